@@ -1,6 +1,8 @@
 """Run all rules over a point."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
 from cloudai_mbridge.constraints.rule import Lifted, NotEvaluated, Point, Violation, rules_in
@@ -37,15 +39,18 @@ def check(
     upstream: Upstream | None = None,
     core: str | None = None,
     overridden: frozenset[str] = frozenset(),
+    env: Mapping[str, Any] | None = None,
 ) -> CheckResult:
     """Check one point against all rules; all violations are returned, not the first.
 
     upstream: what Megatron-Bridge's launcher adds to `cmd_args`; None: nothing is added, they are all there is.
     core: the release of Megatron-Core; None: the one of `upstream`, or the one that trains on `system`, if known.
     overridden: what `extra_cmd_args` set of a point of the embedded loop; `upstream` says it of others.
+    env: the test's variables, which replace those of the system.
     """
     core = core or core_release(system)
-    point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core)
+    env = {**(system.global_env_vars if system else {}), **(env or {})}
+    point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core, env=env)
     if upstream is None:
         answers = [rule(point) for rule in RULES]
     else:

@@ -26,6 +26,7 @@ class Point:
     is_resolved: `args` hold what the launcher fills in; one that it leaves unset has Megatron-Core's default.
     overridden: fields of the recipe's model that `extra_cmd_args` set.
     core: the release of Megatron-Core that trains, such as "0.19"; None where it is not known.
+    env: variables that the system and the test set.
     """
 
     args: ResolvedCmdArgs
@@ -36,6 +37,7 @@ class Point:
     is_resolved: bool = False
     overridden: frozenset[str] = frozenset()
     core: str | None = None
+    env: Mapping[str, Any] = field(default_factory=dict)
 
     def has_core(self, since: str) -> bool | None:
         """Return whether the Megatron-Core that trains is of release `since` or newer; None where it is not known."""

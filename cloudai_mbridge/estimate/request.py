@@ -10,6 +10,7 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.cluster import factors_for
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
+from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS
 from cloudai_mbridge.estimate.overrides import apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, given_by, with_preset
@@ -104,7 +105,7 @@ class EstimateRequest:
             if layout.seq_length is None:
                 layout = replace(layout, seq_length=model.seq_length)
             if self.gpu is not None and not self.gpu.is_known:  # a processor has no fused kernels
-                layout = replace(layout, implementation=Implementation.TORCH)
+                layout = replace(layout, implementation=Implementation.TORCH, optimizer_bytes=MASTER_WEIGHTS)
             return apply_overrides(layout, self.extra)
 
 

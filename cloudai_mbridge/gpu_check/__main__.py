@@ -16,7 +16,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-_NEEDED = ("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "tomlkit", "click", "rich", "psutil")
+# Also what the gate, the reports and the estimates import
+_NEEDED = (
+    *("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "toml", "tomlkit", "click", "rich", "psutil"),
+    *("scipy", "ruptures"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

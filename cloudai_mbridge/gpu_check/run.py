@@ -1,7 +1,9 @@
 """All parts of one check, and the file that holds what they found."""
 
+import contextlib
 import json
 import sys
+import tarfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ VERSION = 1
 TOTAL_S = 590.0  # from the start of the command to its end: under ten minutes
 ENDING_S = TERM_WAIT_S + KILL_WAIT_S  # of it, to end the last command
 PROBE_S = 90.0
+LOGS, MOST_LOGGED = ".logs.tar.gz", 2**20
 
 
 def run(out: Path, work: Path, only: Sequence[str] | None, patience: float, started: float) -> int:
@@ -37,18 +40,19 @@ def run(out: Path, work: Path, only: Sequence[str] | None, patience: float, star
     parts = [part for part in PARTS if not only or part.name in only]
     outcomes = run_and_write(parts, kit, out, started + TOTAL_S * patience - ENDING_S, patience)
     counts = {status: sum(outcome.status is status for outcome in outcomes) for status in Status}
-    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; written: {out}")
+    print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; written: {out}, {out.name}{LOGS}")
     return 1 if counts[Status.FAILED] else 0
 
 
 def run_and_write(parts: Sequence[Part], kit: Kit, out: Path, end: float, patience: float = 1.0) -> list[Outcome]:
-    """Run the parts; the file is whole after each of them, whatever ends this process."""
+    """Run the parts; the file is whole after each of them, whatever ends this process, and so are the logs."""
     outcomes: list[Outcome] = []
     started = datetime.now(UTC).isoformat(timespec="seconds")
     write(out, started, kit.device, outcomes)
     for outcome in run_parts(parts, kit, end, patience):
         outcomes.append(outcome)
         write(out, started, kit.device, outcomes)
+        pack_logs(kit.work, out)
         print(f"{outcome.status:8}{outcome.name:28}{outcome.duration_s:6.1f} s  {outcome.reason}", flush=True)
     return outcomes
 
@@ -70,6 +74,17 @@ def write(out: Path, started: str, device: Device, outcomes: Sequence[Outcome]) 
         "parts": {outcome.name: asdict(outcome) for outcome in outcomes},
     }
     write_text(out, json.dumps(data, indent=1) + "\n")
+
+
+def pack_logs(work: Path, out: Path) -> None:
+    """Replace OUT.logs.tar.gz, beside the file: what the commands wrote, without checkpoints and traces."""
+    archive = out.with_name(out.name + LOGS)
+    with tarfile.open(archive.with_name(archive.name + ".new"), "w:gz") as tar:
+        for path in sorted(work.rglob("*")):
+            if path.is_file() and path.stat().st_size <= MOST_LOGGED and "checkpoint" not in path.parts:
+                with contextlib.suppress(OSError):  # a process that is being ended removes its files
+                    tar.add(path, path.relative_to(work))
+    archive.with_name(archive.name + ".new").replace(archive)
 
 
 def loop_overhead(kit: Kit) -> Figures:

@@ -156,12 +156,16 @@ def _container_options(plan: RunPlan) -> Iterable[str]:
 def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
     """Return the lines that set the variables of a run, but for credentials.
 
-    The ranks keep their stacks a little before the runner cancels a job that hangs.
+    Of those that the recipe sets, a value that the job has already wins, as upstream. The ranks keep their stacks a
+    little before the runner cancels a job that hangs.
     """
     env = dict(plan.env)
     if plan.hang_timeout_s is not None:
         env["MBRIDGE_HANG_TIMEOUT_S"] = f"{0.9 * plan.hang_timeout_s:g}"
-    return [f"export {name}={shell_word(env[name])}" for name in sorted(env) if name not in without]
+    lines = {name: f"export {name}={shell_word(env[name])}" for name in env}
+    for name, value in plan.recipe_env.items():
+        lines.setdefault(name, f'[ "${{{name}+set}}" ] || export {name}={shell_word(value)}')
+    return [lines[name] for name in sorted(lines) if name not in without]
 
 
 def _preamble(plan: RunPlan, system: System) -> Iterable[str]:

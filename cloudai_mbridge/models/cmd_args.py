@@ -223,9 +223,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     )
     seq_length: int | None = _argument("tokens per sequence", flag="-sl", config="model.seq_length", estimated=READ)
 
-    moe_a2a_overlap: bool | None = _argument(
-        refused="the schedule that overlaps the experts' exchange is not wired in", harmless=(False,), estimated=READ
-    )
+    moe_a2a_overlap: bool | None = _argument(config="comm_overlap.overlap_moe_expert_parallel_comm", estimated=READ)
     max_steps: int | None = _argument(
         "optimizer steps", default=10, flag="-ms", config="train.train_iters", compared=False
     )
@@ -284,9 +282,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     packager: Text | None = _argument(refused=_LAUNCHER, compared=False)
     optimizer_type: Text | None = _argument(refused="set optimizer.optimizer in extra_cmd_args", estimated=NOT_READ)
     moe_flex_dispatcher_backend: Text | None = _argument(
-        '"None" asks for all-to-all',
-        refused="set model.moe_flex_dispatcher_backend in extra_cmd_args",
-        estimated=NOT_READ,
+        '"None" is all-to-all', config="model.moe_flex_dispatcher_backend", estimated=NOT_READ
     )
     deterministic: bool | None = _argument(
         refused="set model.deterministic_mode in extra_cmd_args", harmless=(False,), estimated=NOT_READ

@@ -23,6 +23,7 @@ from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_uns
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
+from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
@@ -96,7 +97,7 @@ class _TestRuns:
                 self._reject(point, point.violations or (walk.memory_violation(point),))
                 continue
             search = walk.search_plan(point) if self._test.definition.agent == TUNE else None
-            planned = self._plan_runs(point, walk.runs_per_point + (search is not None))
+            planned = self._plan_runs(point, walk.runs_per_point + (search is not None), walk.pinned)
             predicted = (replace(run, predicted=_predicted(headline), search=search) for run in planned)
             runs = predicted if search is None else _with_one_again(predicted)
             first = next(runs)
@@ -126,11 +127,12 @@ class _TestRuns:
             names = self._test.run.id, self._test.definition.name, label(point.coordinates)
             self.rejected.append(RejectedPoint(*names, point.coordinates, violations))
 
-    def _plan_runs(self, point: CheckedPoint, count: int) -> Iterator[RunPlan]:
+    def _plan_runs(self, point: CheckedPoint, count: int, pinned: Pinned) -> Iterator[RunPlan]:
         resolved, args, recipe = point.resolve()
+        preset = pinned.preset(resolved.args)
         self._require_measured_steps(args)
         for iteration in range(count):
-            run = plan_run(self._test, resolved, args, recipe, self._system, iteration)
+            run = plan_run(self._test, resolved, args, recipe, self._system, iteration, preset)
             if resolved.num_nodes not in (None, run.num_nodes):
                 self._note(
                     f"{self._where}: the upstream launcher takes {counted(run.num_nodes, 'node')}"
@@ -242,13 +244,14 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     where = f"pre_test {test.definition.name!r}"
     nodes = [] if isinstance(system, LocalSystem) else [node]
     placed = LoadedTest(test.run.model_copy(update={"nodes": nodes, "num_nodes": 1}), test.definition)
-    points = list(checked_points(SweepSpace(placed.definition, placed.run), system))
+    pinned = pinned_by(placed.definition, system)
+    points = list(checked_points(SweepSpace(placed.definition, placed.run), system, pinned))
     if len(points) != 1:
         raise BadInput(f"{where}: is a sweep of {len(points)} points; give one value for every argument")
     if points[0].violations:
         raise BadInput(f"{where}: {'; '.join(map(str, points[0].violations))}")
     resolved, args, recipe = points[0].resolve()
-    run = plan_run(placed, resolved, args, recipe, system, 0)
+    run = plan_run(placed, resolved, args, recipe, system, 0, pinned.preset(resolved.args))
     if run.upstream is not None:
         raise BadInput(f"{where}: the upstream launcher checks no single node; use launcher = 'embedded'")
     return replace(run, key=f"{PRE_TEST}/{slug(node)}/0", label=node, is_pre_test=True)

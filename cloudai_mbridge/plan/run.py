@@ -8,6 +8,8 @@ from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, is_passed, is_upstream, plan_upstream
+from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label, recipe_environment
+from cloudai_mbridge.megatron_bridge.presets.find import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
@@ -26,12 +28,18 @@ SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}
 
 
 def plan_run(
-    test: LoadedTest, point: SweepPoint, args: ResolvedCmdArgs, recipe: Recipe | None, system: System, iteration: int
+    test: LoadedTest,
+    point: SweepPoint,
+    args: ResolvedCmdArgs,
+    recipe: Recipe | None,
+    system: System,
+    iteration: int,
+    preset: Preset | None = None,
 ) -> RunPlan:
     """Place a point that breaks no rule, and name everything that it needs.
 
     args: the point's with the recipe's defaults. The upstream launcher has recipes of its own, whose defaults are
-    unknown here, and is passed only what was set.
+    unknown here, and is passed only what was set. preset: the point's, if it has one.
     """
     run, definition, nsys = test.run, test.definition, test.definition.nsys
     upstream = is_upstream(args)
@@ -42,7 +50,9 @@ def plan_run(
     time_limit = run.time_limit or args.time_limit
     num_steps = args.max_steps if not upstream or is_passed("max_steps", args, run) else None
     config: dict[str, Any] = {}
+    recipe_env: dict[str, str] = {}
     if not upstream:
+        recipe_env = recipe_environment(args, gpu_label(args, system.gpu_type), preset)
         assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
         config = training_config(recipe, args, definition.extra_cmd_args, core_release(system))
     return RunPlan(
@@ -62,6 +72,7 @@ def plan_run(
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret_variable(name, value)},
         secret_env=_secrets(args, env),
+        recipe_env={name: value for name, value in recipe_env.items() if name not in env},
         time_limit=time_limit,
         time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),

@@ -35,6 +35,7 @@ class RunPlan:
     num_steps: None where the upstream launcher decides.
     training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
+    recipe_env: variables that upstream's recipe sets where neither `env` nor the job's environment does.
     extra_srun_args: the test's own, behind the system's.
     after_completion, after_start: tests that must have ended, or started, before it. end_with: tests whose end ends it.
     array, array_index: the job array, by its directory below the root, that it may be submitted in; "" for none.
@@ -63,6 +64,7 @@ class RunPlan:
     definition: Mapping[str, Any]
     env: Mapping[str, str]
     secret_env: Mapping[str, str] = field(repr=False)
+    recipe_env: Mapping[str, str] = field(default_factory=dict)
     time_limit: str | None = None
     time_limit_s: float | None = None
     nodes: tuple[str, ...] = ()

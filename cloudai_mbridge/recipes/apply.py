@@ -8,11 +8,12 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
-from cloudai_mbridge.recipes.container import container_data
+from cloudai_mbridge.recipes.container import container_data, store_in_16_bits
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
+from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for
 
 
@@ -28,6 +29,12 @@ PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.
 
 # sizes of the model, the same in every launcher
 _MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
+
+# Number formats are chosen by an argument that rules read; extra_cmd_args set what gradients are reduced in
+_PRECISION, _REDUCTION = "mixed_precision", ("grad_reduce_in_fp32",)
+
+_STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
+_ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
 
@@ -89,26 +96,35 @@ def training_config(
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
     data = container_data(sections)
+    _overlap_experts(data)
     for name, (section, field) in PASSED_ON.items():
         if (value := getattr(args, name)) not in (None, ""):
             if f"{section}.{field}" in extra:
                 raise BadInput(f"extra_cmd_args: {section}.{field} is set by cmd_args.{name}, too; remove one of them")
             data.setdefault(section, {})[field] = _ranks(value) if name == "profiling_ranks" else value
-    for key, text in extra.items():
+    for key, text in _both_reductions(extra, data).items():
         section, _, field = key.partition(".")
         if not field:
             raise BadInput(f"extra_cmd_args: {key!r} is not SECTION.FIELD such as optimizer.lr")
         if argument := _ARGUMENT_OF.get((section, field)):
             raise BadInput(f"extra_cmd_args: {key!r} is cmd_args.{argument}; set it there, so that the rules see it")
-        if not isinstance(data.setdefault(section, {}), dict):
+        if not isinstance(data.setdefault(section, {}), dict) or (section == _PRECISION and field not in _REDUCTION):
             raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
         data[section][field] = parse_value(text)
+    if not _STATE & extra.keys():
+        store_in_16_bits(data)
     _refuse_not_done(data)
     try:
         check_section_values(data, release=core)
     except ConfigError as error:
         raise BadInput(f"training config: {error}") from None
     return data
+
+
+def _both_reductions(extra: Mapping[str, str], data: Mapping[str, Any]) -> Mapping[str, str]:
+    """Let ddp.grad_reduce_in_fp32 act, which the precision would overwrite."""
+    ours, over = "ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"
+    return {over: extra[ours], **extra} if ours in extra and data.get(_PRECISION) else extra
 
 
 def _ranks(value: Any) -> list[int]:
@@ -144,6 +160,7 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     elif model.get("virtual_pipeline_model_parallel_size") is None:
         virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
+    _choose_dispatcher(model)
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
         model["recompute_modules"] = names_in(modules)
@@ -154,6 +171,25 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
         layers = model["num_layers"]
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+
+
+def _choose_dispatcher(model: dict[str, Any]) -> None:
+    """Let a backend choose the dispatcher that has backends, and "None" all-to-all."""
+    if (backend := model.get("moe_flex_dispatcher_backend")) is None:
+        return
+    if backend in _ALL_TO_ALL:
+        del model["moe_flex_dispatcher_backend"]
+    model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
+
+
+def _overlap_experts(data: dict[str, Any]) -> None:
+    """Add what goes with the overlapped exchange of the experts, as upstream's launcher does."""
+    name, overlap = "overlap_moe_expert_parallel_comm", data.get("comm_overlap", {})
+    if overlap.get(name):
+        data["comm_overlap"] = {"tp_comm_overlap": False, "delay_wgrad_compute": True, **overlap}
+        data["model"]["moe_shared_expert_overlap"] = False
+    elif overlap.keys() == {name}:  # off, as it is without the section
+        del data["comm_overlap"]
 
 
 def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:

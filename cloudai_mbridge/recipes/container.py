@@ -4,20 +4,32 @@ Recipes are short: what all of them share, and what follows from something else,
 `cloudai_mbridge.training.config`; names are checked there, and by `training.schema` where torch is not installed.
 """
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.schema.known_names import ACTIVATIONS
+from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, OPTIMIZER_DTYPES
 
 _MODELS = "cloudai_mbridge.training.models.gpt_provider"
 _DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
 RESOLVED_FILE = "resolved_config.yaml"
 
-# A recipe's own short form -> what it stands for
-_PRECISIONS = {"fp32": None, "bf16": "bf16_mixed"}
+_BF16 = {"_target_": "torch.bfloat16"}
+# A recipe's own short form -> what it stands for. Performance recipes reduce gradients in bf16
+_PRECISIONS: dict[str, dict[str, Any] | None] = {
+    "fp32": None,
+    "bf16": {
+        "_target_": "cloudai_mbridge.training.mixed_precision.MixedPrecisionConfig",
+        "bf16": True,
+        "params_dtype": _BF16,
+        "pipeline_dtype": _BF16,
+        "grad_reduce_in_fp32": False,
+    },
+}
 
-# What all of our recipes share and Megatron's defaults have otherwise
+# What all of our recipes share and Megatron's defaults have otherwise. Fusions, precision, NaN checks and garbage
+# collection are those of Megatron-Bridge's performance recipes; `startup.prepare` takes back what a device cannot do
 MODEL_DEFAULTS: dict[str, Any] = {
     "position_embedding_type": "rope",
     "normalization": "RMSNorm",
@@ -28,12 +40,26 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
     "deallocate_pipeline_outputs": True,
+    "apply_rope_fusion": True,
+    "bias_activation_fusion": True,
+    "bias_dropout_fusion": True,
+    "persist_layer_norm": True,
+    "masked_softmax_fusion": True,
+    "gradient_accumulation_fusion": True,
+    "cross_entropy_loss_fusion": True,
+    "cross_entropy_fusion_impl": "te",
+    "attention_softmax_in_fp32": False,
+    "moe_grouped_gemm": True,
+    "moe_permute_fusion": True,
+    "moe_router_fusion": True,
     "moe_token_dispatcher_type": "alltoall",
 }
 _SECTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
     "scheduler": {"lr_decay_style": "cosine"},
-    "ddp": {"grad_reduce_in_fp32": True, "check_for_nan_in_grad": True},
+    "ddp": {"grad_reduce_in_fp32": False, "check_for_nan_in_grad": False, "average_in_collective": True},
+    "rerun_state_machine": {"check_for_nan_in_loss": False},
+    "train": {"manual_gc": True, "manual_gc_interval": 100},
     "dataset": {
         "_target_": _DATASET,
         "random_seed": 1234,
@@ -60,20 +86,38 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     is_latent = bool(model.get("multi_latent_attention"))
     if is_latent:
         model.setdefault("rope_type", "rope")
+        model["apply_rope_fusion"] &= model["rope_type"] == "yarn"  # Megatron-Core has no other for such attention
     else:
         model = {name: value for name, value in model.items() if name not in _LATENT_ONLY}
     if model.get("num_moe_experts") is None:
         model = {name: value for name, value in model.items() if not name.startswith("moe_")}
     data: dict[str, Any] = {
         "model": {"_target_": f"{_MODELS}.{'MLAModelProvider' if is_latent else 'GPTModelProvider'}", **model},
-        "mixed_precision": _PRECISIONS[precision],
+        "mixed_precision": copy.deepcopy(_PRECISIONS[precision]),
     }
     for name in {**_SECTIONS, **given}:
         data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
     data["dataset"].setdefault("sequence_length", model["seq_length"])
-    data["tokenizer"].setdefault("vocab_size", model["vocab_size"] - 1)
+    data["tokenizer"].setdefault("vocab_size", model["vocab_size"])
     data["ddp"].setdefault("use_distributed_optimizer", data["optimizer"].get("use_distributed_optimizer", False))
     return data
+
+
+def store_in_16_bits(data: dict[str, Any]) -> None:
+    """Keep remainders beside bf16 weights in place of fp32 copies, as upstream's launcher does with Adam.
+
+    Only the distributed optimizer and Adam can; in fp32 a recipe's 16-bit state goes too.
+    """
+    optimizer = data["optimizer"]
+    if (
+        data["mixed_precision"]
+        and optimizer.get("optimizer", "adam") == "adam"
+        and data["ddp"]["use_distributed_optimizer"]
+    ):
+        optimizer.setdefault("use_precision_aware_optimizer", True)
+        return
+    for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES):
+        optimizer.pop(name, None)
 
 
 _LATENT_ONLY = (

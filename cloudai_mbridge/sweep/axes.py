@@ -11,6 +11,7 @@ from cloudai_mbridge.models.values.credentials import find_credential
 from cloudai_mbridge.training.credentials.find import is_secret
 
 NUM_NODES = "num_nodes"
+ENV = "env."  # before the name of a variable that is an axis
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Axis:
     @property
     def name(self) -> str:
         """Short name: the argument's, or env.X for a variable."""
-        return self.path.removeprefix("cmd_args.").replace("extra_env_vars.", "env.", 1)
+        return self.path.removeprefix("cmd_args.").replace("extra_env_vars.", ENV, 1)
 
 
 def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Axis]:
@@ -56,7 +57,7 @@ def _is_credential(value: Any) -> bool:
 def _names_credential(name: str, value: Any) -> bool:
     """Return whether a pattern holds a credential, by its coordinate's name or by its values."""
     values = value if isinstance(value, list) else [value]
-    return is_secret(name.removeprefix("env.")) or any(map(_is_credential, values))
+    return is_secret(name.removeprefix(ENV)) or any(map(_is_credential, values))
 
 
 def _is_axis(value: Any, path: str, definition: MegatronBridgeTestDefinition) -> bool:

@@ -70,7 +70,7 @@ def checked_points(
         recipe, upstream = recipe_of(point.args), pinned.upstream(point.args)
         nodes = point.num_nodes if upstream is None else None
         args = with_recipe(point.args, recipe)
-        result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden)
+        result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden, env=point.env)
         yield CheckedPoint(sweep, dict(point.coordinates), (*result.violations, *result.not_evaluated, *result.lifted))
 
 
@@ -105,5 +105,6 @@ class _Screens:
             axes = [name for name in grid.names if name in type(args).model_fields and name not in STRUCTURAL]
             base = with_recipe(args, recipe, but=axes)
             nodes, overridden = self._sweep.num_nodes, self._pinned.overridden
-            self._made[key] = Screen(grid, base, self._system, recipe, nodes, upstream, overridden)
+            env = {**(self._system.global_env_vars if self._system else {}), **self._sweep.env}
+            self._made[key] = Screen(grid, base, self._system, recipe, nodes, upstream, overridden, env)
         return self._made[key]

@@ -45,6 +45,11 @@ class SweepSpace:
         """The scenario's number of nodes, where it is not an axis."""
         return None if isinstance(self._run.num_nodes, list) else self._run.num_nodes
 
+    @property
+    def env(self) -> dict[str, str]:
+        """The test's variables that are no axes."""
+        return {name: value for name, value in self._definition.extra_env_vars.items() if isinstance(value, str)}
+
     def base_args(self) -> ResolvedCmdArgs:
         """Return the arguments that all points share."""
         return self._resolve(self._fixed)

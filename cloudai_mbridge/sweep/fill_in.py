@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 from cloudai_mbridge.constraints import Lifted
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, gpu_label, recipe_environment
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, why_no_preset, with_preset
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
 
 _MOST_COMBINATIONS = 500
 _MOST_NAMED = 5
+_DECIDE_CONNECTIONS = ("tp", "cp", "moe_a2a_overlap")
 
 
 def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
@@ -35,6 +37,7 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
     lines = [f"defaults of {source}: {_few(names)}" for source, names in sources.items()]
     if (sources or unknown) and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
+    lines += _replaced_variables(sweep, pinned)
     lines += [
         f"the launcher is passed gpu_type = {gpu!r}, CloudAI's default, and the system has {pinned.gpu_type}; set it"
         for gpu, is_meant in gpus.items()
@@ -49,10 +52,38 @@ def lifted_note(lifted: Lifted, count: int) -> str:
     return f"{lifted} ({counted(count, 'point')})"
 
 
-def _variants(sweep: SweepSpace) -> Iterator[ResolvedCmdArgs]:
-    """Yield the shared arguments with every combination of what chooses a preset."""
+def _replaced_variables(sweep: SweepSpace, pinned: Pinned) -> list[str]:
+    """Return a line for each variable of the system with another value than upstream's recipe sets."""
+    own = {axis.path.removeprefix("extra_env_vars.") for axis in sweep.axes} | sweep.env.keys()
+    found: dict[str, dict[str, None]] = {}
+    for args in itertools.islice(_variants(sweep, *_DECIDE_CONNECTIONS), _MOST_COMBINATIONS if pinned.env else 0):
+        for name, value in _recipe_environment(args, pinned).items():
+            if name in pinned.env and name not in own and str(pinned.env[name]) != value:
+                found.setdefault(name, {})[value] = None
+    return [
+        f"global_env_vars.{name} = {str(pinned.env[name])!r} of the system replaces {' or '.join(values)}, which the"
+        " recipe sets; remove it there, unless it is meant"
+        for name, values in found.items()
+    ]
+
+
+def _recipe_environment(args: ResolvedCmdArgs, pinned: Pinned) -> dict[str, str]:
+    """Return what the recipe of a point sets of its environment, as far as that is known."""
+    preset = pinned.preset(args)
+    if args.launcher is Launcher.EMBEDDED:
+        return recipe_environment(args, gpu_label(args, pinned.gpu_type), preset)
+    if preset is None or "env_vars" not in preset.values:
+        return {}
+    env = recipe_environment(with_preset(args, preset).args, args.gpu_type.lower(), preset)
+    if any(getattr(args, name) is not None for name in _DECIDE_CONNECTIONS):  # the launcher then decides by others
+        env.pop(CONNECTIONS, None)
+    return env
+
+
+def _variants(sweep: SweepSpace, *more: str) -> Iterator[ResolvedCmdArgs]:
+    """Yield the shared arguments with every combination of what chooses a preset, and of more arguments."""
     base = sweep.base_args()
-    axes = {axis.name: axis.values for axis in sweep.axes if axis.name in CHOOSING}
+    axes = {axis.name: axis.values for axis in sweep.axes if axis.name in (*CHOOSING, *more)}
     for values in itertools.product(*axes.values()):
         yield base.model_copy(update=dict(zip(axes, values, strict=True)))
 

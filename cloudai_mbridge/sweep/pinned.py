@@ -1,13 +1,14 @@
 """Which Megatron-Bridge a test pins, and what its launcher fills in for a point."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
 from cloudai_mbridge.constraints.upstream import CHOOSING as PRESET_CHOOSING
 from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset
+from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, loop_preset
 from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -48,19 +49,26 @@ class Pinned:
     release: of Megatron-Bridge; None where it is not known.
     rules: whose C rules hold.
     overridden: arguments and fields of the model that its `extra_cmd_args` decide.
-    gpu_type: of the system, if it says one.
+    gpu_type, env: of the system, if it says one; its variables.
     """
 
     release: Release | None = None
     rules: RuleSet = RuleSet.RELEASE
     overridden: frozenset[str] = frozenset()
     gpu_type: str | None = None
+    env: Mapping[str, Any] = field(default_factory=dict)
 
     def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
         """Return what the launcher of a point with these arguments adds; None: nothing, the embedded loop runs it."""
         if args.launcher is Launcher.EMBEDDED:
             return None
-        return Upstream(self.release, find_preset(args, self.release), self.rules, self.overridden)
+        return Upstream(self.release, self.preset(args), self.rules, self.overridden)
+
+    def preset(self, args: ResolvedCmdArgs) -> Preset | None:
+        """Return the preset of a point: its launcher's, or the newest release's for the embedded loop."""
+        if args.launcher is Launcher.EMBEDDED:
+            return loop_preset(args, gpu_label(args, self.gpu_type))
+        return find_preset(args, self.release)
 
     @property
     def choosing(self) -> tuple[str, ...]:
@@ -76,7 +84,8 @@ def pinned_by(
     if (repo := megatron_bridge_of(definition)) is not None:
         clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
         release = find_release(repo.commit, clone)
-    return Pinned(release, rules, overridden_by(definition.extra_cmd_args), system.gpu_type if system else None)
+    gpu_type, env = (system.gpu_type, system.global_env_vars) if system else (None, {})
+    return Pinned(release, rules, overridden_by(definition.extra_cmd_args), gpu_type, env)
 
 
 def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:

@@ -18,7 +18,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
-from cloudai_mbridge.sweep.axes import NUM_NODES
+from cloudai_mbridge.sweep.axes import ENV, NUM_NODES
 from cloudai_mbridge.sweep.grid import Grid, Values
 
 _LARGEST_TABLE = 50_000
@@ -45,7 +45,7 @@ class Screen:
 
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, unless an axis.
     upstream: what Megatron-Bridge's launcher adds to the arguments; None: nothing, they are all there is.
-    overridden: what `extra_cmd_args` set, of a test of the embedded loop.
+    overridden: what `extra_cmd_args` set, of a test of the embedded loop. env: variables that all points share.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class Screen:
         num_nodes: int | None = None,
         upstream: Upstream | None = None,
         overridden: frozenset[str] = frozenset(),
+        env: Mapping[str, Any] | None = None,
     ) -> None:
+        self._env = env or {}
         self.names, self._upstream = grid.names, upstream
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
         self._overridden = overridden & JUDGED_WITHOUT
@@ -124,7 +126,8 @@ class Screen:
         # the scenario's number does not reach the upstream launcher, which takes its own
         nodes = None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
         core = core_release(self._system)
-        point = Point(args, self._system, self._recipe, nodes, overridden=self._overridden, core=core)
+        env: Any = _WatchedEnv(self._env, chosen, looked)
+        point = Point(args, self._system, self._recipe, nodes, overridden=self._overridden, core=core, env=env)
         upstream = self._upstream
         if upstream is None or (len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE):  # often run for every point
             answers = [rule(point) for rule in rules]
@@ -178,6 +181,20 @@ class _WatchedArgs:
             object.__getattribute__(self, "_looked").add(name)
             return chosen[name]
         return object.__getattribute__(self, name)
+
+
+class _WatchedEnv:
+    """Variables of a point: those of the axes, and the shared ones, with a note of which axis was read."""
+
+    def __init__(self, shared: Mapping[str, Any], chosen: Mapping[str, Any], looked: set[str]) -> None:
+        self._shared, self._chosen, self._looked = shared, chosen, looked
+
+    def get(self, name: str) -> Any:
+        axis = f"{ENV}{name}"
+        if axis not in self._chosen:
+            return self._shared.get(name)
+        self._looked.add(axis)
+        return self._chosen[axis]
 
 
 class _WatchedTrainedArgs(_WatchedArgs):

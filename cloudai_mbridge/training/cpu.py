@@ -89,6 +89,7 @@ def _torch_cuda() -> None:
     gpu.synchronize = lambda device=None: None
     gpu.Stream = gpu.Event = _Inert
     gpu.current_stream = gpu.default_stream = lambda device=None: _Inert()
+    gpu.nvtx.range_push = gpu.nvtx.range_pop = lambda *_: 0
     gpu.stream = lambda stream=None: contextlib.nullcontext()
     gpu.get_rng_state = lambda device="cpu": torch.get_rng_state()
     gpu.set_rng_state = lambda state, device="cpu": torch.set_rng_state(state)

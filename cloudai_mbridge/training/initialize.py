@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.config import set_experimental_flag
+from megatron.core.jit import disable_jit_fuser
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
@@ -62,6 +64,9 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
 
 def initialize_megatron(config: ConfigContainer) -> None:
     """Make Megatron's groups, unless they are up, seed every generator, set up the micro-batch count."""
+    set_experimental_flag(config.dist.enable_megatron_core_experimental)
+    if config.dist.disable_jit_fuser:
+        disable_jit_fuser()  # of what is imported from now on, as upstream does
     if not mpu.model_parallel_is_initialized():
         mpu.initialize_model_parallel(
             **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},

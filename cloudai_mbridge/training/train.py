@@ -4,6 +4,7 @@ import gc
 import time
 from collections import deque
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from megatron.core.num_microbatches_calculator import (
     get_num_microbatches,
     update_num_microbatches,
 )
+from megatron.core.parallel_state import update_pg_timeout
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
@@ -121,22 +123,21 @@ def train(
         while progress.step < required(cfg.train.train_iters):
             run.begin_step()
             _update_batch_size(state, save)
-            if _should_skip_and_handle_iteration(state, train_data_iterator):
-                continue
-            fault_tolerance.on_training_step_start(state)
-            fire("on_train_step_start")
-            loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
-                run.forward_step_func, train_data_iterator, *args, state
-            )
-            fault_tolerance.on_training_step_end(state)
-            fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
-            if should_save and cfg.checkpoint.save:
-                save()
-            if should_exit:
-                barrier_and_log(f"exiting program with code {exit_code} at iteration {progress.step}")
-                break
-            run.count_step(bool(skipped))
-            run.log(loss_dict, skipped, grad_norm, num_zeros)
+            if not _should_skip_and_handle_iteration(state, train_data_iterator):
+                fault_tolerance.on_training_step_start(state)
+                fire("on_train_step_start")
+                loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
+                    run.forward_step_func, train_data_iterator, *args, state
+                )
+                fault_tolerance.on_training_step_end(state)
+                fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
+                if should_save and cfg.checkpoint.save:
+                    save()
+                if should_exit:
+                    barrier_and_log(f"exiting program with code {exit_code} at iteration {progress.step}")
+                    break
+                run.count_step(bool(skipped))
+                run.log(loss_dict, skipped, grad_norm, num_zeros)
             if progress.do_valid and (interval := cfg.validation.eval_interval) and progress.step % interval == 0:
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
@@ -209,6 +210,9 @@ class _Run:
         is_saving = queue is not None and queue.get_num_unfinalized_calls() > 0  # the same on every rank
         with outside_step_time(self.state) if is_saving else nullcontext():
             _finalize_async_save(self.state)
+        seconds = self.cfg.dist.distributed_timeout_seconds_after_init
+        if seconds is not None and self.state.train_state.step == self.loaded_iteration + 1:
+            update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
 
     def count_step(self, was_skipped: bool) -> None:
         """Count a step that was run: its samples and FLOPs."""

@@ -39,10 +39,11 @@ def _point(
     recipe: Recipe | None = None,
     release: str | None = None,
     core: str | None = None,
+    env: dict[str, str] | None = None,
     **args: Any,
 ) -> Point:
     pinned = Release(release, "here") if release else None
-    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core)
+    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core, env=env or {})
 
 
 def _id(rule: Callable[..., object]) -> str:
@@ -164,6 +165,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(launcher="embedded", core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         _point(launcher="embedded", core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         _point(launcher="embedded", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+    ),
+    "M24": (
+        _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "2"}),
+        _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        None,
     ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),

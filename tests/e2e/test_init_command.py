@@ -146,6 +146,7 @@ def test_a_slurm_cluster(mbridge: Any, cluster: SlurmSandbox, tmp_path: Path) ->
     system, test = (tomllib.loads((tmp_path / FILES[i]).read_text()) for i in (0, 2))
     assert (system["default_partition"], system["gpus_per_node"], system["gpu_type"]) == ("main", 4, "gb200")
     assert system["partitions"][0]["groups"][0]["nodes"] == ["gb200-[1-2]"]
+    assert "global_env_vars" not in system  # what a recipe needs, it sets itself
     assert test["cmd_args"]["num_gpus"] == 8
     run = next_command(printed, "run")
     assert good(call("dry-run", *run[1:])).count("8 ranks on 2 nodes") == 5

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets.find import newest_release
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.training.config import ConfigContainer
 
@@ -51,3 +53,11 @@ def test_every_test_definition_is_used_by_a_scenario() -> None:
 def test_every_system_has_a_scenario() -> None:
     systems = {path.stem for path in (REPOSITORY / "systems").glob("*.toml")}
     assert systems == {"local", "sandbox", "h100", "gb200"}
+
+
+def test_no_system_sets_what_recipes_set() -> None:
+    presets = catalog(newest_release())
+    assert presets
+    theirs = {text.partition("=")[0] for row in presets.source.rows for text in row.values["env_vars"]}
+    for path in (REPOSITORY / "systems").glob("*.toml"):
+        assert not theirs & read_toml(path).data.get("global_env_vars", {}).keys(), path

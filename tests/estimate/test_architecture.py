@@ -12,16 +12,28 @@ from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import count_layers, flops_per_token
+from cloudai_mbridge.training.startup.prepare import adapt_to_device
 
 
 def arch_of(name: str, extra: dict[str, str] | None = None, **args: Any) -> Architecture:
     return architecture(load_recipe(name), ResolvedCmdArgs(model_recipe_name=name, **args), extra)
 
 
+# They change neither FLOPs nor memory
+NUMBERS_ONLY = (
+    *("moe_router_load_balancing_type", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_num_groups"),
+    *("moe_router_group_topk", "moe_router_topk_scaling_factor", "moe_router_dtype", "moe_router_force_load_balancing"),
+    *("rope_type", "rope_scaling", "rope_scaling_factor", "rotary_scaling_factor", "beta_fast", "mscale_all_dim"),
+    *("init_method_std", "bias_dropout_fusion", "persist_layer_norm"),
+)
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_nothing_of_a_recipes_model_is_lost(name: str) -> None:
     recipe, arch = load_recipe(name), architecture(load_recipe(name))
     for field, value in recipe.sections["model"].items():
+        if field in NUMBERS_ONLY:
+            continue
         assert getattr(arch, field) == (tuple(value) if isinstance(value, list) else value), field
     assert arch.recipe == name
     assert arch.mtp_num_layers == recipe.mtp_num_layers
@@ -33,7 +45,9 @@ def test_the_model_is_the_one_that_the_loop_builds(name: str) -> None:
     args: dict[str, Any] = {"launcher": "embedded", "tp": 2, "num_layers": 5, "seq_length": 256, "vocab_size": 1000}
     recipe, arch = load_recipe(name), arch_of(name, **args)
     config = training_config(recipe, ResolvedCmdArgs(model_recipe_name=name, **args), {})
-    model = ConfigContainer.from_dict(config).model
+    container = ConfigContainer.from_dict(config)
+    adapt_to_device(container, has_gpu=False)  # its fusions need Transformer Engine
+    model = container.model
     model.finalize()
     compared = 0
     for field in fields(Architecture):

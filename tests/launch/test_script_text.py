@@ -10,7 +10,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
+from cloudai_mbridge.launch.script import exports, render_local_script, render_slurm_script
 from cloudai_mbridge.launch.write import create_root, write_plan, write_runs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
@@ -62,6 +62,19 @@ def _run(**keys: Any) -> RunPlan:
 def _slurm(**keys: Any) -> SlurmSystem:
     data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
     return SlurmSystem.model_validate({**data, **keys})
+
+
+@pytest.mark.parametrize(
+    ("env", "outer", "expected"), [({}, {}, "1"), ({}, {"Q": "9"}, "9"), ({"Q": "5"}, {"Q": "9"}, "5")]
+)
+def test_a_variable_of_the_recipe_is_set_where_there_is_none(
+    env: dict[str, str], outer: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    """A real bash: the test's and the system's win, then the job's own."""
+    run = _run(env=env, recipe_env={"Q": "1", "R": "a $(id)"})
+    lines = "\n".join(["set -u", *exports(run), 'printf "%s|%s" "$Q" "$R"'])
+    done = subprocess.run(["bash", "-c", lines], env={"PATH": "/usr/bin:/bin", **outer}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{expected}|a $(id)", "")
 
 
 def test_a_local_script() -> None:

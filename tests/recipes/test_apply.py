@@ -25,6 +25,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "vp": (2, "model.virtual_pipeline_model_parallel_size"),
     "ep": (2, "model.expert_model_parallel_size"),
     "et": (2, "model.expert_tensor_parallel_size"),
+    "moe_flex_dispatcher_backend": ("hybridep", "model.moe_flex_dispatcher_backend"),
     "mb": (4, "train.micro_batch_size"),
     "gb": (64, "train.global_batch_size"),
     "max_steps": (77, "train.train_iters"),
@@ -39,6 +40,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "warmup_iters": (5, "scheduler.lr_warmup_iters"),
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
+    "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
 PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -106,10 +108,38 @@ def _config(recipe: str, extra: dict[str, str] | None = None, **args: Any) -> di
 @pytest.mark.parametrize("name", REACHES)
 def test_an_argument_reaches_its_place(name: str) -> None:
     value, place = REACHES[name]
-    before, after = _config(DENSE), _config(DENSE, **{name: value})
+    recipe = "moe_tiny" if name.startswith("moe_") else DENSE
+    before, after = _config(recipe), _config(recipe, **{name: value})
     expected = {"recompute_modules": ["core_attn"], "compute_dtype": None}.get(name, value)
     assert _at(after, place) == expected
     assert _at(before, place) != expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "dispatcher"), [("hybridep", "flex"), ("deepep", "flex"), ("None", "alltoall"), (None, "alltoall")]
+)
+def test_a_backend_chooses_the_dispatcher(backend: str | None, dispatcher: str) -> None:
+    model = _config("moe_tiny", moe_flex_dispatcher_backend=backend)["model"]
+    assert model["moe_token_dispatcher_type"] == dispatcher
+    assert model.get("moe_flex_dispatcher_backend") == (backend if dispatcher == "flex" else None)
+
+
+@pytest.mark.parametrize("key", ["ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"])
+def test_gradients_are_reduced_in_bf16_unless_set(key: str) -> None:
+    for extra, expected in (({}, False), ({key: "true"}, True)):
+        data = _config(DENSE, extra)
+        assert data["mixed_precision"]["grad_reduce_in_fp32"] is expected
+    with pytest.raises(BadInput, match=r"mixed_precision is chosen by cmd_args.compute_dtype"):
+        _config(DENSE, {"mixed_precision.fp8": "hybrid"})
+
+
+def test_adam_keeps_remainders_of_bf16_weights_and_no_16_bit_state_of_fp32_ones() -> None:
+    assert _config("llama3_8b")["optimizer"]["use_precision_aware_optimizer"] is True
+    assert "use_precision_aware_optimizer" not in _config(DENSE)["optimizer"], "without the distributed optimizer"
+    muon = _config("llama3_8b", {"optimizer.optimizer": '"muon"'})["optimizer"]
+    assert "use_precision_aware_optimizer" not in muon
+    in_fp32 = _config("deepseek_v3", compute_dtype="fp32")["optimizer"]
+    assert not {"exp_avg_dtype", "use_precision_aware_optimizer"} & in_fp32.keys()
 
 
 @pytest.mark.parametrize("name", PASSED)
@@ -136,6 +166,13 @@ def test_ranks_that_are_none() -> None:
         _config(DENSE, profiling_ranks="all")
 
 
+def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
+    data = _config(MOE, moe_a2a_overlap=True, ep=2)
+    assert data["comm_overlap"].items() >= {"delay_wgrad_compute": True, "tp_comm_overlap": False}.items()
+    assert data["model"]["moe_shared_expert_overlap"] is False
+    assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
+
+
 def test_what_is_said_to_be_reached_by_an_override_is() -> None:
     """Every section.field that a reason of the table names is a field of the training configuration."""
     named = {name for argument in ARGUMENTS.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", argument.refused)}
@@ -149,7 +186,7 @@ def test_what_is_said_to_be_reached_by_an_override_is() -> None:
 
 def _at(data: dict[str, Any], place: str) -> Any:
     section, _, field = place.partition(".")
-    return data[section].get(field) if field else data[section]
+    return data.get(section, {}).get(field) if field else data[section]
 
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))

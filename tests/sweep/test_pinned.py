@@ -80,6 +80,50 @@ def test_a_launcher_that_is_told_another_gpu_is_named() -> None:
     assert not any("is told" in text for text in fill_in_notes(sweep, pinned_by(definition, gb200)))
 
 
+SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}
+ONE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+LLAMA = {"model_family_name": "llama", "model_recipe_name": "llama3_70b", "gpu_type": "h100", "compute_dtype": "bf16"}
+
+
+def _on(
+    env: dict[str, Any], args: dict[str, Any], test_env: dict[str, Any]
+) -> tuple[list[set[str]], tuple[str, ...], Pinned]:
+    """Return the rules that each point breaks on a system with these variables, and the notes."""
+    data = {"name": "t", "description": "", "git_repos": [{**REPO, "commit": "v0.6.0"}], "extra_env_vars": test_env}
+    definition = MegatronBridgeTestDefinition.model_validate({**data, "cmd_args": args})
+    system = SlurmSystem.model_validate({**SYSTEM, "global_env_vars": env})
+    pinned, sweep = pinned_by(definition, system), SweepSpace(definition, TestRun(id="t", test_name="t"))
+    points = checked_points(sweep, system, pinned)
+    return [{each.rule_id for each in point.violations} for point in points], fill_in_notes(sweep, pinned), pinned
+
+
+def test_fsdp_on_a_system_with_one_connection_is_refused() -> None:
+    fsdp = {**LLAMA, "num_gpus": 64, "use_megatron_fsdp": [False, True], "tp": 1, "pp": 1, "cp": 1, "vp": 1}
+    assert ["M24" in rules for rules in _on(ONE, fsdp, {})[0]] == [False, True]
+    assert ["M24" in rules for rules in _on({"CUDA_DEVICE_MAX_CONNECTIONS": 1}, fsdp, {})[0]] == [False, True]
+    assert ["M24" in rules for rules in _on({}, fsdp, ONE)[0]] == [False, True]
+    for env, test_env in (({}, {}), (ONE, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"})):
+        assert ["M24" in rules for rules in _on(env, fsdp, test_env)[0]] == [False, False]
+    swept = {"CUDA_DEVICE_MAX_CONNECTIONS": ["1", "8"]}
+    assert ["M24" in rules for rules in _on({}, fsdp, swept)[0]] == [False, False, True, False]
+
+
+def test_fsdp_of_a_preset_is_refused_with_one_connection() -> None:
+    shipped = {**LLAMA, "model_recipe_name": "llama3_70b", "gpu_type": "gb300", "num_gpus": 64}
+    assert [sorted(rules) for rules in _on(ONE, shipped, {})[0]] == [["M24"]]
+    assert [sorted(rules) for rules in _on({}, shipped, {})[0]] == [[]]
+
+
+@pytest.mark.parametrize("launcher", ["megatron_bridge", "embedded"])
+def test_a_variable_of_the_system_that_replaces_the_recipes_is_named(launcher: str) -> None:
+    args = {**NAMES, "gpu_type": "gb200", "num_gpus": 8, "launcher": launcher}
+    note = "global_env_vars.CUDA_DEVICE_MAX_CONNECTIONS = '1' of the system replaces 32, which the recipe sets"
+    assert any(text.startswith(note) for text in _on(ONE, args, {})[1])
+    silent = ((ONE, ONE), ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, {}), ({"NCCL_DEBUG": "WARN"}, {}))
+    for env, test_env in silent:
+        assert not any("global_env_vars" in text for text in _on(env, args, test_env)[1])
+
+
 def test_options_and_switches_count_as_overrides() -> None:
     extra = {"--expert_model_parallel_size": "32", "model.cpu_offloading": "0", "model.recompute_granularity": "null"}
     assert overridden_by(extra) >= {"ep", "activation_offload_layers", "recompute_modules", "recompute_num_layers"}

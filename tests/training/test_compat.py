@@ -17,7 +17,12 @@ pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from cloudai_mbridge.training.compat import cuda_graphs
-    from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator, check_ramp, steps_of_ramp
+    from cloudai_mbridge.training.compat.batch_sizes import (
+        batch_size_calculator,
+        check_ramp,
+        samples_after,
+        steps_of_ramp,
+    )
     from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
     from cloudai_mbridge.training.compat.versions import RELEASES, TESTED, installed_release, why_unsupported
     from cloudai_mbridge.training.errors import ConfigError
@@ -75,6 +80,18 @@ def test_a_ramp_of_the_batch_size_is_the_same_in_every_release() -> None:
     assert steps_of_ramp([16, 4, 100], 16) == "0:16"
 
 
+@pytest.mark.parametrize("ramp", [None, [4, 4, 100], [4, 4, 101], [8, 8, 7], [16, 4, 100], [4, 4, 4]])
+def test_samples_of_a_ramp_are_those_that_its_steps_consume(ramp: list[int] | None) -> None:
+    train: Any = SimpleNamespace(global_batch_size=16, micro_batch_size=2, decrease_batch_size_if_needed=False)
+    train.rampup_batch_size = ramp
+    calculator = batch_size_calculator(train, ramp, 2, 2)
+    consumed = 0
+    for iterations in range(40):
+        assert samples_after(iterations, train, 2) == consumed
+        calculator.update(consumed, False)
+        consumed += calculator.get() * 4
+
+
 def test_a_ramp_shorter_than_its_steps_leaves_sizes_out() -> None:
     train = SimpleNamespace(global_batch_size=16, micro_batch_size=1, decrease_batch_size_if_needed=False)
     train.rampup_batch_size = [1, 1, 6]
@@ -107,8 +124,8 @@ def test_a_ramp_that_misses_the_global_batch_size_is_refused(ramp: list[int], te
         check_ramp(train, 2)
 
 
-def test_a_null_tokenizer_has_one_id_more() -> None:
-    tokenizer = build_null_tokenizer(511, {})
+def test_the_end_of_a_document_is_the_last_id_in_every_release() -> None:
+    tokenizer = build_null_tokenizer(512, {})
     assert (tokenizer.vocab_size, tokenizer.eod) == (512, 511)
 
 

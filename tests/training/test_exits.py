@@ -46,6 +46,19 @@ def newest(tmp_path: Path) -> int:
     return int((tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").read_text())
 
 
+def test_what_is_due_after_a_step_that_is_skipped(train: Any, tmp_path: Path) -> None:
+    small = {"num_layers": 1, "hidden_size": 16, "ffn_hidden_size": 16, "num_attention_heads": 2, "seq_length": 8}
+    schedule = {"iterations_to_skip": [2, 5], "exit_interval": 6}
+    checkpoint = {"save": "ckpt", "save_interval": 3}
+    validation = {"eval_interval": 3, "eval_iters": 1}
+    done = train(1, {"model": small, "train": schedule, "checkpoint": checkpoint, "validation": validation})
+    assert (tmp_path / "ckpt" / "iter_0000003").is_dir()
+    assert newest(tmp_path) == 6
+    assert [line for line in (3, 6) if f"validation loss at iteration {line} |" in done.stdout] == [3, 6]
+    assert "[exiting program at iteration 6]" in done.stdout
+    assert sorted(done.losses) == [1, 2, 4, 5]
+
+
 @pytest.mark.drill
 def test_at_an_interval(train: Any, uninterrupted: dict[int, float], tmp_path: Path) -> None:
     done = train(1, SAVE, "train.exit_interval=4")
@@ -87,6 +100,7 @@ def test_after_a_suspicious_result(
         1,
         SAVE,
         "rerun_state_machine.rerun_mode=validate_results",
+        "rerun_state_machine.check_for_nan_in_loss=true",
         "rerun_state_machine.error_injection_rate=3",
         f"rerun_state_machine.error_injection_type={kind}",
         code=code,

@@ -150,7 +150,7 @@ def test_a_table_that_tensor_parallelism_cannot_split_is_refused(tiny: Make, mon
 
 
 TOKENIZERS = {
-    "null": {"tokenizer_type": "NullTokenizer", "vocab_size": 256},
+    "null": {"tokenizer_type": "NullTokenizer", "vocab_size": 257},
     "bytes": {"metadata_path": {"library": "byte-level"}, "vocab_size": 257, "tokenizer_type": None},
 }
 
@@ -168,6 +168,15 @@ def test_a_vocabulary_of_the_tokenizer_is_padded(tokenizer: str, tp: int, rows: 
     whole = train(tp, None, f"model.tensor_model_parallel_size={tp}", "train.train_iters=1")
     hidden, tables = 64, 2
     assert _parameters(whole) - _parameters(padded) == tables * hidden * (512 // tp - rows)
+
+
+def test_a_model_takes_the_tokenizer_s_vocabulary_in_the_place_of_its_own(train: Any) -> None:
+    """`use_tokenizer_vocab_size` of Megatron-Bridge 0.6: 512 rows in the model, 100 ids."""
+    section = {"tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": 100, "use_tokenizer_vocab_size": True}}
+    taken = train(1, section, "model.make_vocab_size_divisible_by=1", "train.train_iters=1")
+    own = train(1, None, "train.train_iters=1")
+    hidden, tables = 64, 2
+    assert _parameters(own) - _parameters(taken) == tables * hidden * (512 - 100)
 
 
 def _parameters(done: Any) -> int:

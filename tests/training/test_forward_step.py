@@ -1,6 +1,7 @@
 """The forward step: who gets the state, what a stage takes of a micro-batch, and what the model makes of it."""
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cloudai_mbridge.logs import read_log  # noqa: E402
 from cloudai_mbridge.training.data.packed_batch import sequence_bounds, zigzag_index  # noqa: E402
 from cloudai_mbridge.training.loop.forward_step import (  # noqa: E402
     maybe_inject_state,
@@ -379,10 +381,20 @@ def test_tokens_predicted_further_ahead_on_the_last_stage(train: Callable[..., A
     assert values[1] == pytest.approx(values[0], abs=1e-4)
 
 
+DIVERGING = {"model": {"num_layers": 2}, "optimizer": {"lr": 1e30, "min_lr": 0.0}, "scheduler": {"lr_warmup_iters": 0}}
+
+
+def test_without_nan_checks_the_log_shows_a_loss_that_is_not_a_number(train: Any, tmp_path: Path) -> None:
+    """As recipes are: the host does not wait for the loss of each micro-batch. A verdict fails such a log."""
+    done = train(1, DIVERGING)
+    assert len(done.records) == 10
+    (tmp_path / "log.txt").write_text(done.stdout)
+    assert math.isnan(read_log(tmp_path / "log.txt").steps[-1].loss or 0.0)
+    assert "number of nan iterations:   1 |" in done.stdout
+
+
 def test_a_loss_that_is_not_a_number_ends_the_run(train: Callable[..., Any]) -> None:
-    diverging = {"optimizer": {"lr": 1e30, "min_lr": 0.0}, "scheduler": {"lr_warmup_iters": 0}}
-    sections = {"model": {"num_layers": 2}, "ddp": {"check_for_nan_in_grad": False}, **diverging}
-    done = train(1, sections, code=1)
+    done = train(1, {**DIVERGING, "rerun_state_machine": {"check_for_nan_in_loss": True}}, code=1)
     assert len(done.records) < 10
     said = [line for line in done.stderr.splitlines() if "RuntimeError: " in line]
     assert ["found NaN in local forward loss" in line or "found Inf in local" in line for line in said] == [True]

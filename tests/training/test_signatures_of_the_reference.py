@@ -41,7 +41,7 @@ def test_a_batch_has_the_ten_fields_of_the_reference_in_its_order() -> None:
 
 
 def test_a_tokenizer_from_its_own_section() -> None:
-    assert build_tokenizer(TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=100)).vocab_size == 101
+    assert build_tokenizer(TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=100)).vocab_size == 100
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: a null tokenizer needs it"):
         build_tokenizer(TokenizerConfig(tokenizer_type="NullTokenizer"))
 

@@ -228,7 +228,4 @@ def _slurm_system(nodes: Nodes, account: str | None, gpu: Gpu | None, gpus_per_n
     hints += '# python_executable = "/shared/venv/bin/python"  # on the nodes; default: the one that runs mbridge\n'
     group: list[_Row] = [("name", "all", "scenarios may name nodes as PARTITION:all:2"), ("nodes", [nodes.names], "")]
     name = _table([("name", nodes.partition, "as sinfo describes it")])
-    return (
-        f"# Where it runs\n{_table(rows)}{hints}\n[[partitions]]\n{name}\n[[partitions.groups]]\n{_table(group)}\n"
-        '[global_env_vars]\nCUDA_DEVICE_MAX_CONNECTIONS = "1"\n'
-    )
+    return f"# Where it runs\n{_table(rows)}{hints}\n[[partitions]]\n{name}\n[[partitions.groups]]\n{_table(group)}"

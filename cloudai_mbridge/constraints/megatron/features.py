@@ -1,4 +1,4 @@
-"""M14-M23: features that exclude each other, need a kind of model, or need a kind of GPU."""
+"""M14-M24: features that exclude each other, need a kind of model, or need a kind of GPU."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 
@@ -7,6 +7,7 @@ _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe
 _RECOMPUTABLE_SINCE_0_5 = ("mhc", "gdn_norm_out")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _HOPPER = ("h100", "h200", "gh200")
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _DTYPES = {
     "bf16": ("a100", *_HOPPER, *_BLACKWELL),
     "fp32": ("a100", *_HOPPER, *_BLACKWELL),
@@ -212,3 +213,19 @@ def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
     where, fact = "cuda_graph_scope", "a full-iteration graph captures no modules by name"
     operands = {"cuda_graph_scope": scopes, "core": point.core}
     return point.breaks("M23", where, fact, f"remove {where}", "cuda_graph_impl", **operands)
+
+
+def m24_fsdp_has_several_connections(point: Point) -> Answer:
+    """Megatron FSDP runs with more than one hardware queue: CUDA_DEVICE_MAX_CONNECTIONS is not 1.
+
+    In a single queue, kernels would wait for the all-gathers that they are to overlap with.
+
+    Pass: use_megatron_fsdp=true, CUDA_DEVICE_MAX_CONNECTIONS=8 or unset. Fail: the same with 1.
+    Source: Megatron-Bridge 0.6.0, megatron.bridge.training.config; Megatron-LM, megatron.training.arguments.
+    """
+    given = point.env.get(_CONNECTIONS)
+    if given is None or str(given) != "1" or not point.use_megatron_fsdp:
+        return None
+    fact, where = "Megatron FSDP does not start with a single hardware queue", "use_megatron_fsdp"
+    remedy = f"remove {_CONNECTIONS} from global_env_vars and extra_env_vars: recipes set it themselves"
+    return point.breaks("M24", where, fact, remedy, where, **{_CONNECTIONS: "1"})

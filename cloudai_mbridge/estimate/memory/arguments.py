@@ -3,7 +3,7 @@
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
+from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, REMAINDERS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
@@ -27,7 +27,11 @@ def layout_of(
     precision = _precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED
     is_split = bool(recipe.default("optimizer", "use_distributed_optimizer"))
-    given: dict[str, Any] = {"use_distributed_optimizer": is_split}
+    given: dict[str, Any] = {
+        "use_distributed_optimizer": is_split,
+        "grad_reduce_in_fp32": False,
+        "optimizer_bytes": _optimizer_bytes(recipe) if is_split else MASTER_WEIGHTS,
+    }
     if is_upstream:
         given = _upstream(args, recipe, precision, gpu or args.gpu_type.lower())
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
@@ -63,6 +67,12 @@ def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
     has_experts = recipe.default("model", "num_moe_experts") is not None
     is_upstream = args.launcher is not Launcher.EMBEDDED
     return 1 if args.et is None and has_experts and is_upstream else args.et
+
+
+def _optimizer_bytes(recipe: Recipe) -> int:
+    """Return the bytes per weight beside bf16 weights: remainders, and the recipe's two moments."""
+    moments = (recipe.default("optimizer", name) for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
+    return REMAINDERS - 2 * sum(moment is not None for moment in moments)
 
 
 def _precision(name: str) -> Precision:

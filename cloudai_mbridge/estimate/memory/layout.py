@@ -8,6 +8,10 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.precision import Precision
 
+# Bytes that Adam keeps per 16-bit weight: a 32-bit copy and two moments; remainders of the weight and two moments
+MASTER_WEIGHTS = 12
+REMAINDERS = 10
+
 
 class Implementation(StrEnum):
     """Which modules a layer is made of; it decides what they save for the backward pass.
@@ -97,6 +101,7 @@ class ParallelLayout:
     implementation: Implementation = Implementation.FUSED
     use_distributed_optimizer: bool = True
     grad_reduce_in_fp32: bool = True
+    optimizer_bytes: int = MASTER_WEIGHTS
     fp8_param_gather: bool = False
     has_fp8_transposes: bool = True
     use_megatron_fsdp: bool = False

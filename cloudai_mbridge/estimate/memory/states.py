@@ -1,6 +1,7 @@
 """Weights, gradients and optimizer state of a stage, in bytes.
 
-Adam with 32-bit master weights: 12 bytes per parameter (8 where the weights are 32 bits themselves). The distributed
+Adam with 32-bit master weights: 12 bytes per parameter (8 where the weights are 32 bits themselves), less with 16-bit
+remainders or moments. The distributed
 optimizer splits them over data- and context-parallel ranks, of experts over the expert data-parallel ones.
 Megatron-FSDP splits weights and gradients too, and gathers a layer while it is computed. Source: Megatron-Core 0.16,
 `optimizer`, `distributed`, and the quantized tensors of Transformer Engine 2.x.
@@ -54,7 +55,7 @@ def _plain(layout: ParallelLayout) -> float:
 def _optimizer(parameters: Parameters, layout: ParallelLayout) -> float:
     if layout.adapters_only:
         return 0.0
-    per_weight = 8 if layout.precision.is_32_bit else 12
+    per_weight = 8 if layout.precision.is_32_bit else layout.optimizer_bytes
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):
         return parameters.total * per_weight * on_device

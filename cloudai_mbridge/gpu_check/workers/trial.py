@@ -40,10 +40,16 @@ def _graphs_created() -> bool:
 
 
 def _use_graph_safe_generators() -> None:
-    """Make Megatron's random states such as CUDA graphs may capture; the loop then finds them made."""
+    """Make random states that CUDA graphs may capture; the loop then finds them made.
+
+    Transformer Engine's attention takes its own tracker only ("Unsupported RNG states tracker").
+    """
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-    initialize_rng_tracker(use_cudagraphable_rng=True)
+    from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+
+    has_te = has_transformer_engine()
+    initialize_rng_tracker(use_te_rng_tracker=has_te, use_cudagraphable_rng=not has_te)
 
 
 if __name__ == "__main__":

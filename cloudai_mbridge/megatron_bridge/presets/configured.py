@@ -76,6 +76,8 @@ def configured(ev: Evaluator, config: Any) -> dict[str, Any]:
         values["activation_offload_layers"] = 0
     modules = _field(ev, config, "model.cuda_graph_modules")
     values["cuda_graph_scope"] = _graph_scope(values["cuda_graph_scope"], modules)
+    if not isinstance(values["env_vars"], dict):  # before 0.6, the launcher's plugins set variables
+        del values["env_vars"]
     return {name: _plain(name, value) for name, value in values.items() if _is_plain(value)}
 
 
@@ -95,6 +97,8 @@ def _field(ev: Evaluator, value: Any, path: str) -> Any:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in value.values())
     return value is None or isinstance(value, bool | int | str)
 
 
@@ -103,6 +107,8 @@ def _plain(name: str, value: Any) -> Any:
         return layout_text(value)
     if name in _SWITCHES:
         return bool(value)
+    if isinstance(value, dict):  # NAME=VALUE, which no value has a space in
+        return [f"{key}={item}" for key, item in sorted(value.items())]
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -1,7 +1,7 @@
 """What Megatron-Bridge's launcher uses where a point says nothing: its performance presets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +10,7 @@ from cloudai_mbridge.megatron_bridge.presets.resolve import Preset as Preset
 from cloudai_mbridge.megatron_bridge.presets.resolve import effective
 from cloudai_mbridge.megatron_bridge.presets.resolve import resolve_sizes as resolve_sizes
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRequest
-from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 
 # The arguments of which the launcher fills in what the user leaves out.
@@ -45,6 +45,21 @@ def find_preset(args: ResolvedCmdArgs, release: Release | None) -> Preset | None
     if release is None or args.use_recipes or args.launcher is not Launcher.MEGATRON_BRIDGE:
         return None
     return _preset(release, _request(args), args.num_gpus)
+
+
+def newest_release() -> Release:
+    """Return the newest release that the shipped data describe."""
+    return Release(known_releases()[-1]["version"], "the newest known release")
+
+
+def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
+    """Return the preset of the newest release for a point of the embedded loop on a GPU; None where it has none.
+
+    gpu: as `gpu_label` returns it.
+    """
+    if args.launcher is not Launcher.EMBEDDED or not gpu:
+        return None
+    return _preset(newest_release(), replace(_request(args), gpu=gpu, variant=""), args.num_gpus)
 
 
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:

@@ -36,6 +36,7 @@ FIELDS = {
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
     "moe_flex_dispatcher_backend": "model.moe_flex_dispatcher_backend",
     "sequence_parallel": "model.sequence_parallel",
+    "env_vars": "env_vars",
 }
 
 

@@ -88,7 +88,7 @@ class CommOverlapConfig:
             raise ValueError("comm_overlap.data_parallel_size is not known yet; set it before setup()")
         replicated = self.data_parallel_size > 1
         defaults = {
-            "bucket_size": _BUCKET_SIZE if replicated else None,
+            "bucket_size": _BUCKET_SIZE if replicated and getattr(ddp, "num_buckets", None) is None else None,
             "overlap_grad_reduce": replicated,
             "overlap_param_gather": replicated,
             "overlap_param_gather_with_optimizer_step": False,

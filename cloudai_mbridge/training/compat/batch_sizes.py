@@ -56,14 +56,32 @@ def check_ramp(train: Any, replicas: int) -> None:
         )
 
 
-def steps_of_ramp(ramp: list[int], full: int) -> str:
-    """Write [first size, increment, samples of the ramp] as "SAMPLES:SIZE ..." up to the full size."""
+def _sizes(ramp: list[int], full: int) -> dict[int, int]:
+    """Return samples -> batch size from then on, of [first size, increment, samples of the ramp]."""
     first, increment, samples = ramp
     number = (full - first) // increment
-    sizes = {
-        math.ceil(samples * step / number) if number else 0: first + step * increment for step in range(number + 1)
-    }
-    return " ".join(f"{start}:{size}" for start, size in sizes.items())
+    return {math.ceil(samples * step / number) if number else 0: first + step * increment for step in range(number + 1)}
+
+
+def steps_of_ramp(ramp: list[int], full: int) -> str:
+    """Write [first size, increment, samples of the ramp] as "SAMPLES:SIZE ..." up to the full size."""
+    return " ".join(f"{start}:{size}" for start, size in _sizes(ramp, full).items())
+
+
+def samples_after(iterations: int, train: Any, replicas: int) -> int:
+    """Return the samples of the first iterations of `train`, a TrainingConfig whose ramp `check_ramp` has passed."""
+    full = train.global_batch_size
+    if train.rampup_batch_size is None:
+        return int(iterations * full)
+    part = (train.micro_batch_size or 1) * replicas if train.decrease_batch_size_if_needed else 1
+    sizes = _sizes(train.rampup_batch_size, full)
+    consumed = 0
+    for size, end in zip(sizes.values(), [*list(sizes)[1:], None], strict=True):
+        batch = size - size % part
+        steps = iterations if end is None else min(iterations, max(0, -(-(end - consumed) // batch)))
+        consumed += steps * batch
+        iterations -= steps
+    return int(consumed)
 
 
 def _options(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas: int) -> dict[str, Any]:
@@ -73,6 +91,8 @@ def _options(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas
         "data_parallel_size": replicas,
         "decrease_batch_size_if_needed": train.decrease_batch_size_if_needed,
     }
+    if ramp is not None and ramp[0] == train.global_batch_size:
+        ramp = None  # 0.16 would divide by the number of its steps
     if not _HAS_SCHEDULE:
         return {**options, "rampup_batch_size": ramp}
     if ramp is None:

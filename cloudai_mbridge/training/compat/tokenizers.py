@@ -12,6 +12,6 @@ _COUNTS_ITS_END = "eod_id" in inspect.signature(NullTokenizer).parameters
 
 
 def build_null_tokenizer(num_ids: int, metadata: dict[str, Any]) -> Any:
-    """Build a tokenizer of `num_ids` ids and one more, the end of a document."""
-    size = num_ids + 1 if _COUNTS_ITS_END else num_ids
+    """Build a tokenizer of `num_ids` ids; the last is the end of a document, as in Megatron-Bridge 0.3 and 0.6."""
+    size = num_ids if _COUNTS_ITS_END else num_ids - 1
     return MegatronTokenizer.from_pretrained(None, {**metadata, "library": NULL}, vocab_size=size)

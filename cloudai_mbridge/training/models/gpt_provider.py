@@ -14,15 +14,11 @@ from megatron.core.transformer import MLATransformerConfig, ModuleSpec, Transfor
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.models.layer_specs import default_layer_spec, mtp_block_spec
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
-
-
-def can_enable_gradient_accumulation_fusion() -> bool:
-    """Return whether the CUDA extension for it is installed."""
-    try:
-        import fused_weight_gradient_mlp_cuda  # type: ignore[import-not-found]  # noqa: F401
-    except ImportError:
-        return False
-    return True
+from cloudai_mbridge.training.models.weight_gradients import (
+    can_enable_gradient_accumulation_fusion,
+    fuse_weight_gradients,
+    unfused_without_apex,
+)
 
 
 @dataclass
@@ -114,9 +110,16 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
         spec = self.transformer_layer_spec
         layer_spec = spec(self, vp_stage) if spec is default_layer_spec else spec(self) if callable(spec) else spec
         is_first, is_last = (
-            check(ignore_virtual=False, vp_stage=vp_stage)
-            for check in (mpu.is_pipeline_first_stage, mpu.is_pipeline_last_stage)
+            check(ignore_virtual=False, vp_stage=vp_stage) if given is None else given
+            for check, given in ((mpu.is_pipeline_first_stage, pre_process), (mpu.is_pipeline_last_stage, post_process))
         )
+        with unfused_without_apex(self):
+            model = self._build(layer_spec, is_first, is_last, vp_stage)
+        if self.gradient_accumulation_fusion:
+            fuse_weight_gradients(model)
+        return model
+
+    def _build(self, layer_spec: Any, pre_process: bool, post_process: bool, vp_stage: int | None) -> GPTModel:
         return GPTModel(
             config=self,
             transformer_layer_spec=layer_spec,
@@ -132,8 +135,8 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
             rope_scaling_factor=self.rope_scaling_factor,
             seq_len_interpolation_factor=self.seq_len_interpolation_factor,
             scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
-            pre_process=is_first if pre_process is None else pre_process,
-            post_process=is_last if post_process is None else post_process,
+            pre_process=pre_process,
+            post_process=post_process,
             mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
             pg_collection=self._pg_collection,
             vp_stage=vp_stage,

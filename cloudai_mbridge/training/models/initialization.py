@@ -1,24 +1,33 @@
 """Give every weight a value that depends on the seed and its global name alone: the same model under any parallel
-layout. Megatron's own CPU initialisation is the same for any tensor-parallel size, not for any pipeline size."""
+layout, on torch's layers and on Transformer Engine's. Megatron's own CPU initialisation is the same for any
+tensor-parallel size, not for any pipeline size."""
 
 import math
 import re
 import zlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core import parallel_state as mpu
+
+# A routed expert's parameter. Sequential layers: `experts.local_experts.3.linear_fc1.weight`; Transformer Engine's
+# grouped ones: `experts.linear_fc1.weight3`, or `experts.linear_fc1.weight` for all experts of the rank
+_EXPERT = re.compile(r"\bexperts\.(?:local_experts\.(\d+)\.)?linear_fc([12])\.(weight|bias)(\d*)$")
+# Megatron-Core 0.16's own grouped layers: the transposed matrices of all experts of the rank
+_TRANSPOSED = re.compile(r"\bexperts\.weight([12])$")
+
+# (name, shape of the shard, its dimension or -1, tensor-parallel size, rank) -> the shard
+_Draw = Callable[[str, Sequence[int], int, int, int], torch.Tensor]
 
 
 @torch.no_grad()
 def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
     """Fill every matrix of `model` with this rank's shard of its global value; norms and biases keep theirs."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            global_name, tp, rank = _globalize(name, model, config)
-            gated = config.gated_linear_unit and "linear_fc1" in name
-            full = _full(parameter, global_name, tp, config, seed)
-            value = _shard(full, _shard_dim(parameter), gated, tp, rank)
+        if parameter.dim() > 1 and not name.endswith(".bias"):
+            value = _value(_globalize(name, model), parameter, config, seed)
             parameter.copy_(value)
             # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
             read_kept = getattr(parameter, "get_high_precision_init_val", None)
@@ -26,30 +35,95 @@ def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
                 kept.copy_(value)
 
 
-def _globalize(name: str, model: Any, config: Any) -> tuple[str, int, int]:
-    """Return the name with global layer and expert numbers, and the tensor-parallel size and rank that shard it."""
-    tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+def mark_expert_shards(model: torch.nn.Module) -> None:
+    """Mark the experts' parameters as sharded over the expert tensor-parallel group, where they are.
+
+    Megatron-Core before 0.19 leaves this out on Transformer Engine's layers: norms then lack all shards but the first.
+    """
+    if mpu.get_expert_tensor_parallel_world_size() == 1:
+        return
+    for name, parameter in model.named_parameters():
+        found = _EXPERT.search(name)
+        if found and (found[2], found[3]) != ("2", "bias"):
+            sharded: Any = parameter
+            sharded.tensor_model_parallel, sharded.partition_dim, sharded.partition_stride = True, int(found[2]) - 1, 1
+
+
+def _globalize(name: str, model: Any) -> str:
+    """Return the name with the global number of its layer."""
     if layer := re.match(r"decoder\.layers\.(\d+)\.", name):
         number = model.decoder.layers[int(layer[1])].layer_number - 1
-        name = name.replace(layer[0], f"decoder.layers.{number}.", 1)
-    if expert := re.search(r"local_experts\.(\d+)\.", name):
-        experts_per_rank = config.num_moe_experts // config.expert_model_parallel_size
-        number = int(expert[1]) + mpu.get_expert_model_parallel_rank() * experts_per_rank
-        name = name.replace(expert[0], f"local_experts.{number}.")
-        tp, rank = mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
+        return name.replace(layer[0], f"decoder.layers.{number}.", 1)
     if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
-        name = "embedding.word_embeddings.weight"  # the copy of the tied embedding on the last stage
-    return name, tp, rank
+        return "embedding.word_embeddings.weight"  # the copy of the tied embedding on the last stage
+    return name
 
 
-def _full(parameter: torch.nn.Parameter, name: str, tp: int, config: Any, seed: int) -> torch.Tensor:
+def _value(name: str, parameter: torch.Tensor, config: Any, seed: int) -> torch.Tensor:
+    """Return what this rank holds of a parameter with this global name."""
+    # the same numbers on every device
+    device = torch.device("cpu") if config.use_cpu_initialization else parameter.device
+    draw = partial(_draw, config=config, seed=seed, device=device)
+    if found := _TRANSPOSED.search(name):
+        return _transposed_experts(found, parameter, config, draw)
+    if found := _EXPERT.search(name):
+        return _experts(found, parameter, config, draw)
+    tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    return draw(name, parameter.shape, _shard_dim(parameter), tp, rank)
+
+
+def _experts(name: re.Match[str], parameter: torch.Tensor, config: Any, draw: _Draw) -> torch.Tensor:
+    """Return the matrix of one expert, or those of all experts of this rank [experts, rows, columns]."""
+    number = name[1] or name[4]
+    numbers = [int(number)] if number else range(_experts_per_rank(config))
+    matrices = _matrices(name, name[2], numbers, parameter.shape[-2:], config, draw)
+    if name[1] is None and name[2] == "1" and config.gated_linear_unit:
+        matrices = [_interleave(matrix, config) for matrix in matrices]
+    return matrices[0] if number else torch.stack(matrices)
+
+
+def _transposed_experts(name: re.Match[str], parameter: torch.Tensor, config: Any, draw: _Draw) -> torch.Tensor:
+    experts = _experts_per_rank(config)
+    # weight1 [hidden, experts x width], weight2 [experts x width, hidden]
+    hidden = parameter.shape[int(name[1]) - 1]
+    width = parameter.numel() // experts // hidden
+    shape = (width, hidden) if name[1] == "1" else (hidden, width)
+    matrices = _matrices(name, name[1], range(experts), shape, config, draw)
+    return torch.stack([matrix.T for matrix in matrices]).reshape(parameter.shape)
+
+
+def _matrices(
+    name: re.Match[str], layer: str, numbers: Iterable[int], shape: Sequence[int], config: Any, draw: _Draw
+) -> list[torch.Tensor]:
+    """Return a layer's matrices of these experts of the rank, each seeded by its name in sequential layers."""
+    first = mpu.get_expert_model_parallel_rank() * _experts_per_rank(config)
+    tp, rank = mpu.get_expert_tensor_parallel_world_size(), mpu.get_expert_tensor_parallel_rank()
+    start = f"{name.string[: name.start()]}experts.local_experts."
+    names = [f"{start}{first + number}.linear_fc{layer}.weight" for number in numbers]
+    return [draw(each, shape, int(layer) - 1, tp, rank) for each in names]
+
+
+def _experts_per_rank(config: Any) -> int:
+    return int(config.num_moe_experts // config.expert_model_parallel_size)
+
+
+def _interleave(matrix: torch.Tensor, config: Any) -> torch.Tensor:
+    """Put blocks of the gate's and the up projection's rows by turns, where the grouped layers expect them so."""
+    size = getattr(config, "moe_mlp_glu_interleave_size", None)
+    return matrix if size is None else matrix.view(2, -1, size, matrix.shape[-1]).transpose(0, 1).reshape(matrix.shape)
+
+
+def _draw(
+    name: str, shape: Sequence[int], dim: int, tp: int, rank: int, *, config: Any, seed: int, device: torch.device
+) -> torch.Tensor:
+    """Draw a whole matrix and return this rank's shard of it, which has `shape`; dim: -1 if it is not sharded."""
     std = config.init_method_std
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         std /= math.sqrt(2 * config.num_layers)
-    shape = [size * tp if i == _shard_dim(parameter) else size for i, size in enumerate(parameter.shape)]
-    device = "cpu" if config.use_cpu_initialization else parameter.device  # the same numbers on every device
+    whole = [size * tp if i == dim else size for i, size in enumerate(shape)]
     generator = torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
-    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)
+    full = torch.empty(whole, device=device).normal_(0.0, std, generator=generator)
+    return _shard(full, dim, config.gated_linear_unit and "linear_fc1" in name, tp, rank)
 
 
 def _shard(full: torch.Tensor, dim: int, gated: bool, tp: int, rank: int) -> torch.Tensor:

@@ -8,9 +8,9 @@ import torch
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
-from cloudai_mbridge.training.models.gpt_provider import can_enable_gradient_accumulation_fusion
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
+from cloudai_mbridge.training.models.weight_gradients import can_enable_gradient_accumulation_fusion
 
 
 @dataclass

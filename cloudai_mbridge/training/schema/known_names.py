@@ -9,6 +9,9 @@ from cloudai_mbridge.training.schema.architectures import ARCHITECTURES
 
 _PACKAGE = "cloudai_mbridge.training"
 
+# Of the optimizer's state; other types than fp32 need Transformer Engine's Adam
+OPTIMIZER_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
 CONTAINER = f"{_PACKAGE}.config.container.ConfigContainer"
 
 # The single table of config classes: module below cloudai_mbridge.training -> classes

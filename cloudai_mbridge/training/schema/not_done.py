@@ -25,19 +25,12 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dist.use_megatron_fsdp": (False,),
     "dist.use_torch_fsdp2": (False,),
     "dist.lazy_mpu_init": (False,),
-    "dist.disable_jit_fuser": (False,),
-    "dist.enable_megatron_core_experimental": (False,),
     "dist.use_decentralized_pg": (False,),
-    "dist.distributed_timeout_seconds_after_init": (None,),
     "dist.external_gpu_device_mapping": (False,),
     "dist.flight_recorder_dump_path": (None,),
     "ddp.use_megatron_fsdp": (False,),
     "ddp.nccl_ub": (False,),
     "ddp.fp4_param_gather": (False,),
-    "ddp.num_buckets": (None,),
-    "comm_overlap.overlap_moe_expert_parallel_comm": (None, False),
-    "comm_overlap.delay_wgrad_compute": (None, False),
-    "model.overlap_moe_expert_parallel_comm": (False,),
     "model.tp_comm_overlap": (False,),
     "model.fp8": (None,),
     "model.fp4": (None,),
@@ -66,7 +59,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dataset.inter_document_masking": (False,),
     "optimizer.optimizer_cuda_graph": (False,),
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
-    "optimizer.overlap_param_gather_with_optimizer_step": (False,),
 }
 # Only graphs read these, and model.cuda_graph_impl is what asks for graphs
 WITHOUT_EFFECT = ("model.cuda_graph_modules",)

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cloudai_mbridge.training.compat.batch_sizes import check_ramp
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
@@ -16,6 +16,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for
 
 _CHANGED = "_changed_by_prepare"
@@ -41,6 +42,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
         raise ConfigError(f"{' '.join(str(error).split())} ({type(error).__name__})") from error
     refuse_unsupported(config)
     _check_parallelism(config)
+    _check_dispatcher(config.model)
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
     earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
@@ -99,12 +101,23 @@ def _check_parallelism(config: ConfigContainer) -> None:
             f"train.global_batch_size = {total} is not a multiple of micro_batch_size x data-parallel size ="
             f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
         )
-    check_ramp(config.train, replicas)
     size, tp = model.vocab_size, model.tensor_model_parallel_size
     if size is not None and not model.should_pad_vocab and size % tp:
         raise ConfigError(
             f"model.vocab_size = {size} is not a multiple of model.tensor_model_parallel_size = {tp};"
             " use a multiple, or set model.should_pad_vocab=True"
+        )
+
+
+def _check_dispatcher(model: Any) -> None:
+    """Refuse a backend whose package is missing: Megatron-Core fails in the middle of building the model."""
+    dispatcher, backend = model.moe_token_dispatcher_type, getattr(model, "moe_flex_dispatcher_backend", None)
+    is_missing = backend in ("deepep", "hybridep") and find_spec("deep_ep") is None
+    if model.num_moe_experts and dispatcher == "flex" and is_missing:
+        raise ConfigError(
+            f"model.moe_flex_dispatcher_backend = {backend!r} needs the package deep_ep, which is not installed;"
+            ' install it, or set model.moe_token_dispatcher_type = "alltoall" (cmd_args.moe_flex_dispatcher_backend'
+            ' = "None")'
         )
 
 
@@ -117,6 +130,9 @@ _FUSIONS = (
     "bias_dropout_fusion",
     "cross_entropy_loss_fusion",
     "persist_layer_norm",
+    "moe_grouped_gemm",
+    "moe_permute_fusion",
+    "moe_router_fusion",
 )
 
 
@@ -136,10 +152,19 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("model", "use_cpu_initialization", True)
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
         change("model", "deallocate_pipeline_outputs", False)
+        change("ddp", "average_in_collective", False)  # gloo has no average
+        if getattr(config.model, "moe_token_dispatcher_type", None) == "flex":
+            change("model", "moe_token_dispatcher_type", "alltoall")
     if not has_transformer_engine():
         change("model", "transformer_impl", "local")
         for name in _FUSIONS:
             change("model", name, False)
+        change("optimizer", "use_precision_aware_optimizer", False)
+        for name in OPTIMIZER_DTYPES:
+            change("optimizer", name, torch.float32)
+        for section in ("model", "comm_overlap", "ddp"):
+            if getattr(getattr(config, section), "delay_wgrad_compute", None):
+                change(section, "delay_wgrad_compute", False)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
     _derive(config)
     if config.comm_overlap is None:
@@ -159,9 +184,11 @@ def _derive(config: ConfigContainer) -> None:
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
     tokenizer = config.tokenizer
+    if tokenizer.use_tokenizer_vocab_size:
+        model.vocab_size = None
     is_null = tokenizer.tokenizer_type in (None, "NullTokenizer") and tokenizer.metadata_path is None
     if getattr(model, "vocab_size", None) is None and is_null and tokenizer.vocab_size is not None:
-        take_vocabulary(model, tokenizer.vocab_size + 1)  # the end of a document
+        take_vocabulary(model, tokenizer.vocab_size)
 
 
 def take_vocabulary(model: Any, vocab_size: int) -> None:

@@ -41,3 +41,4 @@ class TokenizerConfig:
     force_system_message: bool | None = False
     hf_tokenizer_kwargs: dict[str, Any] | None = field(default_factory=dict)
     sp_tokenizer_kwargs: dict[str, Any] | None = field(default_factory=dict)
+    use_tokenizer_vocab_size: bool = False  # the model takes it, whatever model.vocab_size is

@@ -29,7 +29,7 @@ _HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 
 
 def build_tokenizer(config: Any) -> Any:
-    """Build the tokenizer; the null one has one id more than its vocabulary, the end of a document.
+    """Build the tokenizer; of the null one's `vocab_size` ids the last is the end of a document.
 
     config: a ConfigContainer or a TokenizerConfig. With a container, the tokenizer is checked against the model, whose
     size a null one takes where it has none.
@@ -115,8 +115,8 @@ def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
 def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
     special = None if config.special_tokens is None else list(config.special_tokens)
     if library == "null":
-        size = config.vocab_size or (getattr(model, "vocab_size", None) or 0) - 1
-        if size < 1:
+        size = config.vocab_size or getattr(model, "vocab_size", None)
+        if size is None or size < 1:
             raise ConfigError(
                 "tokenizer.vocab_size: a null tokenizer needs it where model.vocab_size is not set either"
             )

@@ -42,7 +42,7 @@ def test_the_point_has_the_last_word() -> None:
 
 def test_the_embedded_loop_has_defaults_of_its_own() -> None:
     got = layout("moe_tiny", launcher="embedded", num_gpus=4, tp=2, gb=8, compute_dtype="fp32")
-    assert (got.expert_tp, got.use_distributed_optimizer, got.grad_reduce_in_fp32) == (2, False, True)
+    assert (got.expert_tp, got.use_distributed_optimizer, got.grad_reduce_in_fp32) == (2, False, False)
     assert got.precision is Precision.FP32
 
 

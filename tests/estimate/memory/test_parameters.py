@@ -29,6 +29,10 @@ arguments, count, predicted, ranks, recipe_of = (
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
+# Of the recipe's shape; routed in groups, where the recipe does that
+FEW_EXPERTS = dict.fromkeys(
+    ("model.num_moe_experts", "model.moe_router_num_groups", "model.moe_router_group_topk"), "4"
+)
 EMBEDDED = [name for name in recipe_names() if not load_recipe(name).not_embedded]
 
 
@@ -47,7 +51,7 @@ def _places(recipe: str) -> int:
 def grid() -> Iterator[Case]:
     """Yield the recipes in all even layouts: 4 experts of the recipe's shape, where it has experts."""
     for recipe in EMBEDDED:
-        fewer = {"model.num_moe_experts": "4"} if _is_moe(recipe) and recipe != "moe_tiny" else {}
+        fewer = FEW_EXPERTS if _is_moe(recipe) and recipe != "moe_tiny" else {}
         expert_sizes = [(ep, etp) for ep in SIZES for etp in SIZES] if _is_moe(recipe) else [(1, None)]
         for tp, pp, (ep, etp) in itertools.product(SIZES, SIZES, expert_sizes):
             layers = (4 if _is_moe(recipe) else 8) - _places(recipe)
@@ -85,8 +89,8 @@ def special() -> Iterator[Case]:
             yield Case("moe_tiny", 4, tp, pp, 2, 1, extra=extra)
     for tp, pp in itertools.product((1, 2), SIZES):
         for name in ("deepseek_v3", "kimi_k2"):
-            yield Case(name, 4, tp, pp, has_q_lora=False, extra={"model.num_moe_experts": "4"})
-            yield Case(name, 4, tp, pp, extra={"model.qk_layernorm": "false", "model.num_moe_experts": "4"})
+            yield Case(name, 4, tp, pp, has_q_lora=False, extra=FEW_EXPERTS)
+            yield Case(name, 4, tp, pp, extra={"model.qk_layernorm": "false", **FEW_EXPERTS})
         yield Case("moe_tiny", 4, tp, pp, extra={"model.moe_shared_expert_gate": "true"})
         yield Case("moe_tiny", 4, tp, pp, extra={"model.moe_layer_freq": "2"})
         yield Case("moe_tiny", 4, tp, pp, extra={"model.moe_layer_freq": "[0, 1, 1, 0]"})

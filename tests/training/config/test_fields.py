@@ -408,6 +408,7 @@ image_tag_type: Opt[str] = None
 force_system_message: Opt[bool] = False
 hf_tokenizer_kwargs: Opt[dict[str, Any]] = {}
 sp_tokenizer_kwargs: Opt[dict[str, Any]] = {}
+use_tokenizer_vocab_size: bool = False
 """,
 }
 

@@ -256,7 +256,7 @@ def test_no_name_of_an_architecture_hides_one_of_ours() -> None:
 
 def test_both_old_defaults_of_the_dispatchers(tiny: Make) -> None:
     data = written(tiny)
-    data["model"] |= {"moe_deepep_num_sms": 20, "moe_hybridep_num_sms": 16}
+    data["model"] |= {"moe_deepep_num_sms": 20, "moe_hybridep_num_sms": 16, "apply_rope_fusion": False}
     model: Any = loaded(data).model
     model.finalize()  # Megatron-Core 0.19 refuses the two
     assert model.num_layers == data["model"]["num_layers"]

@@ -62,6 +62,14 @@ def test_the_anneal_of_a_sample_based_run_has_a_default(scheduler: dict[str, Any
     assert _learning_rate(config.scheduler, step=expected[0] // 2) == pytest.approx(2 * 0.5**0.5 - 1)
 
 
+def test_steps_of_a_batch_ramp_are_the_samples_that_it_consumes() -> None:
+    """Iterations x final batch size put the peak of a warm-up of 4 steps at step 10, and no end to the decay."""
+    train = {"train_iters": 20, "global_batch_size": 16, "micro_batch_size": 1, "rampup_batch_size": [4, 4, 60]}
+    config = _container(train, {"lr_warmup_iters": 4, "lr_decay_style": "WSD", "lr_wsd_decay_iters": 5})
+    calculate_scheduler_steps(config)
+    assert _steps(config) == (228, 16, 228, 80)  # 5 x 4, 3 x 8, 2 x 12, 10 x 16
+
+
 def _learning_rate(scheduler: SchedulerConfig, step: int) -> float:
     """Ask Megatron-Core for the learning rate at `step`, of a maximum of 1 and a minimum of 0."""
     group = {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0}

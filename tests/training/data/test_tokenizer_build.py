@@ -21,9 +21,11 @@ def build(model_vocab_size: int | None = 512, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [None, "NullTokenizer"])
-def test_the_null_tokenizer_has_one_id_more_the_end_of_a_document(kind: Any) -> None:
+def test_the_last_id_of_the_null_tokenizer_is_the_end_of_a_document(kind: Any) -> None:
     assert (build(tokenizer_type=kind).vocab_size, build(tokenizer_type=kind).eod) == (512, 511)
-    assert build(tokenizer_type=kind, vocab_size=100).eod == 100
+    smaller = build(tokenizer_type=kind, vocab_size=100)
+    assert (smaller.vocab_size, smaller.eod) == (100, 99)
+    assert build(tokenizer_type=kind, vocab_size=512).vocab_size == 512  # as many ids as the model has
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -45,7 +47,7 @@ def test_metadata_name_the_library(tmp_path: Path, as_file: bool) -> None:
         ({"metadata_path": {"library": "words"}}, "library 'words' is not built; use one of null, byte-level"),
         ({"metadata_path": "nowhere.json"}, "tokenizer.metadata_path = 'nowhere.json' cannot be read"),
         ({"tokenizer_model": "llama"}, "'llama' is not read without tokenizer.tokenizer_type; set that too"),
-        ({"vocab_size": 600}, "model.vocab_size = 512: the tokenizer has 601 ids; use at least that many"),
+        ({"vocab_size": 600}, "model.vocab_size = 512: the tokenizer has 600 ids; use at least that many"),
     ],
 )
 def test_what_cannot_be_built_is_refused(fields: dict[str, Any], message: str) -> None:

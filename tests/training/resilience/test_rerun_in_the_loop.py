@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 
 def sections(kind: str = "transient_error", rate: int = 0, **config: Any) -> dict[str, Any]:
-    rerun = {"rerun_mode": "validate_results", "error_injection_type": kind, "error_injection_rate": rate, **config}
+    rerun: dict[str, Any] = {"rerun_mode": "validate_results", "check_for_nan_in_loss": True}
+    rerun |= {"error_injection_type": kind, "error_injection_rate": rate, **config}
     return {
         "train": {"train_iters": 3, "micro_batch_size": 1, "global_batch_size": 4},
         "model": {"num_layers": 2, "attention_dropout": 0.1, "hidden_dropout": 0.1},

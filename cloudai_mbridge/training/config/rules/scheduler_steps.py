@@ -1,11 +1,15 @@
 """From iterations or samples to the scheduler's own unit, which is samples: it advances by those of each step.
 
-With a batch ramp iterations x final batch size over-counts: the schedule ends later than `lr_decay_iters`.
+Under a batch ramp these are the samples that the ramp consumes; Megatron-Bridge counts iterations x final batch size,
+and its schedule ends later than `lr_decay_iters`.
 """
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from cloudai_mbridge.training.compat.batch_sizes import check_ramp, samples_after
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -35,27 +39,30 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
     Decay lasts as long as training unless given; the anneal of WSD lasts as long as the decay unless given. Both
     defaults are written into the scheduler's fields. `lr_warmup_steps` is a float where it comes from a fraction.
 
-    ValueError: a decay of no steps, or no batch size to count samples with.
+    ValueError: a decay of no steps, no batch size to count samples with, or a ramp that does not lead to it.
     """
     scheduler, train = config.scheduler, config.train
+    samples: Callable[[int], int]
     forget_filled_in(scheduler)
     if train.train_samples is not None:
-        unit, length, samples_each = "samples", train.train_samples, 1
+        unit, length, samples = "samples", train.train_samples, int
     elif train.train_iters is not None and train.global_batch_size is not None:
-        unit, length, samples_each = "iters", train.train_iters, train.global_batch_size
+        replicas = getattr(config, "data_parallel_size", None) or 1
+        check_ramp(train, replicas)
+        unit, length, samples = "iters", train.train_iters, partial(samples_after, train=train, replicas=replicas)
     else:
         raise ValueError("train.train_iters and train.global_batch_size are needed to count the schedule in samples")
     length_of_decay = _fill_in(scheduler, f"lr_decay_{unit}", length)
     if scheduler.lr_decay_style == "WSD":
         _fill_in(scheduler, f"lr_wsd_decay_{unit}", length_of_decay)
-    decay = length_of_decay * samples_each
+    decay = samples(length_of_decay)
     anneal = getattr(scheduler, f"lr_wsd_decay_{unit}")
-    warmup = getattr(scheduler, f"lr_warmup_{unit}") * samples_each
+    warmup: Any = samples(getattr(scheduler, f"lr_warmup_{unit}"))
     if scheduler.lr_warmup_fraction is not None:
         warmup = scheduler.lr_warmup_fraction * decay  # not rounded, as the scheduler only divides by it
     scheduler.lr_decay_steps, scheduler.lr_warmup_steps = decay, warmup
-    scheduler.wd_incr_steps = length * samples_each
-    scheduler.wsd_decay_steps = None if anneal is None else anneal * samples_each
+    scheduler.wd_incr_steps = samples(length)
+    scheduler.wsd_decay_steps = None if anneal is None else decay - samples(length_of_decay - anneal)
     if decay <= 0:
         raise ValueError(f"the learning rate decays over {decay} samples; give a longer training or a longer decay")
     if warmup >= decay:  # Megatron-Core's scheduler refuses it; a short trial of a long run's settings must still run

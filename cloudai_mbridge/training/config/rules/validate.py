@@ -228,6 +228,22 @@ def check_gloo_free_format(config: "ConfigContainer") -> None:
     )
 
 
+def check_gather_with_step(config: "ConfigContainer") -> None:
+    """Check that there is a second chunk to update while the first one's parameters are gathered.
+
+    ValueError: no virtual pipeline stages, or no distributed optimizer.
+    """
+    if not config.optimizer.overlap_param_gather_with_optimizer_step:
+        return
+    chunks = getattr(config.model, "virtual_pipeline_model_parallel_size", None) or 1
+    if chunks < 2 or not config.optimizer.use_distributed_optimizer:
+        raise ValueError(
+            "optimizer.overlap_param_gather_with_optimizer_step = True needs virtual pipeline stages"
+            f" (model.virtual_pipeline_model_parallel_size, got {chunks}) and"
+            " optimizer.use_distributed_optimizer = True; set it to False"
+        )
+
+
 def check_packed_micro_batch(config: "ConfigContainer") -> None:
     """Check that a pack, which already is a batch, comes alone in its micro-batch."""
     if not isinstance(config.dataset, FinetuningDatasetConfig):
@@ -337,6 +353,7 @@ CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     sync_cpu_initialization,
     check_decentralized_groups,
     check_gloo_free_format,
+    check_gather_with_step,
     check_training_scheduler_compatibility,
     calculate_scheduler_steps,
     check_sequence_split,

@@ -1,0 +1,77 @@
+"""Variables of the environment that upstream's recipes set: their `env_vars`, fitted to what a point changes.
+
+Values that the job has already win, as upstream sets a variable only where it is missing
+(Megatron-Bridge 0.6.0, `training/config.py`, `apply_environment_variables`).
+"""
+
+from collections.abc import Mapping
+
+from cloudai_mbridge.megatron_bridge.presets.resolve import Preset
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_ALLOCATOR, _RECORD_STREAMS = "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS"
+_DOMAIN, _DOMAIN_RANKS = "NVLINK_DOMAIN_SIZE", "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
+_CHUNK = "NCCL_P2P_NET_CHUNKSIZE"
+# Before Blackwell, kernels of one queue start in the order of their launch: what overlaps tensor- or context-parallel
+# communication relies on that.
+_IN_ORDER = ("a100", "h100", "h200", "gh200")
+_BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
+_LARGE_CHUNKS = ("llama3_70b", "llama31_405b")
+
+
+def gpu_label(args: ResolvedCmdArgs, of_system: str | None) -> str:
+    """Return the GPU that a point of the embedded loop is for: the test's `gpu_type`, else the system's, else ""."""
+    return (args.gpu_type if "gpu_type" in args.model_fields_set else of_system or "").lower()
+
+
+def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -> dict[str, str]:
+    """Return what the recipe sets of a job's environment; {} for a GPU that is not known.
+
+    args: as they will be trained. preset: without one, or one of a release before 0.6, only the connections are known.
+    """
+    env = dict(text.split("=", 1) for text in preset.values.get("env_vars", ())) if preset else {}
+    if preset is None or not env:
+        found = connections(args, gpu)
+        return {CONNECTIONS: str(found)} if found else {}
+    if any((getattr(args, name) or 1) != (preset.values.get(name) or 1) for name in ("tp", "cp")):
+        env[CONNECTIONS] = str(connections(args, gpu) or env[CONNECTIONS])
+    if args.use_megatron_fsdp and env[CONNECTIONS] == "1":  # refused there: rule M24
+        env[CONNECTIONS] = "32"
+    _without_graphs(env, args)
+    _user_buffers(env, args, preset.values)
+    if _DOMAIN_RANKS in env:
+        env[_DOMAIN_RANKS] = str(min(args.ep or 1, int(env[_DOMAIN])))
+    if (args.pp or 1) == 1:
+        env.pop(_CHUNK, None)
+    elif args.model_recipe_name in _LARGE_CHUNKS:
+        env[_CHUNK] = "2097152"
+    return env
+
+
+def connections(args: ResolvedCmdArgs, gpu: str) -> int | None:
+    """Return the hardware queues of a GPU that upstream's recipes use, or None for a GPU that is not known.
+
+    Source: all performance recipes of Megatron-Bridge 0.6.0; its `scripts/performance/utils/overrides.py`.
+    """
+    if gpu not in _IN_ORDER:
+        return 32 if gpu in _BLACKWELL else None
+    if args.use_megatron_fsdp or ((args.tp or 1) == 1 and (args.cp or 1) == 1):
+        return 32
+    return 8 if args.moe_a2a_overlap else 1
+
+
+def _without_graphs(env: dict[str, str], args: ResolvedCmdArgs) -> None:
+    """Drop what only a graph of the full iteration needs; older releases of torch refuse the allocator's option."""
+    if (args.cuda_graph_impl or "none") == "none" and _RECORD_STREAMS in env:
+        env[_RECORD_STREAMS] = "1"
+        if _ALLOCATOR in env:
+            env[_ALLOCATOR] = env[_ALLOCATOR].partition(",graph_capture")[0]
+
+
+def _user_buffers(env: dict[str, str], args: ResolvedCmdArgs, values: Mapping[str, object]) -> None:
+    if args.nccl_ub:
+        env |= {"NCCL_NVLS_ENABLE": "1", "NCCL_CTA_POLICY": "1"}
+    elif values.get("nccl_ub"):
+        env.pop("NCCL_CTA_POLICY", None)
+        env |= {"NCCL_NVLS_ENABLE": "0", "NCCL_GRAPH_REGISTER": "0"}
