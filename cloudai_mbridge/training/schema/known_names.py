@@ -144,6 +144,8 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     **{f"{module}.{name}": (module, name) for module, names in _FUNCTIONS.items() for name in names},
     # as Megatron-Bridge writes them
     "torch._C._nn.gelu": ("torch.nn.functional", "gelu"),
+    # another function than that of `activations`: Megatron-Core fuses the bias with this one only
+    "megatron.core.fusions.fused_bias_geglu.quick_gelu": ("megatron.core.fusions.fused_bias_geglu", "quick_gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.transformer_engine_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.local_layer_spec": (_LAYER_SPECS, "local_layer_spec"),

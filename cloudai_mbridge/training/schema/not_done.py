@@ -35,6 +35,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "model.fp8": (None,),
     "model.fp4": (None,),
     "model.softmax_type": ("vanilla",),
+    "model.experimental_attention_variant": (None,),
     "model.use_transformer_engine_op_fuser": (False,),
     "model.use_transformer_engine_full_layer_spec": (False,),
     "model.init_model_with_meta_device": (False,),

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.architectures import as_here
+from cloudai_mbridge.training.schema.foreign_values import as_meant
 from cloudai_mbridge.training.schema.known_names import (
     ACTIVATIONS,
     CLASS_PATHS,
@@ -234,6 +235,7 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
     """Check every key of a table; return field -> what is made of its value."""
     given: dict[str, Any] = {}
     made: dict[str, Any] = {}
+    foreign = is_foreign(str(value.get("_target_", "")))
     for key, item in value.items():
         at, name = join(where, key), field_key(section, key)
         if key == "_call_" and item is not True:
@@ -249,9 +251,10 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             fail(at, elsewhere or f"unknown key; {_valid_keys(section, value, key)}")
         entry = section.fields[name]
         if entry.computed:
-            if not is_foreign(str(value.get("_target_", ""))):  # tables of Megatron-Bridge may carry them
+            if not foreign:  # tables of Megatron-Bridge may carry them
                 fail(at, "is computed, it cannot be set")
             continue
+        item = as_meant(section.path, name, item) if foreign else item
         made[name] = check(entry.form, item, at, catalog, depth + 1)
         if name in given and not _same(given[name], item):
             fail(at, f"{show(item)} contradicts {show(given[name])}, given under its other name")

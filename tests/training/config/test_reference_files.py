@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron.core.fusions import fused_bias_geglu
 
+from cloudai_mbridge.training.comm_overlap.user_buffers import PipelineOverlapCfg, TransformerLayerTPOverlapCfg
 from cloudai_mbridge.training.compat.versions import RELEASES, installed_release
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.config.text.yaml_text import dump_yaml
@@ -274,3 +276,49 @@ def test_both_old_defaults_of_the_dispatchers(tiny: Make) -> None:
     model: Any = loaded(data).model
     model.finalize()  # Megatron-Core 0.19 refuses the two
     assert model.num_layers == data["model"]["num_layers"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "read"),
+    [
+        ("train", "manual_gc_eval", 100, True),
+        ("train", "manual_gc_eval", 0, False),
+        ("model", "moe_router_dtype", {"_target_": "torch.float32", "_call_": False}, "fp32"),
+    ],
+)
+def test_values_of_another_type_that_recipes_of_megatron_bridge_set(
+    section: str, key: str, value: Any, read: Any, tiny: Make
+) -> None:
+    data = written(tiny)
+    data["train"] = {**data["train"], "_target_": f"{BRIDGE}.TrainingConfig"}
+    data[section][key] = value
+    check_section_values(data)
+    assert getattr(getattr(loaded(data), section), key) == read
+    ours = tiny()
+    ours[section][key] = value
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}: .* is needed"):
+        ConfigContainer.from_dict(ours)
+
+
+def test_the_default_of_megatron_bridges_user_buffers_is_no_buffer_in_fp8(tiny: Make) -> None:
+    overlap = "megatron.bridge.training.comm_overlap"
+    buffer = {"_target_": f"{overlap}.PipelineOverlapCfg", "num_sm": 1, "cga_size": 2, "num_splits": 4}
+    buffer |= {"set_sm_margin": True, "fp8_buf": [False]}
+    slots = [each.name for each in dataclasses.fields(TransformerLayerTPOverlapCfg)]
+    buffers = {"_target_": f"{overlap}.TransformerLayerTPOverlapCfg", **dict.fromkeys(slots), "fc2_fprop": buffer}
+    data = written(tiny)
+    data["comm_overlap"] = {"_target_": f"{overlap}.CommOverlapConfig", "tp_comm_overlap": False}
+    data["comm_overlap"]["tp_comm_overlap_cfg"] = buffers
+    read = loaded(data).comm_overlap
+    assert read
+    assert read.tp_comm_overlap_cfg
+    assert read.tp_comm_overlap_cfg.fc2_fprop == PipelineOverlapCfg(1, 2, 4, True)
+
+
+def test_the_activation_of_gpt_oss(tiny: Make) -> None:
+    data = written(tiny)
+    name = "megatron.core.fusions.fused_bias_geglu.quick_gelu"
+    data["model"]["activation_func"] = {"_target_": name, "_call_": False}
+    read = loaded(data)
+    assert read.model.activation_func is fused_bias_geglu.quick_gelu
+    assert read.to_dict()["model"]["activation_func"]["_target_"] == name

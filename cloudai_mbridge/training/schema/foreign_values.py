@@ -1,0 +1,18 @@
+"""Values that Megatron-Bridge's own recipes give a field of another type: read as what they mean there.
+
+Megatron-Bridge checks no types, so that its files hold them.
+"""
+
+from typing import Any
+
+
+def as_meant(path: str, field: str, value: Any) -> Any:
+    """Return the value of the class at `path` in the field's own type; any other value as it is."""
+    match path.rpartition(".")[2], field, value:
+        case "TrainingConfig", "manual_gc_eval", int():
+            return value != 0
+        case "PipelineOverlapCfg", "fp8_buf", [False]:  # a comma too many in the class's default
+            return False
+        case "GPTModelProvider" | "MLAModelProvider", "moe_router_dtype", {"_target_": "torch.float32"}:
+            return "fp32"
+    return value

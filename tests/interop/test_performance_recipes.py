@@ -1,0 +1,143 @@
+"""Which performance recipes of Megatron-Bridge 0.6 our loop takes, and what it would need for the others.
+
+docs/performance-recipes.md holds the same tables.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
+
+HERE = Path(__file__).parent
+CORE_0_6 = Path(sys.prefix) / "megatron-core-0.19"
+PAGE = REPOSITORY / "docs/performance-recipes.md"
+BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
+GPUS = {"h100": "H100", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300"}
+LATER = {"vr200": "VR200", "r100": "R100"}
+# It only grows
+TAKEN_AT_LEAST = 6
+
+# In words -> the fields for which a container is refused. A field that is nowhere here is a row of its own
+NEEDS: dict[str, tuple[str, ...]] = {
+    "CUDA graphs": ("model.cuda_graph_impl", "model.external_cuda_graph", "rng.te_rng_tracker"),
+    "FP8": ("model.fp8",),
+    "FP4": ("model.fp4",),
+    "vision-language models": ("dataset = MockVLMSFTDatasetConfig",),
+    "parameters gathered with the optimizer's step": ("optimizer.overlap_param_gather_with_optimizer_step",),
+    "experts' all-to-all beside other work": (
+        "comm_overlap.overlap_moe_expert_parallel_comm",
+        "comm_overlap.delay_wgrad_compute",
+    ),
+    "experimental features of Megatron-Core": ("dist.enable_megatron_core_experimental",),
+    "Mamba layers": ("model = HybridModelProvider", "model.position_embedding_type"),
+    "user buffers of tensor parallelism": ("model.tp_comm_overlap",),
+    "Transformer Engine's op fuser": ("model.use_transformer_engine_op_fuser",),
+    "expert capacity, paged stash": ("model.moe_expert_rank_capacity_factor", "model.moe_paged_stash"),
+    "fine-tuning data of 0.6": ("dataset = GPTSFTDatasetConfig",),
+    "Megatron-FSDP": ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "model.init_model_with_meta_device"),
+    "attention sinks": ("model.softmax_type",),
+    "adapters": ("peft = LoRA",),
+    "NCCL's user buffers": ("ddp.nccl_ub",),
+    "other attention": ("model.experimental_attention_variant",),
+    "activations in the host's memory": ("model.cpu_offloading", "model.fine_grained_activation_offloading"),
+    "video models": ("model = WanModelProvider", "dataset = WanDatasetConfig"),
+}
+
+Verdict = dict[str, Any]
+
+
+def _run(script: str, *arguments: str, given: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, str(HERE / script), *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(CORE_0_6), str(REPOSITORY)))},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    """What our loop makes of each recipe's container."""
+    if not (CORE_0_6 / "megatron/core").is_dir():
+        pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
+    containers = _run("real_containers.py", str(source(LAUNCHER_0_6)))
+    return [json.loads(line) for line in _run("judge_containers.py", given=containers).splitlines()]
+
+
+def test_every_recipe_has_a_verdict_with_its_reasons(verdicts: list[Verdict]) -> None:
+    assert len(verdicts) == len({each["recipe"] for each in verdicts}) == 428
+    assert {each["gpu"] for each in verdicts} == {*GPUS, *LATER}
+    assert [each for each in verdicts if (each["message"] is None) != (each["needs"] == [])] == []
+
+
+def test_our_loop_takes_as_many_as_before(verdicts: list[Verdict], capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\n{tables(verdicts)}")
+    assert len(_taken(verdicts, GPUS)) >= TAKEN_AT_LEAST
+
+
+def test_the_page_has_these_tables(verdicts: list[Verdict]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    fresh = REPOSITORY / "build" / PAGE.name
+    fresh.parent.mkdir(exist_ok=True)
+    fresh.write_text(f"{before}{BEGIN}{tables(verdicts)}{END}{after}", encoding="utf-8")
+    assert page == fresh.read_text(encoding="utf-8"), f"copy {fresh} to {PAGE}"
+
+
+def tables(verdicts: list[Verdict]) -> str:
+    """Return the page's tables: how many are taken, which, and what the others need."""
+    now = [each for each in verdicts if each["gpu"] in GPUS]
+    head = ["", *GPUS.values(), f"of {len(now)}", ", ".join(LATER.values())]
+    counts = [
+        ["recipes", *_by_gpu(verdicts)],
+        ["taken", *_by_gpu(each for each in verdicts if each["message"] is None)],
+    ]
+    needs = Counter(need for each in now for need in _words(each))
+    rows = []
+    for need, _ in sorted(needs.items(), key=lambda item: (-item[1], item[0])):
+        needing = [each for each in verdicts if need in _words(each)]
+        fields = sorted({name for each in needing for name in each["needs"] if _word(name) == need})
+        rows.append([need, *_by_gpu(needing), ", ".join(f"`{name}`" for name in fields)])
+    taken = [f"- {gpu}: {_names(verdicts, key) or 'none'}" for key, gpu in {**GPUS, **LATER}.items()]
+    parts = [_table(head, counts), "Taken:\n", *taken, "", _table(["Needs", *head[1:], "Fields"], rows)]
+    return "\n".join(parts)
+
+
+def _taken(verdicts: list[Verdict], gpus: Iterable[str]) -> list[str]:
+    return [each["recipe"] for each in verdicts if each["message"] is None and each["gpu"] in set(gpus)]
+
+
+def _names(verdicts: list[Verdict], gpu: str) -> str:
+    return ", ".join(f"`{name.removesuffix('_config')}`" for name in sorted(_taken(verdicts, [gpu])))
+
+
+def _by_gpu(verdicts: Iterable[Verdict]) -> list[str]:
+    counts = Counter(each["gpu"] for each in verdicts)
+    return [*(str(counts[gpu]) for gpu in GPUS), *(str(sum(counts[gpu] for gpu in some)) for some in (GPUS, LATER))]
+
+
+def _word(field: str) -> str:
+    return next((word for word, fields in NEEDS.items() if field in fields), f"`{field}`")
+
+
+def _words(verdict: Verdict) -> set[str]:
+    return {_word(field) for field in verdict["needs"]}
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
