@@ -96,6 +96,7 @@ _LOCAL_GRAPH = {**_NO_MODEL_CHECK, "model.cuda_graph_impl": "local"}
 _DIST_OPTIMIZER = {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}
 _GATHER_IN_STEP = {"optimizer.overlap_param_gather_with_optimizer_step": True}
 _STAGES = {
+    "env.WORLD_SIZE": "2",
     **{f"model.{name}_model_parallel_size": 2 for name in ("pipeline", "virtual_pipeline")},
     "model.pipeline_dtype": torch.float32,
 }
