@@ -255,6 +255,7 @@ class _Run:
             self.state,
             self._history,
             self.model,
+            log_max_attention_logit=self.state.max_attention_logit,
             loaded_iteration=self.loaded_iteration,
             seq_length=self.state.step_seq_length,
         )

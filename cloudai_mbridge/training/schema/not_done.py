@@ -19,7 +19,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "rng.te_rng_tracker": (False,),
     "rng.inference_rng_tracker": (False,),
     "rng.data_parallel_random_init": (False,),
-    "logger.log_max_attention_logit": (False,),
     "logger.log_device_memory_used": (False,),
     "tensor_inspect.enabled": (False,),
     "dist.use_megatron_fsdp": (False,),
