@@ -136,6 +136,8 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("model", "use_cpu_initialization", True)
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
         change("model", "deallocate_pipeline_outputs", False)
+        # Megatron-Core 0.16 needs a CUDA package for it; newer releases have sequential experts then
+        change("model", "moe_grouped_gemm", False)
     if not has_transformer_engine():
         change("model", "transformer_impl", "local")
         for name in _FUSIONS:
