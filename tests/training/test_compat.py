@@ -195,6 +195,17 @@ def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
     assert "training failed" in done.stderr
 
 
+def test_grouped_experts_are_sequential_on_a_cpu(train: Any) -> None:
+    """0.16 needs a CUDA package for them."""
+    model = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "num_layers": 2}
+    grouped, sequential = (
+        train(1, {"model": {**model, "moe_grouped_gemm": is_grouped}}, "train.train_iters=2").losses
+        for is_grouped in (True, False)
+    )
+    assert len(grouped) == 2
+    assert grouped == sequential
+
+
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
 def test_experts_on_a_gpu_without_transformer_engine(ranks: Any) -> None:
     """Nothing is replaced there, but the router needs a name that 0.16 leaves undefined."""
