@@ -18,12 +18,14 @@ UPSTREAM := .interop
 NEWEST_PYTHON ?= $(firstword $(foreach p,python3.13 python3.12,$(if $(shell $p -c 'print(1)' 2>/dev/null),$p)) \
   $(lastword $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python)))
 NEWEST := .venv-newest
+# With megatron-bridge 0.6 and what it imports
+BRIDGE_PYTHON ?= $(NEWEST)/bin/python
 CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
 SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-long docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-long docs interop interop-install bridge-loop head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -47,6 +49,15 @@ interop: interop-install
 	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
 	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
 	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
+	$(MAKE) bridge-loop
+
+# The training loop of Megatron-Bridge 0.6 beside ours, on a CPU, where a Python 3.12 has it.
+bridge-loop:
+	@if $(BRIDGE_PYTHON) -c 'import importlib.metadata as m; m.version("megatron-bridge")' 2>/dev/null; then \
+	  $(BRIDGE_PYTHON) -m pytest -n 2 tests/interop/bridge_loop; \
+	else \
+	  echo "** THE LOOP OF MEGATRON-BRIDGE WAS NOT RUN: $(BRIDGE_PYTHON) does not have megatron-bridge **" >&2; \
+	fi
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
