@@ -18,6 +18,8 @@ UPSTREAM := .interop
 NEWEST_PYTHON ?= $(firstword $(foreach v,3.12 3.13,$(if $(shell python$v -c 'print(1)' 2>/dev/null),python$v) \
   $(lastword $(wildcard $(HOME)/.pyenv/versions/$v.*/bin/python))))
 NEWEST := .venv-newest
+# With megatron-bridge 0.6 and what it imports
+BRIDGE_PYTHON ?= $(NEWEST)/bin/python
 # An archive (.tar.xz) with Transformer Engine's libraries; compiled where it is empty
 MBRIDGE_TE_ARCHIVE ?=
 # For `make matrix`: the releases of Megatron-Core to test, and what to test
@@ -26,7 +28,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-long docs interop interop-install head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-long docs interop interop-install bridge-loop head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -50,6 +52,15 @@ interop: interop-install
 	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
 	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
 	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
+	$(MAKE) bridge-loop
+
+# The training loop of Megatron-Bridge 0.6 beside ours, on a CPU, where a Python 3.12 has it.
+bridge-loop:
+	@if $(BRIDGE_PYTHON) -c 'import importlib.metadata as m; m.version("megatron-bridge")' 2>/dev/null; then \
+	  $(BRIDGE_PYTHON) -m pytest -n 2 tests/interop/bridge_loop; \
+	else \
+	  echo "** THE LOOP OF MEGATRON-BRIDGE WAS NOT RUN: $(BRIDGE_PYTHON) does not have megatron-bridge **" >&2; \
+	fi
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
