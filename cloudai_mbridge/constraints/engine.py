@@ -1,13 +1,14 @@
 """Run all rules over a point."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
-from cloudai_mbridge.constraints.rule import Lifted, NotEvaluated, Point, Violation, rules_in
+from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets.find import with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, origin, with_preset
+from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -15,6 +16,7 @@ from cloudai_mbridge.recipes.apply import core_release
 
 # Of what `extra_cmd_args` set, the rules do not know the value of these; others they read from the recipe
 JUDGED_WITHOUT = frozenset({"sequence_parallel"})
+_A = TypeVar("_A", bound=Answer)
 RULES = (*cloudai.RULES, *megatron.RULES, *rules_in(embedded))
 
 
@@ -61,3 +63,14 @@ def check(
         not_evaluated=tuple(a for a in answers if isinstance(a, NotEvaluated)),
         lifted=tuple(a for a in answers if isinstance(a, Lifted)),
     )
+
+
+def with_origins(answer: _A, given: Container[str], preset: Preset | None) -> _A:
+    """Return the answer on a point of the embedded loop; a violation says which operands are the preset's.
+
+    given: what the point sets itself.
+    """
+    if preset is None or not isinstance(answer, Violation):
+        return answer
+    names = [name for name in answer.operands if name in ACTS_ON and name not in given and preset.values.get(name)]
+    return replace(answer, origins=dict.fromkeys(names, origin(preset)))

@@ -1,7 +1,8 @@
 """How rules look at a point of Megatron-Bridge's launcher, which fills in what the point leaves out.
 
-Rules C01-C18 look at what is written, as CloudAI does. All others, and C02 and C08, which accept everything in CloudAI,
-look at what will be trained. An unknown argument that upstream decides makes a rule *not evaluated*.
+All rules look at what will be trained, whoever sets it. C01-C18 look at what is written first, as CloudAI does, and at
+that alone where the rest is not known; not so C02 and C08, which accept everything in CloudAI. An unknown argument that
+upstream decides makes a rule *not evaluated*.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudai_mbridge.constraints import cloudai
-from cloudai_mbridge.constraints.cloudai import cuda_graphs, pipeline, sizes
-from cloudai_mbridge.constraints.lifts import LIFTS
+from cloudai_mbridge.constraints.cloudai import pipeline, sizes
+from cloudai_mbridge.constraints.lifts import LIFTS, Lift
 from cloudai_mbridge.constraints.megatron import features, parallel
 from cloudai_mbridge.constraints.rule import (
     Answer,
@@ -33,14 +34,6 @@ _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_d
 # Of what the user says twice, the launcher keeps one.
 ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
 _ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
-# Arithmetic that Megatron-Core has to obey wherever the numbers come from: also asked of what will be trained.
-_ON_BOTH = {
-    sizes.c01_ranks_fill_the_model_parallel_groups,
-    sizes.c03_at_least_one_model_replica,
-    sizes.c04_global_batch_is_whole_micro_batches,
-    sizes.c07_ranks_fill_the_expert_groups,
-    cuda_graphs.c14_graph_scope_fits_the_implementation,
-}
 _TAKES_UNSET_AS_1 = {*rules_in(sizes), pipeline.c18_deepseek_v3_is_split_as_its_recipe_can}
 _DECIDED = frozenset(UPSTREAM_DECIDES)
 # The arguments that choose a preset, but for the number of GPUs
@@ -106,10 +99,15 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
-    if rule in _ON_BOTH and upstream.preset is not None:
-        found = _of_trained(rule, written, trained, upstream)
-        return answer if isinstance(found, NotEvaluated) else found
-    return answer
+    return answer if upstream.preset is None else _filled_in(rule, answer, written, trained, upstream)
+
+
+def _filled_in(rule: Rule, of_written: Answer, written: Point, trained: Point, upstream: Upstream) -> Answer:
+    """Return what a rule of CloudAI's, which what is written does not break, says of what will be trained."""
+    if _lift(rule_id(rule), trained, upstream):
+        return of_written  # which CloudAI accepts: a note would be about a rule that nobody has
+    answer = _of_trained(rule, written, trained, upstream)
+    return of_written if isinstance(answer, NotEvaluated) else answer
 
 
 def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
@@ -149,11 +147,8 @@ def _unknown_operand(broken: Violation, trained: Point) -> str | None:
 
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return why a rule of CloudAI's does not hold here, or that it is broken."""
-    release = upstream.release
-    for lift in LIFTS.get(broken.rule_id, ()):
-        with suppress(UnknownOperandError):
-            if release is not None and release.key >= version_key(lift.since) and lift.applies(trained):
-                return Lifted(broken.rule_id, lift.since, lift.reason)
+    if lift := _lift(broken.rule_id, trained, upstream):
+        return Lifted(broken.rule_id, lift.since, lift.reason)
     if rule in _TAKES_UNSET_AS_1 and (unknown := _unknown_operand(broken, trained)) is not None:
         return NotEvaluated(broken.rule_id, unknown)
     if upstream.preset is None:
@@ -162,6 +157,15 @@ def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstr
     if answer is None:
         return Lifted(broken.rule_id, "", f"holds with what {origin(upstream.preset)} fills in")
     return broken if isinstance(answer, NotEvaluated) else answer
+
+
+def _lift(broken: str, trained: Point, upstream: Upstream) -> Lift | None:
+    """Return why the release does not have a rule of CloudAI's for a point; None: it has it."""
+    for lift in LIFTS.get(broken, ()):
+        with suppress(UnknownOperandError):
+            if upstream.release and upstream.release.key >= version_key(lift.since) and lift.applies(trained):
+                return lift
+    return None
 
 
 def rule_id(rule: Rule) -> str:

@@ -105,7 +105,9 @@ class _System(StrictModel):
         None, description="seconds between two looks at the jobs", json_schema_extra=_or_zero
     )
     gpus_per_node: Count = Field(None, description="GPUs of a node, as jobs ask for them")
-    gpu_type: OneLine | None = Field(None, description="its GPUs, for estimates; a test's cmd_args.gpu_type wins")
+    gpu_type: OneLine | None = Field(
+        None, description="its GPUs, for estimates and presets; a test's cmd_args.gpu_type wins"
+    )
     calibration: Text | None = Field(
         None, description="file of `mbridge calibrate`, relative to this one; corrects predictions"
     )

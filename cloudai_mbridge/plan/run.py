@@ -52,7 +52,7 @@ def plan_run(
     config: dict[str, Any] = {}
     recipe_env: dict[str, str] = {}
     if not upstream:
-        recipe_env = recipe_environment(args, gpu_label(args, system.gpu_type), preset)
+        recipe_env = recipe_environment(args, gpu_label(args, system), preset)
         assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
         config = training_config(recipe, args, definition.extra_cmd_args, core_release(system))
     return RunPlan(

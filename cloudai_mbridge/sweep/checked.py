@@ -5,16 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation, check
+from cloudai_mbridge.constraints.engine import with_origins
+from cloudai_mbridge.megatron_bridge.presets.find import Preset
+from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop, with_loop_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
 from cloudai_mbridge.sweep.grid import Values
-from cloudai_mbridge.sweep.pinned import STRUCTURAL, Pinned, preset_key
+from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key
 from cloudai_mbridge.sweep.screen import Screen
 
 _NOTHING_PINNED = Pinned()
+_Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class CheckedPoint:
 
     sweep: SweepSpace
     coordinates: dict[str, Any]
-    answers: tuple[Violation | NotEvaluated | Lifted, ...]
+    answers: _Answers
+    pinned: Pinned = _NOTHING_PINNED
 
     @property
     def violations(self) -> tuple[Violation, ...]:
@@ -35,18 +40,25 @@ class CheckedPoint:
         return tuple(answer for answer in self.answers if isinstance(answer, Lifted))
 
     def resolve(self) -> tuple[SweepPoint, ResolvedCmdArgs, Recipe | None]:
-        """Return the point, its arguments with what the recipe decides, and the recipe."""
+        """Return the point, its arguments with what preset and recipe decide, and the recipe."""
         point = self.sweep.point(self.coordinates)
         recipe = recipe_of(point.args)
-        return point, with_recipe(point.args, recipe), recipe
+        return point, with_recipe(point.args, recipe, preset=self.pinned.preset(point.args)), recipe
 
 
-def with_recipe(args: ResolvedCmdArgs, recipe: Recipe | None, but: Collection[str] = ()) -> ResolvedCmdArgs:
-    """Fill in what our recipe decides: for the embedded loop all, for upstream's launcher the sizes of the model."""
+def with_recipe(
+    args: ResolvedCmdArgs, recipe: Recipe | None, but: Collection[str] = (), preset: Preset | None = None
+) -> ResolvedCmdArgs:
+    """Fill in what our recipe decides: for the embedded loop all, for upstream's launcher the sizes of the model.
+
+    preset: the point's; what it decides for the embedded loop comes before the recipe.
+    """
     if recipe is None:
         return args
-    fill = with_recipe_defaults if args.launcher is Launcher.EMBEDDED else with_model_facts
-    return fill(args, recipe, but=but)
+    if args.launcher is not Launcher.EMBEDDED:
+        return with_model_facts(args, recipe, but=but)
+    resolved = with_loop_preset(args, preset)
+    return with_recipe_defaults(resolved.args, recipe, but={*but, *resolved.from_preset})
 
 
 def recipe_of(args: ResolvedCmdArgs) -> Recipe | None:
@@ -65,13 +77,16 @@ def checked_points(
     """Check the whole grid, point by point, then the included points."""
     screens = _Screens(sweep, system, pinned)
     for values in sweep.grid:
-        yield CheckedPoint(sweep, sweep.coordinates(values), screens.of(values).check(values))
+        yield CheckedPoint(sweep, sweep.coordinates(values), screens.of(values).check(values), pinned)
     for point in sweep.included():
         recipe, upstream = recipe_of(point.args), pinned.upstream(point.args)
         nodes = point.num_nodes if upstream is None else None
-        args = with_recipe(point.args, recipe)
+        preset = pinned.preset(point.args) if upstream is None else None
+        args = with_recipe(point.args, recipe, preset=preset)
         result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden, env=point.env)
-        yield CheckedPoint(sweep, dict(point.coordinates), (*result.violations, *result.not_evaluated, *result.lifted))
+        violations = [with_origins(each, given_to_loop(point.args), preset) for each in result.violations]
+        answers: _Answers = (*violations, *result.not_evaluated, *result.lifted)
+        yield CheckedPoint(sweep, dict(point.coordinates), answers, pinned)
 
 
 class _Screens:
@@ -81,7 +96,7 @@ class _Screens:
         self._sweep, self._system, self._pinned = sweep, system, pinned
         self._base = sweep.base_args()
         names = sweep.grid.names
-        self._choosing = {name: names.index(name) for name in pinned.choosing if name in names}
+        self._choosing = {name: names.index(name) for name in CHOOSING if name in names}
         self._indices = tuple(self._choosing.values())
         self._by_choice: dict[Values, Screen] = {}
         self._made: dict[tuple[Any, ...], Screen] = {}
@@ -98,13 +113,14 @@ class _Screens:
         chosen = {name: values[i] for name, i in self._choosing.items()}
         launcher = Launcher(chosen.get("launcher", self._base.launcher))
         args = self._base.model_copy(update={**chosen, "launcher": launcher})
-        upstream = self._pinned.upstream(args)
-        key = (args.launcher, args.model_recipe_name, preset_key(upstream.preset if upstream else None))
+        upstream, preset = self._pinned.upstream(args), self._pinned.preset(args)
+        key = (args.launcher, args.model_recipe_name, preset_key(preset))
         if key not in self._made:
             grid, recipe = self._sweep.grid, recipe_of(args)
             axes = [name for name in grid.names if name in type(args).model_fields and name not in STRUCTURAL]
             base = with_recipe(args, recipe, but=axes)
             nodes, overridden = self._sweep.num_nodes, self._pinned.overridden
             env = {**(self._system.global_env_vars if self._system else {}), **self._sweep.env}
-            self._made[key] = Screen(grid, base, self._system, recipe, nodes, upstream, overridden, env)
+            own = (preset, given_to_loop(self._base)) if preset and upstream is None else None
+            self._made[key] = Screen(grid, base, self._system, recipe, nodes, upstream, overridden, env, own)
         return self._made[key]

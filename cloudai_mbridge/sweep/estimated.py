@@ -16,16 +16,18 @@ from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_qu
 from cloudai_mbridge.megatron_bridge.presets.find import (
     UPSTREAM_DECIDES,
     Preset,
+    describe,
     given_values,
     resolve_sizes,
     why_no_preset,
 )
+from cloudai_mbridge.megatron_bridge.presets.loop import filled_in, given_to_loop, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import Pinned, preset_key
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _ESTIMATED_BY = {name for name, argument in ARGUMENTS.items() if argument.estimated == READ}
@@ -61,7 +63,7 @@ class SweepEstimates:
         self._names = [name for name in sweep.grid.names if name in _ESTIMATED_BY]
         self._of_shape = [name for name in self._names if name not in _RESIZED]
         self._decided = [name for name in self._names if name in UPSTREAM_DECIDES]
-        self._choosing = [name for name in self._pinned.choosing if name in self._axes]
+        self._choosing = [name for name in CHOOSING if name in self._axes]
         self._bases: dict[tuple[Any, ...], _Base] = {}
         self._kept = Kept[Headline]()
         self._shapes = Kept[Shape]()
@@ -100,8 +102,15 @@ class SweepEstimates:
         if base.preset is not None:
             own = given_values({name: coordinates[name] for name in self._decided})
             num_gpus = int(coordinates.get("num_gpus", self._base.num_gpus))
-            given = {**resolve_sizes({**base.given, **own}, num_gpus, base.preset), "num_gpus": num_gpus}
+            given = {**self._resolved({**base.given, **own}, num_gpus, base, base.preset), "num_gpus": num_gpus}
         return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
+
+    @staticmethod
+    def _resolved(given: Mapping[str, Any], num_gpus: int, base: _Base, preset: Preset) -> Mapping[str, Any]:
+        if base.args.launcher is not Launcher.EMBEDDED:
+            return resolve_sizes(given, num_gpus, preset)
+        batch = {} if base.recipe is None else {"gb": base.recipe.default("train", "global_batch_size")}
+        return {**batch, **filled_in(given, num_gpus, preset), **given}
 
     def num_steps(self, point: CheckedPoint) -> int | None:
         """Return the steps of a run of a point."""
@@ -114,8 +123,8 @@ class SweepEstimates:
 
     def request(self, point: CheckedPoint) -> EstimateRequest:
         """Return a point as a request, as it would be run."""
-        _, args, recipe = point.resolve()
-        return self._ask(args, recipe, self._preset(args))
+        args = self._sweep.point(point.coordinates).args
+        return self._ask(args, recipe_of(args), self._pinned.preset(args))
 
     def _base_at(self, coordinates: Mapping[str, Any]) -> _Base:
         """Return what points of this launcher, recipe and preset share."""
@@ -123,15 +132,12 @@ class SweepEstimates:
         key = tuple(chosen.values())
         if key not in self._bases:
             args = self._base.model_copy(update=chosen)
-            recipe = recipe_of(args)
-            filled = with_recipe(args, recipe, but=self._names)
+            recipe, preset = recipe_of(args), self._pinned.preset(args)
             given = given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES})
-            self._bases[key] = _Base(filled, recipe, self._preset(args), given)
+            if args.launcher is Launcher.EMBEDDED:
+                given = given_to_loop(args)
+            self._bases[key] = _Base(args, recipe, preset, given)
         return self._bases[key]
-
-    def _preset(self, args: ResolvedCmdArgs) -> Preset | None:
-        upstream = self._pinned.upstream(args)
-        return upstream.preset if upstream else None
 
     def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None, preset: Preset | None) -> EstimateRequest:
         if recipe is None:
@@ -139,7 +145,10 @@ class SweepEstimates:
             return EstimateRequest(nothing, args, None, f"recipe {args.model_recipe_name!r} is not known here")
         gpu, why = gpu_of(args, self._system)
         if args.launcher is Launcher.EMBEDDED:
-            return EstimateRequest(recipe, args, gpu, why, self._extra, self._formula)
+            filled_in = describe(with_loop_preset(args, preset))
+            args = with_recipe(args, recipe, preset=preset)
+            return EstimateRequest(recipe, args, gpu, why, self._extra, self._formula, filled_in=filled_in)
+        args = with_recipe(args, recipe)
         unknown = "" if preset else why_no_preset(args, self._pinned.release)
         return trained_question(recipe, args, preset, unknown, gpu, why, self._extra, self._formula)
 

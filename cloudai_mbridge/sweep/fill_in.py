@@ -7,6 +7,7 @@ from cloudai_mbridge.constraints import Lifted
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, gpu_label, recipe_environment
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, why_no_preset, with_preset
+from cloudai_mbridge.megatron_bridge.presets.loop import left_out, with_loop_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
@@ -20,22 +21,24 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
     """Return which presets fill in what the points of a sweep leave out, and what is not known."""
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
+    features: dict[str, None] = {}
     gpus: dict[str, bool] = {}
     for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
-        if (upstream := pinned.upstream(args)) is None:
-            continue
-        gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
-        resolved = with_preset(args, upstream.preset)
-        if upstream.preset is None and resolved.unknown - set(sweep.grid.names):
-            unknown[why_no_preset(args, pinned.release)] = None
-        elif upstream.preset is not None:
-            release = upstream.release
-            source = f"Megatron-Bridge {release.version} ({release.source})" if release else "Megatron-Bridge"
-            names = sources.setdefault(source, [])
-            if upstream.preset.name not in names:
-                names.append(upstream.preset.name)
+        preset = pinned.preset(args)
+        if args.launcher is not Launcher.EMBEDDED:
+            gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
+            if preset is None and with_preset(args, preset).unknown - set(sweep.grid.names):
+                unknown[why_no_preset(args, pinned.release)] = None
+        elif preset is not None:
+            features |= dict.fromkeys(left_out(args, preset))
+        if preset is not None:
+            names = sources.setdefault(f"Megatron-Bridge {preset.release.version} ({preset.release.source})", [])
+            if preset.name not in names:
+                names.append(preset.name)
     lines = [f"defaults of {source}: {_few(names)}" for source, names in sources.items()]
-    if (sources or unknown) and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
+    if features:
+        lines.append(f"the embedded loop leaves out of these what it does not have: {', '.join(features)}")
+    if gpus and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += _replaced_variables(sweep, pinned)
     lines += [
@@ -54,14 +57,15 @@ def lifted_note(lifted: Lifted, count: int) -> str:
 
 def _replaced_variables(sweep: SweepSpace, pinned: Pinned) -> list[str]:
     """Return a line for each variable of the system with another value than upstream's recipe sets."""
+    theirs = pinned.system.global_env_vars if pinned.system else {}
     own = {axis.path.removeprefix("extra_env_vars.") for axis in sweep.axes} | sweep.env.keys()
     found: dict[str, dict[str, None]] = {}
-    for args in itertools.islice(_variants(sweep, *_DECIDE_CONNECTIONS), _MOST_COMBINATIONS if pinned.env else 0):
+    for args in itertools.islice(_variants(sweep, *_DECIDE_CONNECTIONS), _MOST_COMBINATIONS if theirs else 0):
         for name, value in _recipe_environment(args, pinned).items():
-            if name in pinned.env and name not in own and str(pinned.env[name]) != value:
+            if name in theirs and name not in own and str(theirs[name]) != value:
                 found.setdefault(name, {})[value] = None
     return [
-        f"global_env_vars.{name} = {str(pinned.env[name])!r} of the system replaces {' or '.join(values)}, which the"
+        f"global_env_vars.{name} = {str(theirs[name])!r} of the system replaces {' or '.join(values)}, which the"
         " recipe sets; remove it there, unless it is meant"
         for name, values in found.items()
     ]
@@ -71,7 +75,8 @@ def _recipe_environment(args: ResolvedCmdArgs, pinned: Pinned) -> dict[str, str]
     """Return what the recipe of a point sets of its environment, as far as that is known."""
     preset = pinned.preset(args)
     if args.launcher is Launcher.EMBEDDED:
-        return recipe_environment(args, gpu_label(args, pinned.gpu_type), preset)
+        args = with_loop_preset(args, preset).args
+        return recipe_environment(args, gpu_label(args, pinned.system), preset)
     if preset is None or "env_vars" not in preset.values:
         return {}
     env = recipe_environment(with_preset(args, preset).args, args.gpu_type.lower(), preset)

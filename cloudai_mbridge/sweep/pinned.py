@@ -1,7 +1,7 @@
 """Which Megatron-Bridge a test pins, and what its launcher fills in for a point."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
@@ -49,14 +49,18 @@ class Pinned:
     release: of Megatron-Bridge; None where it is not known.
     rules: whose C rules hold.
     overridden: arguments and fields of the model that its `extra_cmd_args` decide.
-    gpu_type, env: of the system, if it says one; its variables.
+    system: where the points would run.
     """
 
     release: Release | None = None
     rules: RuleSet = RuleSet.RELEASE
     overridden: frozenset[str] = frozenset()
-    gpu_type: str | None = None
-    env: Mapping[str, Any] = field(default_factory=dict)
+    system: System | None = None
+
+    @property
+    def gpu_type(self) -> str | None:
+        """The system's GPU, if it says one."""
+        return self.system.gpu_type if self.system else None
 
     def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
         """Return what the launcher of a point with these arguments adds; None: nothing, the embedded loop runs it."""
@@ -67,13 +71,8 @@ class Pinned:
     def preset(self, args: ResolvedCmdArgs) -> Preset | None:
         """Return the preset of a point: its launcher's, or the newest release's for the embedded loop."""
         if args.launcher is Launcher.EMBEDDED:
-            return loop_preset(args, gpu_label(args, self.gpu_type))
+            return loop_preset(args, gpu_label(args, self.system))
         return find_preset(args, self.release)
-
-    @property
-    def choosing(self) -> tuple[str, ...]:
-        """The arguments that choose a recipe and its preset."""
-        return CHOOSING if self.release else STRUCTURAL
 
 
 def pinned_by(
@@ -84,8 +83,7 @@ def pinned_by(
     if (repo := megatron_bridge_of(definition)) is not None:
         clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
         release = find_release(repo.commit, clone)
-    gpu_type, env = (system.gpu_type, system.global_env_vars) if system else (None, {})
-    return Pinned(release, rules, overridden_by(definition.extra_cmd_args), gpu_type, env)
+    return Pinned(release, rules, overridden_by(definition.extra_cmd_args), system)
 
 
 def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES
+from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES, with_origins
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON, filled_in
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -35,6 +36,7 @@ _FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "cuda_graph_scope": ("cuda_graph_impl",),
 }
 _DECIDED = frozenset(UPSTREAM_DECIDES)
+_FILLED = frozenset(ACTS_ON)
 
 Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 Rule = Callable[[Point], Answer]
@@ -46,6 +48,7 @@ class Screen:
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, unless an axis.
     upstream: what Megatron-Bridge's launcher adds to the arguments; None: nothing, they are all there is.
     overridden: what `extra_cmd_args` set, of a test of the embedded loop. env: variables that all points share.
+    loop_preset: of a test of the embedded loop, and what all points set of the arguments that it may fill in.
     """
 
     def __init__(
@@ -58,15 +61,19 @@ class Screen:
         upstream: Upstream | None = None,
         overridden: frozenset[str] = frozenset(),
         env: Mapping[str, Any] | None = None,
+        loop_preset: tuple[Preset, Mapping[str, Any]] | None = None,
     ) -> None:
-        self._env = env or {}
+        self._env, self._loop_preset = env or {}, loop_preset
         self.names, self._upstream = grid.names, upstream
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
         self._overridden = overridden & JUDGED_WITHOUT
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
-        self._args_type = type("_Args", (_WatchedArgs,), shared)
+        self._args_type: type[_WatchedArgs] = type("_Args", (_WatchedArgs,), shared)
+        if loop_preset is not None:
+            filled = {**shared, "preset": loop_preset[0], "given": loop_preset[1]}
+            self._args_type = type("_Filled", (_WatchedFilledArgs,), filled)
         known = upstream or Upstream()
         guarded = _DECIDED | known.overridden
         self._trained_type: type[_WatchedTrainedArgs] = type(
@@ -134,6 +141,9 @@ class Screen:
         else:
             trained = upstream.trained(point, self._trained_type(chosen, looked))
             answers = [ask(rule, point, trained, upstream) for rule in rules]
+        if self._loop_preset is not None:
+            preset, given = self._loop_preset
+            answers = [with_origins(answer, {*given, *chosen}, preset) for answer in answers]
         return tuple([answer for answer in answers if answer is not None]), looked
 
 
@@ -181,6 +191,30 @@ class _WatchedArgs:
             object.__getattribute__(self, "_looked").add(name)
             return chosen[name]
         return object.__getattribute__(self, name)
+
+
+class _WatchedFilledArgs(_WatchedArgs):
+    """The same with what a preset fills in for the embedded loop. given: what all points set themselves."""
+
+    preset: Preset
+    given: Mapping[str, Any]
+
+    def __getattribute__(self, name: str) -> Any:
+        value = _WatchedArgs.__getattribute__(self, name)
+        get = object.__getattribute__
+        chosen, given = get(self, "_chosen"), get(self, "given")
+        if name not in _FILLED or name in chosen or name in given:
+            return value
+        for axis in _FOLLOWS.get(name, ()):
+            _WatchedArgs.__getattribute__(self, axis)  # looked at
+        try:
+            values = get(self, "_values")
+        except AttributeError:
+            own = {axis: chosen[axis] for axis in ACTS_ON if axis in chosen}
+            num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
+            values = filled_in({**given, **own}, num_gpus, get(self, "preset"))
+            object.__setattr__(self, "_values", values)
+        return values.get(name, value)
 
 
 class _WatchedEnv:

@@ -2,8 +2,11 @@
 `training.callbacks`. Every rank calls them; what a callback raises ends the run."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+
+from cloudai_mbridge.training.process.generators import kept_generators
 
 
 @dataclass
@@ -72,6 +75,8 @@ class Callback:
 
 
 VALID_EVENTS = frozenset(name for name in vars(Callback) if name.startswith("on_"))
+# A resumed run has these once more than an uninterrupted one, or after the generators were saved
+_OF_ONE_PROCESS = frozenset({"on_data_init_start", "on_train_start", "on_train_end", "on_checkpoint_save"})
 Function = Callable[[CallbackContext], None]
 
 
@@ -145,6 +150,12 @@ def should_fire(callback_manager: CallbackManager | None, event_name: str) -> bo
 
 
 def fire(event: str, manager: CallbackManager | None, state: Any, model: list[Any], **known: Any) -> None:
-    """Call what is registered for an event, with a context of what is known."""
-    if manager is not None and manager.has_callbacks(event):
+    """Call what is registered for an event, with a context of what is known.
+
+    Events that a resumed run has beside those of an uninterrupted one leave the generators as they were: what their
+    callbacks draw would change the dropout of the steps after them.
+    """
+    if manager is None or not manager.has_callbacks(event):
+        return
+    with kept_generators() if event in _OF_ONE_PROCESS else nullcontext():
         manager.fire(event, CallbackContext(state, model, manager.user_state, **known))

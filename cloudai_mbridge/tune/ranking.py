@@ -26,6 +26,7 @@ from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.model import StepTime
+from cloudai_mbridge.megatron_bridge.presets.find import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.sweep.checked import with_recipe
@@ -242,5 +243,6 @@ class Predictor:
         return self._request_of(self._request.cmd_args(sizes, options))
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
-        args = with_recipe(ResolvedCmdArgs.model_validate(cmd_args), self._request.recipe)
+        args = ResolvedCmdArgs.model_validate(cmd_args)
+        args = with_recipe(args, self._request.recipe, preset=loop_preset(args, self._request.gpu.name))
         return EstimateRequest(self._request.recipe, args, self._request.gpu)

@@ -9,6 +9,7 @@ from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, connections, gpu_label, recipe_environment
 from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 
 
 def of_loop(recipe: str, gpu: str, **cmd_args: Any) -> dict[str, str]:
@@ -95,9 +96,15 @@ def test_without_a_preset_only_connections_are_known(gpu: str) -> None:
     assert of_loop("gpt_tiny", "", tp=2) == {}
 
 
-def test_the_gpu_is_the_tests_else_the_systems() -> None:
-    assert gpu_label(ResolvedCmdArgs(gpu_type="H100"), "gb200") == "h100"
-    assert gpu_label(ResolvedCmdArgs(), "gb200") == "gb200"
+def test_the_gpu_is_the_tests_else_the_clusters() -> None:
+    cluster = SlurmSystem(
+        name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpu_type="gb200"
+    )
+    here = LocalSystem(name="here", scheduler="local", gpu_type="gb200")
+    assert gpu_label(ResolvedCmdArgs(gpu_type="H100"), cluster) == "h100"
+    assert gpu_label(ResolvedCmdArgs(gpu_type="H100"), here) == "h100"
+    assert gpu_label(ResolvedCmdArgs(), cluster) == "gb200"
+    assert gpu_label(ResolvedCmdArgs(), here) == ""
     assert gpu_label(ResolvedCmdArgs(), None) == ""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset, with_preset
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -70,6 +70,38 @@ def test_all_performance_configurations_are_planned(version: str, is_written_out
         seen += 1
         shipped_so += any("is shipped so" in lifted.reason for lifted in found.point.lifted)
     assert (seen, shipped_so) == SHIPPED[version]
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"use_megatron_fsdp": True}, {"activation_offload_layers": 3}, {"moe_a2a_overlap": True}, {"tp": 2}, {"pp": 4},
+    {"pp": 1, "vp": 1}, {"cp": 2}, {"ep": 8}, {"gb": 96}, {"cuda_graph_impl": "none"}, {"cuda_graph_scope": "attn"},
+    {"recompute_num_layers": 2}, {"recompute_modules": "core_attn,layernorm"},
+)  # fmt: skip
+
+
+def _trained(version: str, args: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what the launcher trains, as a test would say it; None where that is not known."""
+    written = ResolvedCmdArgs.model_validate(args)
+    resolved = with_preset(written, find_preset(written, find_release(f"v{version}")))
+    values = {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES}
+    texts = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    return None if resolved.unknown else {name: value for name, value in texts.items() if value not in (None, "")}
+
+
+@pytest.mark.parametrize("version", SHIPPED)
+def test_the_same_numbers_get_the_same_verdict_whoever_writes_them(version: str) -> None:
+    """A change to a preset, and all that results written out."""
+    rows, compared = _rows(version)[::3], 0
+    for number, row in enumerate(rows):
+        change = CHANGES[number % len(CHANGES)]
+        short = {**_as_cloudai(row), **change}
+        trained = _trained(version, short)
+        if trained is None or _trained(version, long := {**short, **trained}) != trained:
+            continue  # what is unset cannot be written
+        verdicts = [{each.rule_id for each in _preview(version, args).point.violations} for args in (short, long)]
+        assert verdicts[0] == verdicts[1], (row.key, change)
+        compared += 1
+    assert compared > len(rows) / 2
 
 
 def test_estimates_are_for_the_filled_in_sizes() -> None:

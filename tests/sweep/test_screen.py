@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation, check
+from cloudai_mbridge.constraints.engine import with_origins
+from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
@@ -14,7 +16,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep.checked import checked_points, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import Pinned
+from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
 
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4)
 LOCAL = LocalSystem(name="l", scheduler="local")
@@ -88,8 +90,11 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
         plain = sweep.point(point.coordinates)
         recipe = recipe_of(plain.args)
         nodes = plain.num_nodes if plain.args.launcher == "embedded" else None  # upstream's launcher is not told
-        expected = check(with_recipe(plain.args, recipe), system, recipe, nodes, pinned.upstream(plain.args))
-        assert sorted(map(str, point.violations)) == sorted(map(str, expected.violations)), point.coordinates
+        preset = pinned.preset(plain.args) if plain.args.launcher == "embedded" else None
+        args = with_recipe(plain.args, recipe, preset=preset)
+        expected = check(args, system, recipe, nodes, pinned.upstream(plain.args))
+        violations = [with_origins(each, given_to_loop(plain.args), preset) for each in expected.violations]
+        assert sorted(map(str, point.violations)) == sorted(map(str, violations)), point.coordinates
         silent = sorted(str(a) for a in point.answers if isinstance(a, NotEvaluated))
         assert silent == sorted(map(str, expected.not_evaluated)), point.coordinates
         assert sorted(map(str, point.lifted)) == sorted(map(str, expected.lifted)), point.coordinates
@@ -132,6 +137,38 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int)
         ):
             found = sorted(str(answer) for answer in point.answers if isinstance(answer, kind))
             assert found == sorted(map(str, answers)), point.coordinates
+
+
+LOOP: dict[str, Any] = {
+    "llama3_70b": {"gpu_type": ["h100", "gb300", "tpu"], "compute_dtype": ["bf16", "fp32"], "num_gpus": [48, 64, 100]},
+    "deepseek_v3": {"gpu_type": ["h100", "vr200"], "compute_dtype": ["bf16", "fp8_mx"], "num_gpus": [64, 256, 1024]},
+    "gpt_oss_120b": {"gpu_type": ["h100", "b200"], "compute_dtype": ["bf16"], "num_gpus": [64, 72]},
+}
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(seed: int) -> None:
+    draw = random.Random(seed)
+    recipe_name = draw.choice(list(LOOP))
+    names = draw.sample(sorted(VALUES.keys() - {"launcher", "model_recipe_name", *LOOP[recipe_name]}), 6)
+    axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names}
+    args = {"launcher": "embedded", "model_recipe_name": recipe_name, **LOOP[recipe_name], **axes}
+    definition = MegatronBridgeTestDefinition.model_validate(
+        {"name": "t", "description": "", "cmd_args": args, "sweep": {"include": [{"tp": 16, "gb": 7}, {"mb": 5}]}}
+    )
+    sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
+    pinned = pinned_by(definition, SLURM)
+    filled = 0
+    for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 30_000, draw.choice([7, 31, 91])):
+        plain = sweep.point(point.coordinates).args
+        recipe, preset = recipe_of(plain), pinned.preset(plain)
+        expected = check(with_recipe(plain, recipe, preset=preset), SLURM, recipe)
+        violations = [with_origins(each, given_to_loop(plain), preset) for each in expected.violations]
+        assert sorted(map(str, point.violations)) == sorted(map(str, violations)), point.coordinates
+        silent = sorted(str(answer) for answer in point.answers if isinstance(answer, NotEvaluated))
+        assert silent == sorted(map(str, expected.not_evaluated)), point.coordinates
+        filled += preset is not None
+    assert filled
 
 
 def test_a_grid_of_a_million_points_is_checked_one_at_a_time() -> None:

@@ -1,7 +1,9 @@
 """Callbacks: registration, and when the loop calls them on real runs."""
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,3 +230,36 @@ def test_fine_tuning_takes_them_too(tiny: Callable[..., Any], ranks: Any, train:
     (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
     ranks(1, SCRIPT, "finetune")
     assert [each[0] for each in _seen(tmp_path)[1]] == ["on_data_init_start", "on_train_start", *STEP, "on_train_end"]
+
+
+DRAWS = """
+import random
+import numpy as np
+import torch
+import sys
+from cloudai_mbridge.training.callbacks import CallbackManager
+from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.gpt_step import forward_step
+from cloudai_mbridge.training.pretrain import pretrain
+
+if __name__ == "__main__":
+    manager = CallbackManager()
+    for event in sys.argv[2:]:
+        manager.register(event, lambda context: (torch.rand(1), np.random.rand(), random.random()))
+    config = ConfigContainer.from_yaml("config.json")
+    config.train.exit_interval = int(sys.argv[1])
+    pretrain(config, forward_step, manager)
+"""
+
+
+def test_what_they_draw_changes_no_dropout_of_a_resumed_run(tiny: Any, ranks: Any, tmp_path: Path) -> None:
+    sections = {
+        "model": {"num_layers": 1, "hidden_dropout": 0.1, "attention_dropout": 0.1},
+        "train": {"train_iters": 4, "global_batch_size": 2},
+        "checkpoint": {"save": "ckpt", "load": "ckpt", "save_interval": 2},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    whole = ranks(1, DRAWS, "4").losses
+    shutil.rmtree(tmp_path / "ckpt")
+    events = ("on_data_init_start", "on_train_start", "on_checkpoint_save", "on_train_end")
+    assert ranks(1, DRAWS, "2", *events).losses | ranks(1, DRAWS, "4", *events).losses == whole

@@ -15,8 +15,10 @@ from cloudai_mbridge.training.config import (
 )
 from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
 from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
+from cloudai_mbridge.training.startup import prepare
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
 from tests.training.conftest import run_ranks
 
@@ -65,6 +67,15 @@ def test_experts_that_megatron_would_train_wrongly(config: ConfigContainer) -> N
     refuse_unsupported(config)
     config.model.expert_model_parallel_size, config.model.expert_tensor_parallel_size = 1, None
     refuse_unsupported(config)
+
+
+def test_local_layers_beside_transformer_engine(config: ConfigContainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = config.model
+    model.transformer_layer_spec = local_layer_spec
+    refuse_unsupported(config)
+    monkeypatch.setattr(prepare, "has_transformer_engine", lambda: True)
+    with pytest.raises(ConfigError, match=r"model\.transformer_layer_spec = local_layer_spec \(Transformer Engine"):
+        refuse_unsupported(config)
 
 
 def test_several_are_named_at_once(config: ConfigContainer) -> None:

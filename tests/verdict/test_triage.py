@@ -91,6 +91,13 @@ def test_an_example_is_triaged_to_its_entry(write: Write, entry: Entry, line: st
     assert len(failure.evidence) == 1
 
 
+def test_no_driver_at_all_is_not_taken_for_an_old_one(write: Write) -> None:
+    """CUDA reports both in the same words."""
+    failure = _triage(write("RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version"))
+    assert failure.title == "The node's NVIDIA driver is missing, or too old"
+    assert "there is no driver on this node" in failure.remedy
+
+
 @pytest.mark.parametrize("line", COUNTEREXAMPLES)
 def test_a_counterexample_matches_no_entry(write: Write, line: str) -> None:
     assert [entry.id for entry in CATALOGUE if entry.search(line)] == []

@@ -1,6 +1,7 @@
 """`mbridge estimate` and `mbridge proxy`."""
 
 import math
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, PATH
 from cloudai_mbridge.commands.plan.estimate_table import render_estimate
 from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
-from cloudai_mbridge.constraints import Upstream, check
+from cloudai_mbridge.constraints import CheckResult, Upstream, check
+from cloudai_mbridge.constraints.engine import with_origins
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.estimate.as_json import as_data
 from cloudai_mbridge.estimate.hardware import gpu_named
@@ -21,7 +23,8 @@ from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.proxy import shrink
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, find_preset, loop_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop, with_loop_preset
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import load_system
@@ -155,21 +158,24 @@ def _request(
         args = args.model_copy(update={"gpu_type": device.name})
     elif release:
         raise BadInput(f"--release: presets differ by GPU, and {why_not}, or a --system-config with gpu_type")
-    preset = _preset(release, args, recompute) if release else None
+    preset = _preset(release, args, recompute) if release else loop_preset(args, device.name if device else "")
     if num_gpus is None:
         args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
     overridden = overridden_by(extra)
-    if preset is not None:
+    if preset is not None and args.launcher is not Launcher.EMBEDDED:
         args = with_model_facts(args, recipe)
-        checked = check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden))
-    else:
-        args = with_recipe_defaults(args, recipe)
-        checked = check(args, system, recipe, overridden=overridden)
-    if checked.violations:
-        raise BadInput("\n".join(map(str, checked.violations)))
-    if preset is not None:
+        _require_passed(check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden)))
         return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
-    return EstimateRequest(recipe, args, device, why_not, extra, formula)
+    given, resolved = given_to_loop(args), with_loop_preset(args, preset)
+    args = with_recipe_defaults(resolved.args, recipe, but=resolved.from_preset)
+    _require_passed(check(args, system, recipe, overridden=overridden), given, preset)
+    return EstimateRequest(recipe, args, device, why_not, extra, formula, filled_in=describe(resolved))
+
+
+def _require_passed(checked: CheckResult, given: Container[str] = (), preset: Preset | None = None) -> None:
+    """Raise BadInput if a point breaks rules. given, preset: of a point of the embedded loop."""
+    if checked.violations:
+        raise BadInput("\n".join(str(with_origins(each, given, preset)) for each in checked.violations))
 
 
 def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:

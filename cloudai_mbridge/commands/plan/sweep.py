@@ -22,6 +22,8 @@ from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
+from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
+from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS
@@ -296,8 +298,9 @@ def sweep_explain(
     plan = SweepPreview(named[test_id], system, PlanOptions(memory_share, include_oom_risk, rules=rules))
     found = _find(plan, system, point)
     args = found.sweep.point(found.coordinates).args
-    upstream = plan.pinned.upstream(args)
-    fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
+    preset, is_embedded = plan.pinned.preset(args), args.launcher is Launcher.EMBEDDED
+    resolved = (with_loop_preset if is_embedded else with_preset)(args, preset)
+    fill_in = describe(resolved, frozenset() if is_embedded else plan.pinned.overridden)
     look, console = plan.preview(found), new_console()
     decision = status_of(look)
     if as_json:

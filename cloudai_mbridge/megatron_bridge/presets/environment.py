@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from cloudai_mbridge.megatron_bridge.presets.resolve import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.system import SlurmSystem, System
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALLOCATOR, _RECORD_STREAMS = "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS"
@@ -20,9 +21,14 @@ _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _LARGE_CHUNKS = ("llama3_70b", "llama31_405b")
 
 
-def gpu_label(args: ResolvedCmdArgs, of_system: str | None) -> str:
-    """Return the GPU that a point of the embedded loop is for: the test's `gpu_type`, else the system's, else ""."""
-    return (args.gpu_type if "gpu_type" in args.model_fields_set else of_system or "").lower()
+def gpu_label(args: ResolvedCmdArgs, system: System | None) -> str:
+    """Return the GPU that a point of the embedded loop is made for, "" if that is not known.
+
+    It is the test's `gpu_type`, else the cluster's. What this machine has does not change what a test trains.
+    """
+    if "gpu_type" in args.model_fields_set:
+        return args.gpu_type.lower()
+    return (system.gpu_type or "").lower() if isinstance(system, SlurmSystem) else ""
 
 
 def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -> dict[str, str]:

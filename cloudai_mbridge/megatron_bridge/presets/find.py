@@ -21,7 +21,7 @@ UPSTREAM_DECIDES = (
 )  # fmt: skip
 # Values that leave an argument to the launcher
 UNSET: tuple[Any, ...] = (None, "", [])
-_LISTS = ("cuda_graph_scope", "recompute_modules")
+LISTS = ("cuda_graph_scope", "recompute_modules")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def newest_release() -> Release:
 def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
     """Return the preset of the newest release for a point of the embedded loop on a GPU; None where it has none.
 
-    gpu: as `gpu_label` returns it.
+    gpu: as `gpu_label` returns it; "" where it is not known.
     """
     if args.launcher is not Launcher.EMBEDDED or not gpu:
         return None
@@ -65,7 +65,7 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
     """Say in a few words why `find_preset` returns None."""
     if args.launcher is not Launcher.MEGATRON_BRIDGE:
-        return "the embedded loop takes no presets"
+        return f"the embedded loop takes those of {newest_release().version} alone"
     if release is None:
         return "the pinned commit is of no known release of Megatron-Bridge"
     if args.use_recipes:
@@ -84,7 +84,7 @@ def given_by(args: ResolvedCmdArgs) -> dict[str, Any]:
 
 def given_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are set: lists as lists, and nothing that is unset."""
-    return {name: names_in(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
+    return {name: names_in(value) if name in LISTS else value for name, value in values.items() if value not in UNSET}
 
 
 def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:

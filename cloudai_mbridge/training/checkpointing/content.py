@@ -1,26 +1,25 @@
 """What a checkpoint holds (the tree that Megatron-Core saves, or loads into), and who writes and reads it."""
 
-import random
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from megatron.core.dist_checkpointing import ShardedObject
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.rerun_state_machine import get_rerun_state_machine
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
+from cloudai_mbridge.training.checkpointing import generators
+from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
-from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.config.text.yaml_text import read_yaml
+from cloudai_mbridge.training.errors import ConfigError
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
 Metadata = dict[str, Any]
@@ -56,6 +55,28 @@ def parallelism() -> dict[str, int]:
     }
 
 
+_LONG_NAMES = {
+    **{"tp": "tensor_model", "pp": "pipeline_model", "vp": "virtual_pipeline_model"},
+    **{"cp": "context", "ep": "expert_model", "etp": "expert_tensor"},
+}
+
+
+def saved_parallelism(directory: str, common: dict[str, Any]) -> dict[str, Any]:
+    """Return the layout of the run that saved a checkpoint; {} if it cannot be read.
+
+    Megatron-Bridge has no such entry: then the sizes are those of `run_config.yaml`, and "world" is missing.
+    """
+    if "parallelism" in common:
+        layout: dict[str, Any] = common["parallelism"]
+        return layout
+    try:
+        model = dict(read_yaml(Path(directory) / RUN_CONFIG)["model"])
+    except (ConfigError, OSError, LookupError, TypeError, ValueError):
+        return {}
+    sizes = {short: model.get(f"{name}_parallel_size") for short, name in _LONG_NAMES.items()}
+    return {short: size or (sizes["tp"] if short == "etp" else 1) for short, size in sizes.items()}
+
+
 def model_keys(model: list[Any]) -> list[str]:
     """Return the name of every chunk's entry."""
     return ["model"] if len(model) == 1 else [f"model{i}" for i in range(len(model))]
@@ -88,46 +109,17 @@ def tree_to_save(
         "num_floating_point_operations_so_far": float(flops),
         "parallelism": parallelism(),
         **models,
-        "rerun_state_machine": get_rerun_state_machine().state_dict(
-            data_iterator=data_iterator, ckpt_format=config.ckpt_format
-        ),
     }
+    rerun = get_rerun_state_machine().state_dict(data_iterator=data_iterator, ckpt_format=config.ckpt_format)
+    if rerun is not None:  # where Megatron-Bridge sees the key, it loads the state
+        tree["rerun_state_machine"] = rerun
     if config.save_optim and optimizer is not None:
         tree["optimizer"] = optimizer_tree(optimizer, models, metadata, is_loading=False)
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
     if config.save_rng:
-        tree["rng_state"] = sharded_rng_state()
+        tree[generators.KEY] = generators.states_to_save()
     return tree
-
-
-def rng_state() -> dict[str, Any]:
-    """Return this rank's states as tensors and plain values."""
-    numpy_state: Any = np.random.get_state()
-    kind, keys, position, has_gauss, cached = numpy_state
-    return {
-        "random_rng_state": random.getstate(),
-        "np_rng_state": (str(kind), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
-        "torch_rng_state": torch.get_rng_state(),
-        "device_rng_state": None if current_device().type == "cpu" else torch.cuda.get_rng_state(),
-        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
-    }
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Take what `rng_state` returned, on the same rank of the same layout."""
-    random.setstate(state["random_rng_state"])
-    kind, keys, position, has_gauss, cached = state["np_rng_state"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch_rng_state"])
-    if state["device_rng_state"] is not None and current_device().type != "cpu":
-        torch.cuda.set_rng_state(state["device_rng_state"])
-    get_cuda_rng_tracker().set_states(state["rng_tracker_states"])
-
-
-def sharded_rng_state() -> ShardedObject:
-    """Return the states as this rank's part of one object over all ranks."""
-    return ShardedObject("rng_state", rng_state(), (dist.get_world_size(),), (dist.get_rank(),))
 
 
 _SAVE = "save_strategy"

@@ -10,7 +10,7 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content
+from cloudai_mbridge.training.checkpointing import content, generators
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
 from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
@@ -78,12 +78,16 @@ class _Load:
         self.common = on_each_rank(self.path, partial(read_common, self.path))
         self.metadata = self.common.get("content_metadata") or content.content_metadata(self.config)
         self.with_optimizer = not self.weights_only and self.config.load_optim and optimizer is not None
-        self.is_same_layout = self.common.get("parallelism") == content.parallelism()
+        here = content.parallelism()
+        self.layout = content.saved_parallelism(self.path, self.common)
+        self.is_same_layout = bool(self.layout) and {**here, **self.layout} == here
+        self.with_generators = not self.weights_only and self.config.load_rng
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:
         """Load everything that is wanted. A collective."""
         on_each_rank(self.path, self._check_optimizer)
+        on_each_rank(self.path, self._check_generators)
         tree = on_each_rank(self.path, self._tree)
         may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
         resized = on_each_rank(self.path, partial(check_fit, self.path, tree, allow_missing=may_lack))
@@ -97,7 +101,7 @@ class _Load:
             return
         if "optimizer" not in self.common:
             raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
-        here, there = content.parallelism(), self.common.get("parallelism", {})
+        here, there = content.parallelism(), self.layout
         changed = {key: (there[key], here[key]) for key in _SPLITS_OPTIMIZER if there.get(key, here[key]) != here[key]}
         kind = self.metadata.get("distrib_optim_sharding_type")
         if changed and self.state.cfg.ddp.use_distributed_optimizer and kind != "fully_reshardable":
@@ -108,30 +112,30 @@ class _Load:
                 "checkpoint.load_optim=False"
             )
 
+    def _check_generators(self) -> None:
+        if self.with_generators and (reason := generators.why_not(self.path, is_same_layout=self.is_same_layout)):
+            _say(f"(random number generator states are not loaded: {reason})")
+            self.with_generators = False
+
     def _tree(self) -> dict[str, Any]:
         """Return what to load, without values."""
         models = content.model_tree(self.model, self.metadata)
         tree: dict[str, Any] = dict(models)
         if self.with_optimizer:
             tree["optimizer"] = content.optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
-        if self._wants_rng():
-            tree["rng_state"] = content.sharded_rng_state()
+        if self.with_generators:
+            tree[generators.KEY] = generators.states_to_load(self.path)
         if self._wants_rerun_state():
             tree["rerun_state_machine"] = get_rerun_state_machine().state_dict(
                 data_iterator=None, ckpt_format=self.config.ckpt_format, force=True
             )
         return tree
 
-    def _wants_rng(self) -> bool:
-        if self.weights_only or not self.config.load_rng:
-            return False
-        if not self.is_same_layout:
-            _say("(the parallelism differs from the checkpoint's: random number generator states are not loaded)")
-        return self.is_same_layout
-
     def _wants_rerun_state(self) -> bool:
         saved = self.common.get("rerun_state_machine")
         is_wanted = not self.weights_only and self.is_same_layout
+        if generators.saved_shape(self.path, "rerun_state_machine_state") != (dist.get_world_size(),):
+            return False
         return is_wanted and bool(get_rerun_state_machine().validate_state_dict(saved))
 
     def _read(self, tree: dict[str, Any]) -> dict[str, Any]:
@@ -161,11 +165,13 @@ class _Load:
         self.state.train_state.load_state_dict(counters)
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
-        if self.config.load_rng and self.is_same_layout:
-            content.set_rng_state(loaded["rng_state"])
+        if self.with_generators and not generators.restore(loaded[generators.KEY]):
+            _say("(random number generator states are not loaded: they are those of another kind of device)")
 
     def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
         if not self.with_optimizer:
+            if not self.weights_only and self.optimizer is not None:
+                _say("(the state of the optimizer is not loaded: the learning-rate law begins anew as well)")
             if self.optimizer is not None:  # its copies in high precision follow the weights
                 weights = loaded if self.config.load_main_params_from_ckpt else None
                 self.optimizer.reload_model_params(state_dict=weights)

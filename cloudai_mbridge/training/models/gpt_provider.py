@@ -12,7 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig
 
 from cloudai_mbridge.training.compat import cuda_graphs
-from cloudai_mbridge.training.models.layer_specs import default_layer_spec, mtp_block_spec
+from cloudai_mbridge.training.models.layer_specs import default_layer_spec, local_layer_spec, mtp_block_spec
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
 from cloudai_mbridge.training.models.weight_gradients import (
     can_enable_gradient_accumulation_fusion,
@@ -108,7 +108,10 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     ) -> GPTModel:
         """Build this stage's GPTModel, on the default device."""
         spec = self.transformer_layer_spec
-        layer_spec = spec(self, vp_stage) if spec is default_layer_spec else spec(self) if callable(spec) else spec
+        if spec is default_layer_spec or spec is local_layer_spec:
+            layer_spec = spec(self, vp_stage)
+        else:
+            layer_spec = spec(self) if callable(spec) else spec
         is_first, is_last = (
             check(ignore_virtual=False, vp_stage=vp_stage) if given is None else given
             for check, given in ((mpu.is_pipeline_first_stage, pre_process), (mpu.is_pipeline_last_stage, post_process))

@@ -17,6 +17,11 @@ def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     """Return the layers of one pipeline stage; dense and MoE layers follow `config.moe_layer_freq`."""
     if has_transformer_engine():
         return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    return local_layer_spec(config, vp_stage)
+
+
+def local_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
+    """Return the same layers without Transformer Engine, on torch's own functions."""
     block = gpt_layer_specs.get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )

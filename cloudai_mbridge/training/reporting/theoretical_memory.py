@@ -41,7 +41,7 @@ class Split:
     """How a model is split over GPUs. seq_length: of a whole sequence. is_sharded: by the distributed optimizer.
 
     vp: None without virtual stages. num_microbatches: of a step; fewer than there are stages leave some of the
-    activation memory unused.
+    activation memory unused. layers: of each pipeline rank, with all its virtual stages; empty: an equal share each.
     """
 
     tp: int
@@ -55,6 +55,11 @@ class Split:
     micro_batch_size: int
     num_microbatches: int | None
     is_sharded: bool
+    layers: tuple[int, ...] = ()
+
+    def layers_of(self, num_layers: int) -> tuple[float, ...]:
+        """Return the layers of each pipeline rank."""
+        return self.layers or (num_layers / self.pp,) * self.pp
 
 
 def theoretical_memory(cfg: Any, num_microbatches: int | None = None) -> TheoreticalMemory:
@@ -72,9 +77,28 @@ def theoretical_memory(cfg: Any, num_microbatches: int | None = None) -> Theoret
         micro_batch_size=cfg.train.micro_batch_size,
         num_microbatches=num_microbatches,
         is_sharded=cfg.ddp.use_distributed_optimizer,
+        layers=layers_by_rank(m),
     )
     is_silu = getattr(m.activation_func, "__name__", "") in ("silu", "SiLU")
     return memory_of_model(m, split, is_swiglu=bool(m.gated_linear_unit and is_silu))
+
+
+def layers_by_rank(model: Any) -> tuple[int, ...]:
+    """Return the decoder layers of each pipeline rank of a finalized model, () where all have the same number."""
+    if (pp := model.pipeline_model_parallel_size) == 1:
+        return ()
+    if layout := getattr(getattr(model, "pipeline_model_parallel_layout", None), "layout", None):
+        return tuple(sum(each.name == "decoder" for chunk in chunks for each in chunk) for chunks in layout)
+    first, last = (read(model, f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+    if first is not None or last is not None:
+        ends = [count for count in (first, last) if count is not None]
+        between = (model.num_layers - sum(ends)) // max(1, pp - len(ends))
+        return (between if first is None else first, *[between] * (pp - 2), between if last is None else last)
+    off = [bool(read(model, f"account_for_{end}_in_pipeline_split", False)) for end in ("embedding", "loss")]
+    if not any(off):
+        return ()
+    each = (model.num_layers + sum(off)) // pp
+    return (each - off[0], *[each] * (pp - 2), each - off[1])
 
 
 def report_theoretical_memory(cfg: Any, num_microbatches: int | None = None, verbose: bool = False) -> None:
@@ -91,11 +115,13 @@ def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> Theoretical
     dense, routed = _parameters(model, 3 if is_swiglu else 2)
     embedding = model.hidden_size * model.padded_vocab_size
     untied = int(not model.share_embeddings_and_output_weights)
-    dense_shard = dense / (split.pp * split.tp) + embedding / split.tp * (1 + (untied if split.pp == 1 else 0))
-    routed_shard = routed / (split.pp * split.ep * split.etp)
     expert_copies = max(1, split.dp * split.tp * split.cp // (split.ep * split.etp))
-    weight = dense_shard * bytes_per_parameter(split.is_sharded, split.dp * split.cp)
-    weight += routed_shard * bytes_per_parameter(split.is_sharded, expert_copies)
+    layer = dense / split.tp * bytes_per_parameter(split.is_sharded, split.dp * split.cp)
+    layer += routed / (split.ep * split.etp) * bytes_per_parameter(split.is_sharded, expert_copies)
+    table = embedding / split.tp * bytes_per_parameter(split.is_sharded, split.dp * split.cp)
+    tables = [1 + untied] if split.pp == 1 else [1, *[0] * (split.pp - 2), 1]  # the last stage's copy, where tied
+    held = zip(split.layers_of(model.num_layers), tables, strict=True)
+    weight = max(layer * count / model.num_layers + table * number for count, number in held)
     parameters = round(dense + routed + embedding * (1 + untied))
     activation = activation_bytes(model, split, _ffn_width(model)) / (split.tp * split.cp)
     return TheoreticalMemory(parameters, weight, activation)
@@ -116,11 +142,12 @@ def bytes_per_parameter(is_sharded: bool, copies: int) -> float:
 def activation_bytes(model: Any, split: Split, ffn_width: float) -> float:
     """Return the activations of all tensor- and context-parallel ranks together. ffn_width: mean of the layers."""
     h, pp, tokens = model.hidden_size, split.pp, split.micro_batch_size * split.seq_length
-    in_layers = tokens * h * (18 + 4 * ffn_width / h) * model.num_layers + 8 * tokens * pp + tokens * h * pp
+    most = pp if split.vp is not None or split.num_microbatches is None else min(pp, split.num_microbatches)
+    # rank i holds up to pp - i micro-batches
+    layers = max(count * min(most, pp - i) for i, count in enumerate(split.layers_of(model.num_layers)))
+    in_layers = tokens * h * (18 + 4 * ffn_width / h) * layers + (8 * tokens + tokens * h) * most
     if split.vp is not None:
         in_layers *= 1 + (pp - 1) / (pp * split.vp)  # stages hold micro-batches of several chunks
-    elif pp > 1 and split.num_microbatches is not None:
-        in_layers *= min(1, split.num_microbatches / pp)
     logits = 4 * tokens * h * (1 + model.padded_vocab_size / h) if pp == 1 else 0
     return float(in_layers + logits)
 

@@ -137,7 +137,7 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "torch": ("sigmoid", "tanh", "relu"),
     "torch.nn.init": _INIT_NAMES,
     "megatron.core.activations": ("squared_relu", "quick_gelu", "fast_gelu"),
-    _LAYER_SPECS: ("default_layer_spec",),
+    _LAYER_SPECS: ("default_layer_spec", "local_layer_spec"),
 }
 # name in a file -> (module, attribute)
 FUNCTIONS: Mapping[str, tuple[str, str]] = {
@@ -147,6 +147,8 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     # another function than that of `activations`: Megatron-Core fuses the bias with this one only
     "megatron.core.fusions.fused_bias_geglu.quick_gelu": ("megatron.core.fusions.fused_bias_geglu", "quick_gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    "megatron.bridge.models.gpt_provider.transformer_engine_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    "megatron.bridge.models.gpt_provider.local_layer_spec": (_LAYER_SPECS, "local_layer_spec"),
     "megatron.bridge.models.nemotron.nemotron_provider.squared_relu": ("megatron.core.activations", "squared_relu"),
 }
 # Short names of activation functions -> names of FUNCTIONS (Megatron-Bridge, utils/activation_map.py)

@@ -58,6 +58,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dataset.reset_attention_mask": (False,),
     "dataset.inter_document_masking": (False,),
     "optimizer.optimizer_cuda_graph": (False,),
+    "optimizer.optimizer_cpu_offload": (False,),
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 # Only graphs read these, and model.cuda_graph_impl is what asks for graphs

@@ -15,7 +15,7 @@ from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
-from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for
 
@@ -180,7 +180,6 @@ def _derive(config: ConfigContainer) -> None:
     model: Any = config.model
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
-    config.optimizer.overlap_param_gather = config.ddp.overlap_param_gather
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
     tokenizer = config.tokenizer
@@ -214,6 +213,8 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
     elif has_transformer_engine() and model.transformer_impl == "local":
         yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    elif has_transformer_engine() and model.transformer_layer_spec is local_layer_spec:
+        yield "model.transformer_layer_spec = local_layer_spec (Transformer Engine is installed, and used)"
     tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
     if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then

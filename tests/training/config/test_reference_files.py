@@ -214,6 +214,22 @@ def test_a_provider_that_only_sets_fields_is_read_as_its_base(target: str, ours:
     assert model.transformer_layer_spec.__name__ == "default_layer_spec"
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("default_layer_spec", "default_layer_spec"),
+        ("transformer_engine_layer_spec", "default_layer_spec"),
+        ("local_layer_spec", "local_layer_spec"),
+    ],
+)
+def test_functions_of_layers_go_by_their_names(name: str, ours: str, tiny: Make) -> None:
+    spec = {"_target_": f"{MODELS}.gpt_provider.{name}", "_call_": False}
+    data = architecture(tiny, "gpt_provider.GPTModelProvider", transformer_layer_spec=spec)
+    check_section_values(data)
+    model: Any = loaded(data).model
+    assert model.transformer_layer_spec.__name__ == ours
+
+
 def test_frequencies_of_llama_31(tiny: Make) -> None:
     factors = {"scale_factor": 32, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
     data = architecture(tiny, "llama.llama_provider.Llama32ModelProvider1B", **factors)

@@ -16,7 +16,7 @@ from cloudai_mbridge.training.config import (
     mimo_runtime_config_update,
     runtime_config_update,
 )
-from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig, get_mixed_precision_config
 
 
 class _Recorder:
@@ -76,6 +76,26 @@ def test_overlap_sees_the_data_parallel_size(config: Any, monkeypatch: pytest.Mo
     config.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
     runtime_config_update(config)
     assert (config.comm_overlap.data_parallel_size, config.ddp.overlap_grad_reduce) == (2, True)
+
+
+@pytest.mark.parametrize("section", ["ddp", "optimizer"])
+@pytest.mark.parametrize("name", ["use_distributed_optimizer", "overlap_param_gather"])
+def test_what_optimizer_and_ddp_share_is_on_in_both(config: Any, section: str, name: str) -> None:
+    setattr(getattr(config, section), name, True)
+    with pytest.warns(UserWarning, match=f"{name}=.*: both are set to True"):
+        runtime_config_update(config)
+    assert (getattr(config.ddp, name), getattr(config.optimizer, name)) == (True, True)
+
+
+@pytest.mark.parametrize(("scale", "is_checked"), [(None, False), (1024.0, True)])
+def test_a_dynamic_loss_scale_needs_overflow(
+    config: Any, scale: float | None, is_checked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.mixed_precision = dataclasses.replace(get_mixed_precision_config("fp16_mixed"), loss_scale=scale)
+    config.ddp.check_for_nan_in_grad = True
+    runtime_config_update(config)
+    assert ("switched off: fp16" in capsys.readouterr().out) is not is_checked
+    assert (config.ddp.check_for_nan_in_grad, config.rerun_state_machine.check_for_nan_in_loss) == (is_checked,) * 2
 
 
 def test_the_rules_see_what_precision_has_set(config: Any) -> None:

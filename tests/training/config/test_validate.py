@@ -94,6 +94,8 @@ _FSDP = {"ddp.use_megatron_fsdp": True}
 _FSDP_SAVE = {**_FSDP, "checkpoint.save": "c"}
 _LOCAL_GRAPH = {**_NO_MODEL_CHECK, "model.cuda_graph_impl": "local"}
 _DIST_OPTIMIZER = {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}
+_GATHER_IN_STEP = {"optimizer.overlap_param_gather_with_optimizer_step": True}
+_STAGES = {"model.pipeline_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}
 _NO_GLOO = {"dist.use_gloo_process_groups": False}
 _SAMPLES = {"train.train_iters": None, "train.train_samples": 100}
 _CP2 = {"env.WORLD_SIZE": "2", "model.context_parallel_size": 2}
@@ -147,6 +149,7 @@ LEGAL = [
     Case("check_gloo_free_format", {**_NO_GLOO, **_DIST_OPTIMIZER}),
     Case("check_gloo_free_format", {**_NO_GLOO, "checkpoint.ckpt_format": "torch"}),
     Case("check_gloo_free_format", {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}),
+    Case("check_gather_with_step", {**_GATHER_IN_STEP, "optimizer.use_distributed_optimizer": True, **_STAGES}),
     Case("check_training_scheduler_compatibility", {"scheduler.lr_decay_iters": 1, "scheduler.lr_warmup_iters": 0}),
     Case("check_training_scheduler_compatibility", {"scheduler.lr_warmup_fraction": 0.5}),
     Case("check_training_scheduler_compatibility", {**_SAMPLES, "scheduler.lr_decay_samples": 9}),
@@ -324,6 +327,10 @@ ILLEGAL = [
         {**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
         AssertionError,
         "got 'torch'",
+    ),
+    *(
+        Case("check_gather_with_step", {**_GATHER_IN_STEP, **others}, ValueError, "needs virtual pipeline stages")
+        for others in ({"optimizer.use_distributed_optimizer": True}, _STAGES)
     ),
     *(
         Case("check_training_scheduler_compatibility", values, AssertionError, message)
@@ -854,6 +861,7 @@ def test_the_order_of_the_rules() -> None:
         "apply_deterministic_mode",
         "_validate_and_sync_distributed_optimizer_settings",
         "_validate_mixed_precision_consistency",
+        "let_the_loss_scale_find_overflow",
         "_validate_fine_grained_activation_offloading",
         "check_full_iteration_graph",
         "clear_unused_graph_scope",
@@ -867,6 +875,7 @@ def test_the_order_of_the_rules() -> None:
         "sync_cpu_initialization",
         "check_decentralized_groups",
         "check_gloo_free_format",
+        "check_gather_with_step",
         "check_training_scheduler_compatibility",
         "calculate_scheduler_steps",
         "check_sequence_split",
@@ -888,6 +897,7 @@ CHANGES_ONLY = {
     "sync_te_rng_tracker": test_the_te_tracker_of_the_model_reaches_the_rng_section,
     "rerun_post_inits": test_a_section_without_finalize_has_its_post_init_repeated,
     "_validate_and_sync_distributed_optimizer_settings": "tests/training/config/test_update.py",
+    "let_the_loss_scale_find_overflow": "tests/training/config/test_update.py",
     "clear_unused_graph_scope": test_the_scope_of_graphs_that_are_on_is_kept,
     "drop_what_fsdp_lacks": test_average_in_collective_under_fsdp,
     "default_tensor_inspect": test_where_tensor_inspection_writes,

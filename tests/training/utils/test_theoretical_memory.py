@@ -8,8 +8,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-from cloudai_mbridge.training.reporting.theoretical_memory import report_theoretical_memory, theoretical_memory
+from cloudai_mbridge.training.reporting.theoretical_memory import (
+    layers_by_rank,
+    report_theoretical_memory,
+    theoretical_memory,
+)
 
 LLAMA3 = {"gated_linear_unit": True, "activation_func": F.silu, "seq_length": 8192, "num_query_groups": 8}
 LLAMA3_8B = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32}
@@ -71,6 +76,35 @@ def test_published_models(cfg: Any, num_microbatches: int | None, weight: int, a
     memory = theoretical_memory(cfg, num_microbatches)
     assert round(memory.weight_and_optimizer) == weight
     assert round(memory.activation) == activation
+
+
+EQUAL = {"num_layers": 4, "padded_vocab_size": 4 * 14336}
+
+
+@pytest.mark.parametrize(
+    ("uneven", "layers"),
+    [
+        ({"num_layers_in_first_pipeline_stage": 1}, (1, 3)),
+        ({"num_layers_in_last_pipeline_stage": 3}, (1, 3)),
+        ({"account_for_embedding_in_pipeline_split": True, "num_layers": 3}, (1, 2)),
+        ({"account_for_loss_in_pipeline_split": True, "num_layers": 3}, (2, 1)),
+        ({"pipeline_model_parallel_layout": PipelineParallelLayerLayout("Et|tttL", 2)}, (1, 3)),
+        ({"pipeline_model_parallel_layout": PipelineParallelLayerLayout("Et|t|t|tL", 2)}, (2, 2)),
+    ],
+)
+def test_layers_of_uneven_stages(uneven: dict[str, Any], layers: tuple[int, ...]) -> None:
+    assert layers_by_rank(_cfg(LLAMA3_8B | EQUAL | uneven, 2, pp=2).model) == layers
+
+
+def test_the_fullest_of_uneven_stages_counts() -> None:
+    """Each stage of pp 2 has a table; the second holds one micro-batch at a time, the first two."""
+    equal = theoretical_memory(_cfg(LLAMA3_8B | EQUAL, 2, pp=2))
+    late = theoretical_memory(_cfg(LLAMA3_8B | EQUAL | {"num_layers_in_first_pipeline_stage": 1}, 2, pp=2))
+    early = theoretical_memory(_cfg(LLAMA3_8B | EQUAL | {"num_layers_in_first_pipeline_stage": 3}, 2, pp=2))
+    one_layer = 2 * 4096**2 * 1.25 + 4 * 4096 + 3 * 4096 * 14336
+    assert late.weight_and_optimizer - equal.weight_and_optimizer == pytest.approx(one_layer * 12, rel=1e-4)
+    assert late.weight_and_optimizer == early.weight_and_optimizer
+    assert late.activation < equal.activation < early.activation
 
 
 def test_the_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.transformer.enums import AttnBackend
 
-from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 
 if TYPE_CHECKING:
@@ -52,14 +52,27 @@ def finalize(section: Any) -> None:
 
 
 def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer") -> None:
-    """Turn the distributed optimizer on in optimizer and DDP if either asks for it; rank 0 warns if they differed."""
-    ddp, optimizer = config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer
-    if ddp == optimizer:
+    """Turn on in both what optimizer or DDP sets: the distributed optimizer, overlapped parameter gather.
+
+    Rank 0 warns if they differed.
+    """
+    for name in ("use_distributed_optimizer", "overlap_param_gather"):
+        ddp, optimizer = getattr(config.ddp, name, False), getattr(config.optimizer, name, False)
+        if ddp != optimizer:
+            warn_rank_0(f"ddp.{name}={ddp} and optimizer.{name}={optimizer}: both are set to True")
+            setattr(config.ddp, name, True)
+            setattr(config.optimizer, name, True)
+
+
+def let_the_loss_scale_find_overflow(config: "ConfigContainer") -> None:
+    """Switch the NaN checks off under a dynamic loss scale, which finds its value by gradients that overflow."""
+    checks = ((config.ddp, "check_for_nan_in_grad"), (config.rerun_state_machine, "check_for_nan_in_loss"))
+    if not config.optimizer.fp16 or config.optimizer.loss_scale is not None:
         return
-    warn_rank_0(
-        f"ddp.use_distributed_optimizer={ddp} and optimizer.use_distributed_optimizer={optimizer}: both are set to True"
-    )
-    config.ddp.use_distributed_optimizer = config.optimizer.use_distributed_optimizer = True
+    if on := [name for section, name in checks if getattr(section, name)]:
+        print_rank_0(f"{' and '.join(on)} switched off: fp16 with a dynamic loss scale skips steps that overflow")
+    for section, name in checks:
+        setattr(section, name, False)
 
 
 NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")

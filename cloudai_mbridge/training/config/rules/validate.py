@@ -25,6 +25,7 @@ from cloudai_mbridge.training.config.rules.update import (
     _validate_and_sync_distributed_optimizer_settings,
     apply_deterministic_mode,
     finalize,
+    let_the_loss_scale_find_overflow,
 )
 from cloudai_mbridge.training.config.text.summary import print_rank_0
 
@@ -340,6 +341,7 @@ CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     apply_deterministic_mode,
     _validate_and_sync_distributed_optimizer_settings,
     _validate_mixed_precision_consistency,
+    let_the_loss_scale_find_overflow,
     _validate_fine_grained_activation_offloading,
     check_full_iteration_graph,
     clear_unused_graph_scope,

@@ -1,0 +1,57 @@
+"""What a preset fills in of a point of the embedded loop: the arguments that the loop acts on.
+
+The newest known release's presets, as its launcher joins them with what a test sets, with one difference: what the test
+sets always wins, also where upstream's launcher would let a preset stand (`use_megatron_fsdp = false`), and "" unsets
+an argument.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.presets.find import LISTS, UPSTREAM_DECIDES, Resolved
+from cloudai_mbridge.megatron_bridge.presets.resolve import Preset, resolve_sizes
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
+
+# Those with a place in the loop's configuration; the others are features that it refuses
+ACTS_ON = tuple(name for name in UPSTREAM_DECIDES if ARGUMENTS[name].config)
+_MTP_STAGE = re.compile(r"m(\*\d+)?")
+
+
+def with_loop_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
+    """Return the arguments with what the preset decides; those count as set, so that reports hold them."""
+    if preset is None:
+        return Resolved(args, None, frozenset(), frozenset())
+    values = filled_in(given_to_loop(args), args.num_gpus, preset)
+    filled = args.model_copy(update={name: value for name, value in values.items() if value is not None})
+    return Resolved(filled, preset, frozenset(values), frozenset())
+
+
+def given_to_loop(args: ResolvedCmdArgs) -> dict[str, Any]:
+    """Return what a point sets itself of `ACTS_ON`."""
+    return {
+        name: value for name in ACTS_ON if name in args.model_fields_set and (value := getattr(args, name)) is not None
+    }
+
+
+def filled_in(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
+    """Return what a preset decides of `ACTS_ON`; None: unset. A batch that the launcher would not scale is not there.
+
+    given: as `given_to_loop` returns it.
+    """
+    lists = {name: names_in(value) for name, value in given.items() if name in LISTS}
+    result = resolve_sizes({**given, **lists}, num_gpus, preset)
+    values = {name: result[name] or None for name in ACTS_ON if name in result and name not in given}
+    if values.get("ep") == 1:  # as unset; a dense model has none to name
+        values["ep"] = None
+    if layout := values.get("pipeline_model_parallel_layout"):
+        values["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)  # the loop has no such layers
+    return values
+
+
+def left_out(args: ResolvedCmdArgs, preset: Preset) -> list[str]:
+    """Return the features of a preset that the loop does not have, as NAME=VALUE."""
+    names = [name for name in UPSTREAM_DECIDES if name not in ACTS_ON and name not in args.model_fields_set]
+    values = {name: preset.values.get(name) for name in names}
+    asked = {name: value for name, value in values.items() if value and value not in ARGUMENTS[name].harmless}
+    return [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in asked.items()]

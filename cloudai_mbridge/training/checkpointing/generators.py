@@ -1,0 +1,119 @@
+"""Random number generators in checkpoints: written in Megatron-Bridge's form, read in that one and in our older one.
+
+Megatron-Bridge saves one object over (pp, tp), and over (pp, tp, dp) with expert parallelism. Each part is a list: one
+state, or one for each data-parallel rank. Our older form is an object over all ranks, each part a single state.
+"""
+
+import hashlib
+import random
+import re
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+from cloudai_mbridge.training.checkpointing.verify import read_metadata
+
+KEY = "rng_state"
+_DIMENSIONS = ("pp", "tp", "dp")
+
+State = dict[str, Any]
+
+
+def states_to_save() -> ShardedObject:
+    """Return the states as this rank's part of the object. A collective.
+
+    Megatron-Bridge takes the states of data-parallel ranks for equal and keeps the first. They differ after dropout in
+    batches of different lengths; then all are kept, and Megatron-Bridge still takes the first.
+    """
+    state = _state()
+    replicas = mpu.get_data_parallel_group(with_context_parallel=True)
+    prints: list[Any] = [None] * replicas.size()
+    dist.all_gather_object(prints, _fingerprint(state), group=replicas)
+    states: list[Any] = [state]
+    if len(_grid()[0]) == 2 and len(set(prints)) > 1:
+        states = [None] * replicas.size()
+        dist.all_gather_object(states, state, group=replicas)
+    return _part(states, *_grid())
+
+
+def states_to_load(directory: str) -> ShardedObject:
+    """Return what to load of a checkpoint whose states can be restored."""
+    shape = saved_shape(directory)
+    if shape is not None and len(shape) == 1:
+        return ShardedObject(KEY, None, shape, (dist.get_rank(),))
+    return _part(None, *_grid())
+
+
+def restore(loaded: Any) -> bool:
+    """Set this rank's generators; False, and nothing set, if they are of another kind of device."""
+    states = loaded if isinstance(loaded, list) else [loaded]
+    replicas = mpu.get_data_parallel_group(with_context_parallel=True)
+    state: State = states[replicas.rank() if len(states) == replicas.size() else 0]
+    device_state = state.get("cuda_rng_state", state.get("device_rng_state"))
+    if device_state is not None:  # our older form has none on a CPU
+        if device_state.numel() != torch.cuda.get_rng_state().numel():
+            return False
+        torch.cuda.set_rng_state(device_state)
+    random.setstate(state["random_rng_state"])
+    kind, keys, position, has_gauss, cached = state["np_rng_state"]
+    np.random.set_state((kind, np.asarray(keys).astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch_rng_state"])
+    get_cuda_rng_tracker().set_states(state["rng_tracker_states"])
+    return True
+
+
+def saved_shape(directory: str, key: str = KEY) -> tuple[int, ...] | None:
+    """Return the shape of an object in a checkpoint; None if it holds no such object."""
+    name = re.compile(rf"{key}/shard_[\d.]+_([\d.]+)")
+    found = (name.fullmatch(each) for each in read_metadata(directory).state_dict_metadata)
+    return next((tuple(map(int, match[1].split("."))) for match in found if match), None)
+
+
+def why_not(directory: str, *, is_same_layout: bool) -> str | None:
+    """Return why a checkpoint's states cannot be restored in this run, in words; None if they can."""
+    shape, own = saved_shape(directory), _grid()[0]
+    if shape is None:
+        return "the checkpoint contains none"
+    if len(shape) == 1:
+        return None if is_same_layout else "the parallelism differs from the checkpoint's"
+    if shape == own:
+        return None
+    was, now = (", ".join(f"{n} {size}" for n, size in zip(_DIMENSIONS, sizes, strict=False)) for sizes in (shape, own))
+    return f"they were saved for {was}, and this run has {now}"
+
+
+def _grid() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the object, and this rank's place in it."""
+    groups = [mpu.get_pipeline_model_parallel_group(), mpu.get_tensor_model_parallel_group()]
+    if mpu.get_expert_model_parallel_world_size() > 1:
+        groups.append(mpu.get_data_parallel_group(with_context_parallel=True))
+    return tuple(group.size() for group in groups), tuple(group.rank() for group in groups)
+
+
+def _part(states: Any, shape: tuple[int, ...], place: tuple[int, ...]) -> ShardedObject:
+    replica = 0 if len(shape) == 3 else mpu.get_data_parallel_rank(with_context_parallel=True)
+    return ShardedObject(KEY, states, shape, place, replica_id=replica)
+
+
+def _state() -> State:
+    return {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": np.random.get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": torch.cuda.get_rng_state(),
+        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _fingerprint(state: State) -> str:
+    """Return a text that differs where states do."""
+    _, keys, *rest = state["np_rng_state"]
+    digest = hashlib.sha256(repr((state["random_rng_state"], rest)).encode() + keys.tobytes())
+    for tensor in (state["torch_rng_state"], state["cuda_rng_state"], *state["rng_tracker_states"].values()):
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
