@@ -97,7 +97,7 @@ class ForkServer:
     def _ask(self, request: Mapping[str, Any]) -> Any:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, self._kind],
+                [sys.executable, "-P", __file__, self._kind],  # `tests/` holds a directory `transformer_engine`
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -54,7 +54,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
 Verdict = dict[str, Any]
 
 
-def _run(script: str, *arguments: str, given: str = "") -> str:
+def run(script: str, *arguments: str, given: str = "") -> str:
+    """Return what a script of this directory prints with the Megatron-Core of 0.6."""
     done = subprocess.run(
         [sys.executable, str(HERE / script), *arguments],
         input=given,
@@ -72,8 +73,8 @@ def verdicts() -> list[Verdict]:
     """What our loop makes of each recipe's container."""
     if not (CORE_0_6 / "megatron/core").is_dir():
         pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
-    containers = _run("real_containers.py", str(source(LAUNCHER_0_6)))
-    return [json.loads(line) for line in _run("judge_containers.py", given=containers).splitlines()]
+    containers = run("real_containers.py", str(source(LAUNCHER_0_6)))
+    return [json.loads(line) for line in run("judge_containers.py", given=containers).splitlines()]
 
 
 def test_every_recipe_has_a_verdict_with_its_reasons(verdicts: list[Verdict]) -> None:
@@ -89,13 +90,17 @@ def test_our_loop_takes_as_many_as_before(verdicts: list[Verdict], capsys: pytes
 
 
 def test_the_page_has_these_tables(verdicts: list[Verdict]) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    fresh = REPOSITORY / "build" / PAGE.name
+    check_page(PAGE, tables(verdicts))
+
+
+def check_page(page: Path, tables: str) -> None:
+    """Compare a page's tables with fresh ones; where they differ, a fresh page is left in `build`."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    fresh = REPOSITORY / "build" / page.name
     fresh.parent.mkdir(exist_ok=True)
-    fresh.write_text(f"{before}{BEGIN}{tables(verdicts)}{END}{after}", encoding="utf-8")
-    assert page == fresh.read_text(encoding="utf-8"), f"copy {fresh} to {PAGE}"
+    fresh.write_text(f"{before}{BEGIN}{tables}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    assert text == fresh.read_text(encoding="utf-8"), f"copy {fresh} to {page}"
 
 
 def tables(verdicts: list[Verdict]) -> str:
@@ -113,7 +118,7 @@ def tables(verdicts: list[Verdict]) -> str:
         fields = sorted({name for each in needing for name in each["needs"] if _word(name) == need})
         rows.append([need, *_by_gpu(needing), ", ".join(f"`{name}`" for name in fields)])
     taken = [f"- {gpu}: {_names(verdicts, key) or 'none'}" for key, gpu in {**GPUS, **LATER}.items()]
-    parts = [_table(head, counts), "Taken:\n", *taken, "", _table(["Needs", *head[1:], "Fields"], rows)]
+    parts = [table(head, counts), "Taken:\n", *taken, "", table(["Needs", *head[1:], "Fields"], rows)]
     return "\n".join(parts)
 
 
@@ -138,6 +143,7 @@ def _words(verdict: Verdict) -> set[str]:
     return {_word(field) for field in verdict["needs"]}
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)

@@ -1,0 +1,122 @@
+"""Our recipes beside upstream's: the containers that both train, field by field, for every GPU and number format.
+
+Upstream's is that of its launcher's dry run; ours has the sizes of the same preset. Both are prepared as on a GPU.
+"""
+
+import json
+import tomllib
+from collections import Counter, defaultdict
+from fnmatch import fnmatch
+from functools import cache
+
+import pytest
+
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.recipes.load import recipe_names
+from tests.interop.compare_containers import differences, read
+from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
+from tests.interop.test_performance_recipes import CORE_0_6, HERE, check_page, run, table
+from tests.interop.test_presets import _argv, _key, _upstream_name
+
+PAGE = REPOSITORY / "docs/recipe-differences.md"
+REASONS = HERE / "container_differences.toml"
+COMPARED_AT_LEAST = 231
+
+# field -> (upstream's value, ours) -> in how many presets
+Found = dict[str, Counter[tuple[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, object]]:
+    """Every preset of 0.6 to pretrain a recipe that ships here."""
+    if not (CORE_0_6 / "megatron/core").is_dir():
+        pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
+    known = catalog(Release("0.6.0", "shipped"))
+    assert known
+    rows = [row for row in known.source.rows if row.task == "pretrain" and row.recipe in recipe_names()]
+    points = [{**_key(row), "num_gpus": row.num_gpus} for row in rows]
+    names = [_upstream_name(row, known.source.is_flat) for row in rows]
+    return [
+        {"recipe": name, "gpu": row.gpu, "num_gpus": row.num_gpus, "args": point, "argv": _argv(point)}
+        for name, row, point in zip(names, rows, points, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def answers(requests: list[dict[str, object]]) -> list[tuple[dict[str, object], dict[str, object]]]:
+    """The containers of both, or why they are refused."""
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    theirs = run("launched_containers.py", str(source(LAUNCHER_0_6)), given=lines)
+    ours = run("our_containers.py", given=lines)
+    return [(json.loads(a), json.loads(b)) for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def found(answers: list[tuple[dict[str, object], dict[str, object]]]) -> Found:
+    """What differs in the containers that neither side refuses."""
+    counts: Found = defaultdict(Counter)
+    for theirs, ours in answers:
+        if "yaml" in theirs and "yaml" in ours:
+            assert theirs["recipe"] == ours["recipe"]
+            for path, values in differences(read(theirs["yaml"]), theirs["unset"], read(ours["yaml"])).items():
+                counts[path][values] += 1
+    return counts
+
+
+def test_every_difference_has_a_reason_and_every_reason_a_difference(found: Found) -> None:
+    assert sorted(path for path in found if _reason(path) is None) == []
+    used = {_pattern(path) for path in found}
+    assert sorted(pattern for pattern, _ in _reasons() if pattern not in used) == []
+
+
+def test_the_page_has_these_tables(
+    found: Found, answers: list[tuple[dict[str, object], dict[str, object]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = sum("yaml" in theirs and "yaml" in ours for theirs, ours in answers)
+    with capsys.disabled():
+        print(f"\n{compared} of {len(answers)} presets compared, {len(found)} fields differ somewhere")
+    assert compared >= COMPARED_AT_LEAST
+    check_page(PAGE, tables(found, answers))
+
+
+def tables(found: Found, answers: list[tuple[dict[str, object], dict[str, object]]]) -> str:
+    """Return the page's tables: what could be compared, and what differs."""
+    recipes = defaultdict(Counter)
+    for theirs, ours in answers:
+        name = str(theirs["recipe"]).partition("_pretrain")[0]
+        recipes[name]["presets"] += 1
+        recipes[name]["compared"] += "yaml" in theirs and "yaml" in ours
+        recipes[name]["upstream"] += "refused" in theirs
+        recipes[name]["here"] += "refused" in ours
+    columns = ("presets", "compared", "upstream", "here")
+    counts = [[f"`{name}`", *(str(recipes[name][column]) for column in columns)] for name in sorted(recipes)]
+    head = ["Recipe", "presets of 0.6", "compared", "refused by upstream itself", "refused here"]
+    order = [why for _, why in _reasons()]
+    paths = sorted(found, key=lambda path: (order.index(str(_reason(path))), path))
+    rows = [
+        [f"`{path}`", _values(found[path], 0), _values(found[path], 1), str(found[path].total()), str(_reason(path))]
+        for path in paths
+    ]
+    return f"{table(head, counts)}\n{table(['Field', 'Upstream', 'Ours', 'Presets', 'Why'], rows)}"
+
+
+def _values(counts: Counter[tuple[str, str]], side: int) -> str:
+    values = list(dict.fromkeys(pair[side] for pair, _ in counts.most_common()))
+    shown = [f"`{value}`".replace("|", "\\|") for value in values[:3]]
+    return ", ".join(shown) + (", ..." if len(values) > 3 else "")
+
+
+@cache
+def _reasons() -> tuple[tuple[str, str], ...]:
+    """Return (pattern of fields, why), in order."""
+    entries = tomllib.loads(REASONS.read_text(encoding="utf-8"))["reason"]
+    return tuple((pattern, entry["why"]) for entry in entries for pattern in entry["fields"])
+
+
+def _pattern(path: str) -> str | None:
+    return next((pattern for pattern, _ in _reasons() if fnmatch(path, pattern)), None)
+
+
+def _reason(path: str) -> str | None:
+    return next((why for pattern, why in _reasons() if fnmatch(path, pattern)), None)
