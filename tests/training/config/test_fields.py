@@ -409,6 +409,11 @@ force_system_message: Opt[bool] = False
 hf_tokenizer_kwargs: Opt[dict[str, Any]] = {}
 sp_tokenizer_kwargs: Opt[dict[str, Any]] = {}
 use_tokenizer_vocab_size: bool = False
+tokenizer_hf_no_use_fast: bool = False
+tokenizer_hf_no_include_special_tokens: bool = False
+trust_remote_code: bool = False
+tokenizer_sentencepiece_legacy: bool = False
+tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
 """,
 }
 
