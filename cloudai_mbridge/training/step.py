@@ -90,8 +90,7 @@ def run_schedule(
         num_microbatches=count,
         seq_length=seq_length,
         decoder_seq_length=seq_length,
-        micro_batch_size=state.cfg.train.micro_batch_size,
-        **options,
+        **{"micro_batch_size": state.cfg.train.micro_batch_size, **options},
     )
     return reports
 

@@ -101,6 +101,12 @@ def _check_parallelism(config: ConfigContainer) -> None:
             f"train.global_batch_size = {total} is not a multiple of micro_batch_size x data-parallel size ="
             f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
         )
+    evaluated, own_micro = config.eval_batch_sizes
+    if min(evaluated, own_micro) < 1 or evaluated % (own_micro * replicas):
+        raise ConfigError(
+            f"validation.eval_global_batch_size = {evaluated} is not a multiple of eval_micro_batch_size x"
+            f" data-parallel size = {own_micro} x {replicas}; null means as in training"
+        )
     size, tp = model.vocab_size, model.tensor_model_parallel_size
     if size is not None and not model.should_pad_vocab and size % tp:
         raise ConfigError(
