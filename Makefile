@@ -18,8 +18,7 @@ UPSTREAM := .interop
 NEWEST_PYTHON ?= $(firstword $(foreach v,3.12 3.13,$(if $(shell python$v -c 'print(1)' 2>/dev/null),python$v) \
   $(lastword $(wildcard $(HOME)/.pyenv/versions/$v.*/bin/python))))
 NEWEST := .venv-newest
-# With megatron-bridge 0.6 and what it imports
-BRIDGE_PYTHON ?= $(NEWEST)/bin/python
+IS_3_12 = "$(NEWEST_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null
 # An archive (.tar.xz) with Transformer Engine's libraries; compiled where it is empty
 MBRIDGE_TE_ARCHIVE ?=
 # For `make matrix`: the releases of Megatron-Core to test, and what to test
@@ -28,7 +27,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-long docs interop interop-install bridge-loop head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-long docs interop interop-install bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -54,13 +53,15 @@ interop: interop-install
 	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
 	$(MAKE) bridge-loop
 
-# The training loop of Megatron-Bridge 0.6 beside ours, on a CPU, where a Python 3.12 has it.
+# The training loop of Megatron-Bridge 0.6 beside ours, on a CPU, where there is a Python 3.12.
 bridge-loop:
-	@if $(BRIDGE_PYTHON) -c 'import importlib.metadata as m; m.version("megatron-bridge")' 2>/dev/null; then \
-	  $(BRIDGE_PYTHON) -m pytest -n 2 tests/interop/bridge_loop; \
-	else \
-	  echo "** THE LOOP OF MEGATRON-BRIDGE WAS NOT RUN: $(BRIDGE_PYTHON) does not have megatron-bridge **" >&2; \
-	fi
+	@if $(IS_3_12); then $(MAKE) bridge-loop-on-3.12; else \
+	  echo "** THE LOOP OF MEGATRON-BRIDGE WAS NOT RUN: no Python 3.12 is found **" >&2; fi
+
+bridge-loop-on-3.12:
+	$(MAKE) newest
+	$(MAKE) $(NEWEST)/bridge
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
@@ -90,8 +91,7 @@ matrix:
 # The tests with Transformer Engine's layers, without a GPU. It is in a directory of its own, which only they have on
 # their path: training on a CPU fails where it can be imported.
 te:
-	@"$(NEWEST_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null \
-	  || { echo "Python 3.12 is needed: make te NEWEST_PYTHON=..." >&2; exit 1; }
+	@$(IS_3_12) || { echo "Python 3.12 is needed: make te NEWEST_PYTHON=..." >&2; exit 1; }
 	$(MAKE) newest
 	.ci/install-transformer-engine $(NEWEST)/bin/python $(NEWEST)/te "$(MBRIDGE_TE_ARCHIVE)"
 	PYTHONPATH=$(CURDIR)/$(NEWEST)/te $(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) tests/transformer_engine
