@@ -1,8 +1,8 @@
-"""The step time of our loop and of Megatron-Bridge's own, by turns, on a CPU: python tests/benchmarks/beside_bridge.py
+"""The step time of our loop and of the one of Megatron-Bridge, by turns: python tests/benchmarks/beside_bridge.py
 
 By hand, with the Python of `make bridge-loop`. Both loops train one model with the same layers on the same samples, one
-rank and one thread, and log every step (Megatron-Bridge's default is every hundredth). Runs alternate, since the machine
-drifts more than the loops differ; compare pairs. On a GPU Python's part of a step is another one.
+rank and one thread, and log every step; Megatron-Bridge's default is every hundredth. Runs alternate, since the machine
+drifts more than the loops differ: compare pairs. On a GPU Python's part of a step is another one.
 
 Printed for each pair: medians of the steps' times in ms as both loops log them, without the first ones, and the ratio.
 """
