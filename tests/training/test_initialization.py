@@ -40,3 +40,15 @@ def test_values_that_are_not_kept_any_more() -> None:
     made = model(None)
     initialization.initialize_weights(made, CONFIG, seed=1)
     assert 0.01 < made.weight.std() < 0.04
+
+
+def test_mup_scales_hidden_matrices_by_the_root_of_the_width() -> None:
+    config = SimpleNamespace(**{**vars(CONFIG), "use_mup": True, "mup_width_mult": 4.0})
+    plain, scaled = (torch.nn.Sequential(torch.nn.Linear(8, 4)) for _ in range(2))
+    initialization.initialize_weights(plain, CONFIG, seed=1)
+    initialization.initialize_weights(scaled, config, seed=1)
+    assert torch.allclose(scaled[0].weight * 2, plain[0].weight)
+    for each, settings in ((plain, CONFIG), (scaled, config)):
+        each.embedding = torch.nn.Embedding(8, 4)
+        initialization.initialize_weights(each, settings, seed=1)
+    assert torch.equal(plain.embedding.weight, scaled.embedding.weight)

@@ -46,6 +46,8 @@ def _full(parameter: torch.nn.Parameter, name: str, tp: int, config: Any, seed: 
     std = config.init_method_std
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         std /= math.sqrt(2 * config.num_layers)
+    if getattr(config, "use_mup", False) and not name.startswith(("embedding.", "output_layer.")):
+        std /= math.sqrt(config.mup_width_mult)
     shape = [size * tp if i == _shard_dim(parameter) else size for i, size in enumerate(parameter.shape)]
     device = "cpu" if config.use_cpu_initialization else parameter.device  # the same numbers on every device
     generator = torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
