@@ -119,3 +119,14 @@ def test_optimizer_and_scheduler_from_their_sections(monkeypatch: pytest.MonkeyP
     assert args[1] == [chunk]
     assert kwargs["use_gloo_process_groups"] is False
     assert kwargs["config_overrides"] is not None
+
+
+def test_model_providers_are_where_a_renamed_script_looks_for_them() -> None:
+    import cloudai_mbridge.models as models
+    from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+
+    assert models.GPTModelProvider is GPTModelProvider
+    with pytest.raises(ImportError, match="no AutoBridge of Megatron-Bridge's models; use GPTModelProvider"):
+        exec("from cloudai_mbridge.models import AutoBridge")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        models.nothing  # noqa: B018

@@ -177,3 +177,15 @@ def test_what_every_rank_has_whole_is_not_marked_as_sharded(layout: Layout) -> N
         product.parallel_mode, product.weight.tensor_model_parallel = mode, True
     initialization.mark_shards(model)
     assert [each.tensor_model_parallel for each in model.parameters()] == [False, True]
+
+
+def test_mup_scales_hidden_matrices_by_the_root_of_the_width() -> None:
+    config = SimpleNamespace(**{**vars(CONFIG), "use_mup": True, "mup_width_mult": 4.0})
+    plain, scaled = (torch.nn.Sequential(torch.nn.Linear(8, 4)) for _ in range(2))
+    initialization.initialize_weights(plain, CONFIG, seed=1)
+    initialization.initialize_weights(scaled, config, seed=1)
+    assert torch.allclose(scaled[0].weight * 2, plain[0].weight)
+    for each, settings in ((plain, CONFIG), (scaled, config)):
+        each.embedding = torch.nn.Embedding(8, 4)
+        initialization.initialize_weights(each, settings, seed=1)
+    assert torch.equal(plain.embedding.weight, scaled.embedding.weight)

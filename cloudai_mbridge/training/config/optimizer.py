@@ -78,7 +78,7 @@ def _mup_overrides(context: OptimizerConfigOverrideProviderContext) -> dict[Para
     model: Any = getattr(chunk, "config", None)
     if not getattr(model, "use_mup", False):
         return {}
-    from megatron.core.optimizer import get_mup_config_overrides  # since Megatron-Core 0.18
+    from megatron.core.optimizer import get_mup_config_overrides  # since Megatron-Core 0.17
 
     config = context.optimizer_config
     found: dict[ParamKey, ParamGroupOverride] = get_mup_config_overrides(

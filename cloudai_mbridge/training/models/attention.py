@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import is_layer_window_attention
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 
 from cloudai_mbridge.training.data.packed_batch import zigzag_index
 
@@ -42,6 +42,13 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         self.window: int | None = None  # how many tokens back a query sees; None: all of them
         if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
             self.window = int(config.window_size[0]) if config.window_size[0] >= 0 else None
+        # gpt-oss: a logit of no key, zero or learned by head, takes its share of every softmax
+        self.kind = getattr(config, "softmax_type", "vanilla")
+        heads = config.num_attention_heads // config.tensor_model_parallel_size
+        if self.kind == "learnable":
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype))
+            self.softmax_offset.tensor_model_parallel = True  # type: ignore[attr-defined]
+            self.softmax_offset.partition_dim, self.softmax_offset.partition_stride = 0, 1  # type: ignore[attr-defined]
         self._masks: dict[int, torch.Tensor] = {}
         self.notes_logits = any(getattr(config, name, False) for name in ("qk_clip", "log_max_attention_logit"))
         self.current_max_attn_logits: torch.Tensor | None = None  # by head, since they were last read
@@ -82,6 +89,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         # other tensor-parallel ranks have other heads and draw differently; a sequence-parallel block sees to it itself
         draws_apart = bool(dropout) and not self.config.sequence_parallel
         with get_cuda_rng_tracker().fork() if draws_apart else nullcontext():
+            if self.kind != "vanilla":
+                q, k, v, mask = self._with_sink(q, k, v, mask)
             out = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -94,6 +103,19 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             )
         out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         return out if packed_seq_params is None else out.squeeze(1)
+
+    def _with_sink(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Put a key before the others whose value is zero and whose logit is the sink's, in the form of a mask."""
+        if mask is None:
+            mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
+        bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, float("-inf"))
+        offset = self.softmax_offset.to(q.dtype) if self.kind == "learnable" else q.new_zeros(q.size(1))
+        sink = offset[None, :, None, None].expand(1, -1, q.size(2), 1)
+        bias = torch.cat([sink, bias.expand(1, q.size(1), -1, -1)], -1)
+        k, v = (torch.cat([each.new_zeros(each[:, :, :1].shape), each], 2) for each in (k, v))
+        return q, k, v, bias
 
     @torch.no_grad()
     def _note_logits(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -119,8 +141,14 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         return is_seen if self.window is None else is_seen & (query - key <= self.window)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Nothing to save: the module has no parameters."""
-        return {}
+        """Return the learned sinks, of which each tensor-parallel rank has those of its heads; else nothing."""
+        if self.kind != "learnable":
+            return {}
+        state = self.state_dict(prefix="", keep_vars=True)
+        sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+            state, prefix, {"softmax_offset": 0}, sharded_offsets
+        )
+        return sharded
 
 
 class TorchNorm:

@@ -123,6 +123,8 @@ def _draw(
     std = config.init_method_std
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         std /= math.sqrt(2 * config.num_layers)
+    if getattr(config, "use_mup", False) and not name.startswith(("embedding.", "output_layer.")):
+        std /= math.sqrt(config.mup_width_mult)
     whole = [size * tp if i == dim else size for i, size in enumerate(shape)]
     generator = torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
     full = torch.empty(whole, device=device).normal_(0.0, std, generator=generator)

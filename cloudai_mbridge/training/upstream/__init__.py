@@ -22,6 +22,11 @@ MODULES: dict[str, dict[str, str]] = {
         " TwoArgForwardStep ThreeArgForwardStep ThreeArgStateForwardStep FourArgForwardStep ForwardStepFunctor"
         " ForwardStepFunc ForwardStepCallable ForwardStepResult"
     },
+    "inprocess_restart": {"resilience.inprocess_restart": "maybe_wrap_for_inprocess_restart"},
+    "nvrx_straggler": {
+        "resilience.nvrx_straggler": "NVRxStragglerDetectionManager check_nvrx_straggler_detection"
+        " safe_shutdown_nvrx_straggler_manager"
+    },
     "utils": {},
     "utils.checkpoint_utils": {
         "checkpointing.layout": "checkpoint_exists get_checkpoint_name get_checkpoint_run_config_filename"
@@ -38,6 +43,8 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "utils.omegaconf_utils": {_HERE: "OverridesError apply_overrides process_config_with_overrides"},
     "utils.packed_seq_utils": {"data.packed_batch": "get_packed_seq_params"},
+    "utils.sig_utils": {"process.signal_handler": "DistributedSignalHandler"},
+    "utils.theoretical_memory_utils": {"reporting.theoretical_memory": "report_theoretical_memory"},
     "utils.train_utils": {
         "loop.forward_step": "maybe_inject_state needs_global_state_injection prepare_forward_step_func",
         "models.hooks": "LinearForLastLayer ModelHook ModelList _ensure_model_list _freeze_parameter_if_present"
