@@ -14,16 +14,20 @@ MBRIDGE_LAUNCHER_SOURCE_0_3 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.gi
 MBRIDGE_LAUNCHER_SOURCE_0_6 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@51885cf132b2814188b6855c25a8588254274c2a
 INTEROP := .venv-interop
 UPSTREAM := .interop
-# For `make matrix`: an environment with the newest stack, the releases of Megatron-Core to test in it, and what to test
-NEWEST_PYTHON ?= $(firstword $(foreach p,python3.13 python3.12,$(if $(shell $p -c 'print(1)' 2>/dev/null),$p)) \
-  $(lastword $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python)))
+# For `make matrix` and `make te`: an environment with the newest stack. Transformer Engine's tests need 3.12
+NEWEST_PYTHON ?= $(firstword $(foreach v,3.12 3.13,$(if $(shell python$v -c 'print(1)' 2>/dev/null),python$v) \
+  $(lastword $(wildcard $(HOME)/.pyenv/versions/$v.*/bin/python))))
 NEWEST := .venv-newest
+IS_3_12 = "$(NEWEST_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null
+# An archive (.tar.xz) with Transformer Engine's libraries; compiled where it is empty
+MBRIDGE_TE_ARCHIVE ?=
+# For `make matrix`: the releases of Megatron-Core to test, and what to test
 CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
 SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-long docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-long docs interop interop-install bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -47,6 +51,17 @@ interop: interop-install
 	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
 	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
 	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
+	$(MAKE) bridge-loop
+
+# The training loop of Megatron-Bridge 0.6 beside ours, on a CPU, where there is a Python 3.12.
+bridge-loop:
+	@if $(IS_3_12); then $(MAKE) bridge-loop-on-3.12; else \
+	  echo "** THE LOOP OF MEGATRON-BRIDGE WAS NOT RUN: no Python 3.12 is found **" >&2; fi
+
+bridge-loop-on-3.12:
+	$(MAKE) newest
+	$(MAKE) $(NEWEST)/bridge
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
@@ -69,10 +84,28 @@ $(INTEROP)/megatron-core-0.19:
 
 # The tests of what depends on Megatron-Core, with each of its tested releases: a table.
 matrix:
-	@test -n "$(NEWEST_PYTHON)" || { echo "Python 3.12 or 3.13 is needed: make matrix NEWEST_PYTHON=..." >&2; exit 1; }
-	$(MAKE) PYTHON=$(NEWEST_PYTHON) VENV=$(NEWEST) $(NEWEST)/.dev
+	$(MAKE) newest
 	.ci/install-slurm
 	WORKERS=$(WORKERS) .ci/matrix $(NEWEST)/bin/python $(SUITES) "$(MARKERS)" $(CORES)
+
+# The tests with Transformer Engine's layers, without a GPU. It is in a directory of its own, which only they have on
+# their path: training on a CPU fails where it can be imported.
+te:
+	@$(IS_3_12) || { echo "Python 3.12 is needed: make te NEWEST_PYTHON=..." >&2; exit 1; }
+	$(MAKE) newest
+	.ci/install-transformer-engine $(NEWEST)/bin/python $(NEWEST)/te "$(MBRIDGE_TE_ARCHIVE)"
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/te $(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) tests/transformer_engine
+
+# The training loop of Megatron-Bridge, for PYTHONPATH: what it needs is older than what other tests have, and slow to import
+$(NEWEST)/bridge: constraints-bridge.txt
+	rm -rf $@ $@.new
+	$(NEWEST)/bin/python -m pip install --quiet --no-deps --target $@.new --requirement constraints-bridge.txt
+	mv $@.new $@
+	touch $@
+
+newest:
+	@test -n "$(NEWEST_PYTHON)" || { echo "Python 3.12 or 3.13 is needed: make NEWEST_PYTHON=..." >&2; exit 1; }
+	$(MAKE) PYTHON=$(NEWEST_PYTHON) VENV=$(NEWEST) $(NEWEST)/.dev
 
 newest-python:
 	@echo $(NEWEST_PYTHON)

@@ -1,10 +1,10 @@
 """Processes of the product without the seconds that each takes to import it: forked from a server that did it once.
 
-There is a server for the command line, and one for ranks of the training program, with torch and Megatron-Core. What is
-forked is a process of its own, with its own arguments, environment, directory and files, and ends as any other. Ranks
-have torchrun's variables, and gloo. What decides how an interpreter starts (`PYTHONPATH` and others) needs a real one,
-and so does a rank where a GPU is usable: CUDA does not survive a fork. What torchrun itself does is tested in
-tests/training/test_exits.py and test_hang.py, and in tests/e2e.
+There is a server for the command line, one for ranks of the training program, with torch and Megatron-Core, and one for
+those of Megatron-Bridge. What is forked is a process of its own, with its own arguments, environment, directory and
+files, and ends as any other. Ranks have torchrun's variables, and gloo. What decides how an interpreter starts
+(`PYTHONPATH` and others) needs a real one, and so does a rank where a GPU is usable: CUDA does not survive a fork. What
+torchrun itself does is tested in tests/training/test_exits.py and test_hang.py, and in tests/e2e.
 """
 
 import atexit
@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from multiprocessing import process
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ class Process(Protocol):
 
 
 class ForkServer:
-    """A server, seen from the tests. kind: "commands" or "ranks"."""
+    """A server, seen from the tests. kind: "commands", "ranks" or "bridge"."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._start = kind, _deciding(os.environ)
@@ -155,7 +156,9 @@ def _text(path: Path) -> str:
 
 def _serve(kind: str) -> int:
     """Answer each request with an exit code, to the last; return the code of a process if this has become one."""
-    import_all(kind)
+    sys.path[0] = os.devnull  # not this folder: one in it has the name of Transformer Engine's package
+    with redirect_stdout(sys.stderr):  # the answers go to stdout
+        import_all(kind)
     while line := sys.stdin.readline():
         request = json.loads(line)
         if "ended" in request:
@@ -182,6 +185,11 @@ def import_all(kind: str) -> None:
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
                 importlib.import_module(module.name)
         return
+    if kind == "bridge":
+        sys.path.append(str(Path(__file__).parents[1]))
+        from tests.interop.bridge_loop.upstream_on_cpu import install
+
+        return install()
     from cloudai_mbridge.training.cpu import import_megatron
 
     import_megatron()

@@ -48,6 +48,11 @@ class Point:
         return self.args.tp or 1
 
     @property
+    def expert_tp(self) -> int:
+        """Ranks that share an expert: et, else as in Megatron-Bridge 1 with expert parallelism and tp without."""
+        return self.args.et or (1 if (self.args.ep or 1) > 1 else self.tp)
+
+    @property
     def pp(self) -> int:
         return self.args.pp or 1
 

@@ -111,6 +111,7 @@ def training_config(
         if not isinstance(data.setdefault(section, {}), dict) or (section == _PRECISION and field not in _REDUCTION):
             raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
         data[section][field] = parse_value(text)
+    data["optimizer"].setdefault("overlap_param_gather", data["ddp"].get("overlap_param_gather", False))
     if not _STATE & extra.keys():
         store_in_16_bits(data)
     gather_in_large_buckets(data, args.num_gpus)

@@ -6,9 +6,10 @@ import sys
 import warnings
 from pathlib import Path
 
-from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
+from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
+from cloudai_mbridge.training.startup.variables import set_variables_of_file
 
 
 def main() -> int:
@@ -17,10 +18,11 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="such as train.train_iters=20 ~profiling")
     args = parser.parse_args()
     try:
+        set_variables_of_file(args.config, args.overrides)
         timeout_s = hang_timeout_s(os.environ)
     except ConfigError as error:
         return _refuse(error)
-    if (found := installed_version()) and (reason := why_unsupported(found)):
+    if reason := why_unusable():
         return _refuse(ConfigError(reason))
     with HangWatch(timeout_s):
         warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once

@@ -151,7 +151,7 @@ def _moe() -> None:
 
 
 def _uneven_collectives() -> None:
-    """Give gloo the unequal shapes that the MoE dispatcher makes when experts are both tensor- and expert-parallel."""
+    """Give gloo unequal shapes: of experts that are both tensor- and expert-parallel, and of `dist_muon`'s weights."""
     from megatron.core.tensor_parallel import mappings
 
     gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
@@ -175,6 +175,22 @@ def _uneven_collectives() -> None:
         dist.all_reduce(full, group=group)
         return full.split(sizes)[group.rank()].contiguous()
 
+    collectives: Any = dist
+    all_gather = collectives.all_gather
+
+    def padded_all_gather(tensors: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        longest = max(each.numel() for each in tensors)
+        if all(each.numel() == longest for each in tensors):
+            return all_gather(tensors, tensor, group, async_op)
+        padded = tensor.new_zeros(longest)
+        padded[: tensor.numel()] = tensor.flatten()
+        parts = [torch.empty_like(padded) for _ in tensors]
+        all_gather(parts, padded, group)
+        for each, part in zip(tensors, parts, strict=True):
+            each.copy_(part[: each.numel()].view_as(each))
+        return _Inert() if async_op else None
+
+    collectives.all_gather = padded_all_gather
     mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = padded_gather, summed_scatter
 
 

@@ -14,7 +14,6 @@ from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.loop.exits import is_over_on_any_rank
 from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
 from cloudai_mbridge.training.process.device import current_device
@@ -69,7 +68,7 @@ def evaluate(
                 fire(f"on_{kind}_step_end")
                 fault_tolerance.on_eval_step_end(state)
                 sums.add(losses)
-                state.train_state.consumed_valid_samples += required(state.cfg.train.global_batch_size)
+                state.train_state.consumed_valid_samples += state.cfg.eval_batch_sizes[0]
                 limit = state.cfg.train.exit_duration_in_mins
                 if limit and is_over_on_any_rank((time.time() - state.start_time) / 60, limit):
                     if dist.get_rank() == 0:
@@ -210,10 +209,11 @@ def _forward(
     state: GlobalState, step: Callable[..., Any], data_iterator: Any, model: list[Any], **options: Any
 ) -> list[Any]:
     """Run one global batch forward; `[]` off the last pipeline stage."""
-    train = state.cfg.train
-    count = required(train.global_batch_size) // (required(train.micro_batch_size) * mpu.get_data_parallel_world_size())
-    results = run_schedule(step, data_iterator, model, state, count, forward_only=True, **options)
-    if train.empty_unused_memory_level >= 1 and current_device().type != "cpu":
+    total, micro = state.cfg.eval_batch_sizes
+    count = total // (micro * mpu.get_data_parallel_world_size())
+    options |= {"forward_only": True, "micro_batch_size": micro}
+    results = run_schedule(step, data_iterator, model, state, count, **options)
+    if state.cfg.train.empty_unused_memory_level >= 1 and current_device().type != "cpu":
         torch.cuda.empty_cache()
     return results if mpu.is_pipeline_last_stage(ignore_virtual=True) else []
 

@@ -71,6 +71,7 @@ def initialize_megatron(config: ConfigContainer) -> None:
         mpu.initialize_model_parallel(
             **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},
             num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+            pipeline_model_parallel_comm_backend=config.model.pipeline_model_parallel_comm_backend,
             order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
             use_sharp=config.dist.use_sharp,
             sharp_enabled_group=config.dist.sharp_enabled_group,

@@ -32,6 +32,7 @@ from cloudai_mbridge.training.startup.environment import describe_environment
 from cloudai_mbridge.training.startup.hosts import gather_host_facts
 from cloudai_mbridge.training.startup.logging_setup import set_up_logging
 from cloudai_mbridge.training.startup.prepare import prepare
+from cloudai_mbridge.training.startup.variables import set_variables
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.tokenizer import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
@@ -50,6 +51,7 @@ def pretrain(
     RuntimeError: an in-process restart is asked for and the process group is up already.
     SystemExit: the run leaves early; see `train`.
     """
+    set_variables(config.env_vars)
     cpu.install()
     set_up_logging(config.logger)
     adapted = prepare(config)

@@ -10,7 +10,7 @@ from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
-from cloudai_mbridge.training.models.initialization import initialize_weights, mark_expert_shards
+from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
@@ -107,7 +107,7 @@ def sized(ddp: Any, chunk: Any) -> Any:
 def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
     model = config.model.provide(vp_stage=vp_stage)
     model.to(current_device())
-    mark_expert_shards(model)
+    mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
     is_half = config.model.bf16 or config.model.fp16
     return Float16Module(config.model, model) if is_half else model

@@ -99,6 +99,7 @@ class GlobalState:
         self.flops_at_start = 0.0  # of the whole job, when this process began to train
         self.last_saved_step: int | None = None  # by a checkpoint that outlives the job
         self.step_seq_length: int | None = None  # of the step that was run last; None: the model's
+        self.max_attention_logit: float | None = None  # of the step that was run last; None: not asked for
         for name in _OPENED_ONCE:
             self.__dict__.pop(name, None)
 

@@ -12,6 +12,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.loop.attention_logits import max_attention_logit
 from cloudai_mbridge.training.process.collectives import (
     largest,
     logical_and_across_model_parallel_group,
@@ -49,6 +50,7 @@ def train_step(
     timer = global_state.timers("optimizer", log_level=1)
     timer.start(barrier=cfg.logger.barrier_with_L1_time)
     success, grad_norm, num_zeros = _agree(cfg.train, *optimizer.step())
+    global_state.max_attention_logit = max_attention_logit(model, cfg.model)
     timer.stop()
     if success:
         scheduler.step(increment=samples_per_step(global_state))
@@ -88,8 +90,7 @@ def run_schedule(
         num_microbatches=count,
         seq_length=seq_length,
         decoder_seq_length=seq_length,
-        micro_batch_size=state.cfg.train.micro_batch_size,
-        **options,
+        **{"micro_batch_size": state.cfg.train.micro_batch_size, **options},
     )
     return reports
 

@@ -138,7 +138,7 @@ def train(
                     break
                 run.count_step(bool(skipped))
                 run.log(loss_dict, skipped, grad_norm, num_zeros)
-            if progress.do_valid and (interval := cfg.validation.eval_interval) and progress.step % interval == 0:
+            if progress.do_valid and _is_evaluation_due(cfg.validation, progress.step):
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
             should_exit = checkpoint_and_decide_exit(
@@ -255,6 +255,7 @@ class _Run:
             self.state,
             self._history,
             self.model,
+            log_max_attention_logit=self.state.max_attention_logit,
             loaded_iteration=self.loaded_iteration,
             seq_length=self.state.step_seq_length,
         )
@@ -334,6 +335,11 @@ def _measured_by_nvrx(state: GlobalState) -> Any:
     if problem is not None or dist.get_rank() == 0:
         write_line(f"warning: no straggler detection: {problem or 'it failed on another rank'}")
     return train_step
+
+
+def _is_evaluation_due(validation: Any, step: int) -> bool:
+    is_late = validation.start_eval_at_iter is None or step >= validation.start_eval_at_iter
+    return bool(validation.eval_interval) and is_late and step % validation.eval_interval == 0
 
 
 def _update_batch_size(state: GlobalState, save: Any) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from cloudai_mbridge.constraints import check
+from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline
 from cloudai_mbridge.estimate.headlines import Headlines
@@ -26,7 +26,7 @@ from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.model import StepTime
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset
+from cloudai_mbridge.megatron_bridge.presets.find import find_preset, loop_preset, newest_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.sweep.checked import with_recipe
@@ -98,6 +98,7 @@ def rank(request: SearchRequest, count: int) -> Ranking:
         predictor.entry(sizes, Options(precision, is_sharded))
         for sizes, is_sharded in request.layouts()
         for precision in request.precisions
+        if is_sharded or not request.always_shards(precision)
     ]
     ranking.num_layouts = len(queue)
     too_large: set[_Place] = set()
@@ -186,8 +187,11 @@ class Predictor:
             return math.inf
 
     def rules_broken(self, sizes: Sizes, options: Options) -> dict[str, str]:
-        """Return the rules that a layout breaks, and why."""
-        violations = check(self.question(sizes, options).args, None, self._request.recipe).violations
+        """Return the rules that a layout breaks with what its launcher's newest release fills in, and why."""
+        args = self.question(sizes, options).args
+        preset = find_preset(args, newest_release())  # the embedded loop's is in the arguments already
+        upstream = Upstream(preset.release, preset) if preset else None
+        violations = check(args, None, self._request.recipe, None, upstream).violations
         return {violation.rule_id: str(violation) for violation in violations}
 
     def recomputing(self, sizes: Sizes, options: Options) -> Iterator[Options]:

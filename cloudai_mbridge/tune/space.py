@@ -118,6 +118,12 @@ class SearchRequest:
             impl, scope = "local", [_FULL_ITERATION]
         return {"cuda_graph_impl": impl} | ({"cuda_graph_scope": ",".join(scope)} if scope else {})
 
+    def always_shards(self, precision: Precision) -> bool:
+        """Return whether the newest preset has Megatron-FSDP, which its launcher cannot switch off."""
+        if self.launcher is not Launcher.MEGATRON_BRIDGE:
+            return False
+        return bool(preset_values(self.recipe, self.gpu, self.num_gpus, precision).get("use_megatron_fsdp"))
+
     def layouts(self) -> Iterator[tuple[Sizes, bool]]:
         """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
         num_gpus, has_fsdp = self.num_gpus, self.launcher is Launcher.MEGATRON_BRIDGE

@@ -140,6 +140,7 @@ class Megatron:
         from cloudai_mbridge.training.state import GlobalState
 
         config = ConfigContainer.from_dict(sections)
+        config.rerun_state_machine.check_for_nan_in_loss = False  # what was not moved holds anything
         adapt_to_device(config)
         runtime_config_update(config)
         mrandom._CUDA_RNG_STATE_TRACKER.reset()

@@ -106,8 +106,8 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     "M05": (_point(seq_length=4096, cp=2), _point(seq_length=4098, cp=2), _point(cp=2)),
     "M06": (_point(seq_length=4096, tp=2), _point(seq_length=4097, tp=2), _point(tp=2)),
     "M07": (
-        _point(launcher="embedded", num_gpus=8, tp=2, ep=4),
-        _point(launcher="embedded", num_gpus=8, tp=4, ep=4),
+        _point(launcher="embedded", num_gpus=8, tp=4, ep=8),
+        _point(launcher="embedded", num_gpus=8, tp=4, ep=16),
         _point(num_gpus=8, tp=4, ep=4),
     ),
     "M08": (_point(recipe=MODEL, tp=8), _point(recipe=MODEL, tp=16), _point(tp=16)),

@@ -73,6 +73,9 @@ def test_they_follow_what_a_test_changes() -> None:
     assert of_loop("llama3_8b", "h100", num_gpus=8, cp=1)[CONNECTIONS] == "32"
     assert of_loop("llama3_8b", "h100", num_gpus=8, cp=1, tp=2)[CONNECTIONS] == "1"
     assert of_loop("llama3_8b", "h100", num_gpus=8, use_megatron_fsdp=True)[CONNECTIONS] == "32"
+    overlapping = of_loop("qwen3_235b_a22b", "h100", num_gpus=256)
+    without = of_loop("qwen3_235b_a22b", "h100", num_gpus=256, moe_a2a_overlap=False)
+    assert (overlapping[CONNECTIONS], without[CONNECTIONS]) == ("8", "1")
     assert of_loop("llama3_70b", "h100", num_gpus=64)["NCCL_P2P_NET_CHUNKSIZE"] == "2097152"
     assert "NCCL_P2P_NET_CHUNKSIZE" not in of_loop("llama3_70b", "h100", num_gpus=64, pp=1)
     experts = "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"

@@ -124,7 +124,7 @@ def test_every_preset_of_our_recipes_is_a_point_of_the_loop() -> None:
         assert broken - NOT_DONE <= IMPOSSIBLE, (row.key, row.num_gpus, broken)
         for name in ACTS_ON:
             own = row.values.get(name)
-            if own not in (None, []) and (name, own) != ("ep", 1) and name != "pipeline_model_parallel_layout":
+            if own not in (None, [], False) and (name, own) != ("ep", 1) and name != "pipeline_model_parallel_layout":
                 assert getattr(args, name) == own or name == "recompute_num_layers", (row.key, name)
         again = with_recipe(args, recipe, preset=loop_preset(args, row.gpu))
         assert again == args, "what is written out means the same"

@@ -174,7 +174,7 @@ def test_between_the_layouts_only_the_jobs_own_size_will_do(flat_clone: Path) ->
             "no preset of toy with config_variant = 'v9'; presets exist for config_variant large_scale, v1",
         ),
         ({"use_recipes": True}, "use_recipes = true takes a library recipe"),
-        ({"launcher": "embedded"}, "the embedded loop takes no presets"),
+        ({"launcher": "embedded"}, "the embedded loop takes presets of 0.6.0 without being asked"),
     ],
 )
 def test_why_there_is_none(clone: Path, cmd_args: dict[str, Any], reason: str) -> None:

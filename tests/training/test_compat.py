@@ -48,6 +48,29 @@ def test_the_installed_release_is_among_the_tested() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("beside", "is_refused"), [("0.4.1", True), ("0.6.0", False)])
+def test_a_package_beside_which_megatron_core_cannot_be_imported(beside: str, is_refused: bool, tmp_path: Path) -> None:
+    """nvidia-resiliency-ext 0.4.1 has no `__version__`, and Megatron-Core asserts it since 0.17."""
+    core = tmp_path / "megatron/core"
+    (core / "dist_checkpointing/strategies").mkdir(parents=True)
+    (core / "__init__.py").write_text("raise AttributeError('__version__')\n")
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 2\nPRE_RELEASE = ''\n")
+    (core / "dist_checkpointing/strategies/nvrx.py").write_text('NVRX_MIN_VERSION = "0.6.0"\n')
+    metadata = tmp_path / f"nvidia_resiliency_ext-{beside}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-resiliency-ext\nVersion: {beside}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudai_mbridge.training", "--config", "none.yaml"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    words = "megatron-core 0.19.2 cannot be imported beside nvidia-resiliency-ext 0.4.1; install 0.6.0 or newer of it"
+    assert (f"error: {words}, or uninstall it\n" == done.stderr) is is_refused
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("info", "version"),
     [("MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = 'rc1'\n", "0.20.0rc1"), ("x = 1\n", "of unknown version")],
@@ -193,6 +216,17 @@ def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "training failed" in done.stderr
+
+
+def test_grouped_experts_are_sequential_on_a_cpu(train: Any) -> None:
+    """0.16 needs a CUDA package for them."""
+    model = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "num_layers": 2}
+    grouped, sequential = (
+        train(1, {"model": {**model, "moe_grouped_gemm": is_grouped}}, "train.train_iters=2").losses
+        for is_grouped in (True, False)
+    )
+    assert len(grouped) == 2
+    assert grouped == sequential
 
 
 @pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")

@@ -163,6 +163,17 @@ def test_experts_are_marked_as_sharded_where_they_are(layout: Layout) -> None:
     for etp, expected in (((1, 0), {}), ((2, 1), grouped | sequential)):
         layout((2, 0), etp)
         model = layers(shapes)
-        initialization.mark_expert_shards(model)
+        initialization.mark_shards(model)
         marked = {n: p.partition_dim for n, p in model.named_parameters() if getattr(p, "tensor_model_parallel", False)}
         assert marked == expected
+
+
+def test_what_every_rank_has_whole_is_not_marked_as_sharded(layout: Layout) -> None:
+    """Megatron-Core 0.16 leaves Transformer Engine's mark on the down projections of latent attention."""
+    layout()
+    model = layers({"self_attention.linear_q_down_proj.weight": (4, 4), "self_attention.linear_proj.weight": (4, 4)})
+    for name, mode in {"linear_q_down_proj": None, "linear_proj": "row"}.items():
+        product = getattr(model.self_attention, name)
+        product.parallel_mode, product.weight.tensor_model_parallel = mode, True
+    initialization.mark_shards(model)
+    assert [each.tensor_model_parallel for each in model.parameters()] == [False, True]

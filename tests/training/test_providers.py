@@ -125,3 +125,23 @@ def test_the_resolved_file_trains_the_same(tmp_path: Path) -> None:
 def test_dtype_is_kept() -> None:
     assert GPTModelProvider(**SMALL).params_dtype is torch.float32
     assert MambaModelProvider().params_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(("ep", "given", "expected"), [(2, None, 1), (2, 2, 2), (1, None, 2), (1, 2, 2)])
+def test_experts_are_not_split_where_ranks_share_them(ep: int, given: int | None, expected: int) -> None:
+    """Megatron-Bridge's default since 0.6; Megatron-Core's own is the tensor-parallel size."""
+    sizes: Any = {
+        "num_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_moe_experts": 4,
+        "add_bias_linear": False,
+    }
+    layout: Any = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": ep}
+    model = GPTModelProvider(**sizes, **layout, expert_tensor_parallel_size=given)
+    for _ in range(2):
+        model.finalize()
+        assert model.expert_tensor_parallel_size == expected
+    model.expert_model_parallel_size = 1
+    model.finalize()
+    assert model.expert_tensor_parallel_size == 2

@@ -1,5 +1,6 @@
 """A configuration that asks for what the loop does not do is refused by name, and never trained without it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cloudai_mbridge.training.config import (
 from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
+from cloudai_mbridge.training.resilience import packages
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
 from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
 from cloudai_mbridge.training.startup import prepare
@@ -85,6 +87,31 @@ def test_several_are_named_at_once(config: ConfigContainer) -> None:
         refuse_unsupported(config)
 
 
+@pytest.mark.parametrize("name", ["muon", "dist_muon", "lion", "soap", "adamw"])
+def test_optimizers_of_a_package(config: ConfigContainer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.optimizer.optimizer = name
+    monkeypatch.setattr(packages, "find_spec", lambda module: None)
+    with pytest.raises(ConfigError, match="use one of adam" if name == "adamw" else "needs Megatron-Core 0.18"):
+        packages.check_packages(config)
+    monkeypatch.setattr(packages, "find_spec", lambda module: module)
+    monkeypatch.setattr(packages, "is_installed", lambda module: False)
+    with pytest.raises(ConfigError, match=r"use one of adam|cloudai-mbridge\[emerging\]"):
+        packages.check_packages(config)
+    monkeypatch.setattr(packages, "is_installed", lambda module: True)
+    with pytest.raises(ConfigError) if name in ("adamw", "dist_muon") else nullcontext():
+        packages.check_packages(config)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not packages.is_installed(packages.EMERGING), reason="emerging-optimizers is not installed")
+@pytest.mark.parametrize("name", packages.OF_EMERGING)
+def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> None:
+    sections = {"model": {"dtype": "bf16"}, "train": {"train_iters": 4}, "optimizer": {"optimizer": name}}
+    one, two = train(1, sections).losses, train(2, sections).losses
+    assert one == pytest.approx(two, abs=2e-3)
+    assert one[4] < one[1]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("override", "words"),
@@ -100,6 +127,8 @@ def test_several_are_named_at_once(config: ConfigContainer) -> None:
         ("optimizer.lr=-1", "optimizer: lr = -1"),
         ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
         ("dataset.data_path=/x", "data_path"),
+        ("optimizer.optimizer=muon", "optimizer.optimizer = 'muon' needs"),
+        ("optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_cpu_offload = True"),
         ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
     ],
 )

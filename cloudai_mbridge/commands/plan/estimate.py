@@ -23,6 +23,7 @@ from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.proxy import shrink
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, find_preset, loop_preset, why_no_preset
 from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop, with_loop_preset
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
@@ -154,11 +155,12 @@ def _request(
         device, why_not = None, "no GPU is named; use --gpu"
     elif device is None:
         raise BadInput(why_not)
+    label = gpu_label(args, system)
     if device is not None:
         args = args.model_copy(update={"gpu_type": device.name})
     elif release:
         raise BadInput(f"--release: presets differ by GPU, and {why_not}, or a --system-config with gpu_type")
-    preset = _preset(release, args, recompute) if release else loop_preset(args, device.name if device else "")
+    preset = _preset(release, args, recompute) if release else loop_preset(args, label)
     if num_gpus is None:
         args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
     overridden = overridden_by(extra)

@@ -32,7 +32,7 @@ def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
 
 
 def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
-    """tp divides the dense feed-forward width, and et (tp where not given) the experts'.
+    """tp divides the dense feed-forward width, and et (where not given 1 with ep > 1, else tp) the experts'.
 
     Pass: ffn_hidden_size=14336, tp=8. Fail: ffn_hidden_size=100, tp=8. Not evaluated: no recipe.
     Source: megatron.core.tensor_parallel.layers (ensure_divisibility).
@@ -42,7 +42,7 @@ def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
     et = point.tp
     widths = {"ffn_hidden_size": (ffn, point.tp)} if point.has_dense_layers else {}
     if point.num_moe_experts:
-        et = point.args.et or point.tp
+        et = point.expert_tp
         widths["moe_ffn_hidden_size"] = (point.of_recipe("moe_ffn_hidden_size") or ffn, et)
         shared = point.of_recipe("moe_shared_expert_intermediate_size")
         widths["moe_shared_expert_intermediate_size"] = (shared or point.tp, point.tp)

@@ -95,18 +95,19 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
 
 
 def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
-    """The number of GPUs is a multiple of et*ep*pp, et being tp where it is not given.
+    """The number of GPUs is a multiple of et*ep*pp, et being 1 where it is not given and ep > 1.
 
-    C07 checks this only where et is given, and lets through what Megatron's default for et then refuses.
+    C07 checks this only where et is given.
 
-    Pass: num_gpus=8, tp=2, ep=4. Fail: num_gpus=8, tp=4, ep=4. Not evaluated: et is not given to the upstream launcher.
+    Pass: num_gpus=8, tp=2, ep=8. Fail: num_gpus=8, tp=4, ep=16.
+    Not evaluated: et is not given to the upstream launcher.
     Source: megatron.core.parallel_state.initialize_model_parallel.
     """
     if (point.args.ep or 1) == 1 and point.args.et is None:
         return None  # C01 says all
     if point.args.et is None and not (point.is_embedded or point.is_resolved):
         return NotEvaluated("M07", "et, which upstream recipes set themselves")
-    et, ep = point.args.et or point.tp, point.args.ep or 1
+    et, ep = point.expert_tp, point.args.ep or 1
     size = et * ep * point.pp
     if size < 1 or point.args.num_gpus % size == 0:
         return None

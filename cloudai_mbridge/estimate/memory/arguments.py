@@ -63,10 +63,10 @@ def layout_of(
 
 
 def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
-    """Return what is set, else 1 for all recipes with experts upstream, and Megatron-Core's default in our loop: tp."""
+    """Return what is set, else 1 for all recipes with experts upstream, and with ep > 1 in our loop; None means tp."""
     has_experts = recipe.default("model", "num_moe_experts") is not None
-    is_upstream = args.launcher is not Launcher.EMBEDDED
-    return 1 if args.et is None and has_experts and is_upstream else args.et
+    is_one = args.launcher is not Launcher.EMBEDDED or (args.ep or 1) > 1
+    return 1 if args.et is None and has_experts and is_one else args.et
 
 
 def _optimizer_bytes(recipe: Recipe) -> int:

@@ -5,6 +5,7 @@ Values that the job has already win, as upstream sets a variable only where it i
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets.resolve import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -40,7 +41,7 @@ def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -
     if preset is None or not env:
         found = connections(args, gpu)
         return {CONNECTIONS: str(found)} if found else {}
-    if any((getattr(args, name) or 1) != (preset.values.get(name) or 1) for name in ("tp", "cp")):
+    if _deciding(vars(args)) != _deciding(preset.values):
         env[CONNECTIONS] = str(connections(args, gpu) or env[CONNECTIONS])
     if args.use_megatron_fsdp and env[CONNECTIONS] == "1":  # refused there: rule M24
         env[CONNECTIONS] = "32"
@@ -67,6 +68,11 @@ def connections(args: ResolvedCmdArgs, gpu: str) -> int | None:
     return 8 if args.moe_a2a_overlap else 1
 
 
+def _deciding(values: Mapping[str, Any]) -> tuple[int, int, bool]:
+    """Return what of a layout decides about the connections."""
+    return values.get("tp") or 1, values.get("cp") or 1, bool(values.get("moe_a2a_overlap"))
+
+
 def _without_graphs(env: dict[str, str], args: ResolvedCmdArgs) -> None:
     """Drop what only a graph of the full iteration needs; older releases of torch refuse the allocator's option."""
     if (args.cuda_graph_impl or "none") == "none" and _RECORD_STREAMS in env:
@@ -75,7 +81,7 @@ def _without_graphs(env: dict[str, str], args: ResolvedCmdArgs) -> None:
             env[_ALLOCATOR] = env[_ALLOCATOR].partition(",graph_capture")[0]
 
 
-def _user_buffers(env: dict[str, str], args: ResolvedCmdArgs, values: Mapping[str, object]) -> None:
+def _user_buffers(env: dict[str, str], args: ResolvedCmdArgs, values: Mapping[str, Any]) -> None:
     if args.nccl_ub:
         env |= {"NCCL_NVLS_ENABLE": "1", "NCCL_CTA_POLICY": "1"}
     elif values.get("nccl_ub"):

@@ -65,7 +65,7 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
     """Say in a few words why `find_preset` returns None."""
     if args.launcher is not Launcher.MEGATRON_BRIDGE:
-        return f"the embedded loop takes those of {newest_release().version} alone"
+        return f"the embedded loop takes presets of {newest_release().version} without being asked"
     if release is None:
         return "the pinned commit is of no known release of Megatron-Bridge"
     if args.use_recipes:

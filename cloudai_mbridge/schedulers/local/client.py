@@ -15,7 +15,7 @@ from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.local.child import Child, find_marked
-from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
+from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.warm_start.client import wanted
 
 
@@ -45,8 +45,7 @@ class LocalClient:
         """Check that the training packages are there, in a version that the loop was tested with."""
         if self._system.python_executable is not None:
             return
-        found = installed_version()
-        if found is not None and (reason := why_unsupported(found)):
+        if reason := why_unusable():
             raise ToolFailure(reason)
         if find_spec("torch") is None or find_spec("megatron") is None:
             raise ToolFailure(

@@ -6,6 +6,7 @@ feature, not for the number.
 
 import re
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,7 @@ PACKAGE = "megatron-core"
 # Release -> the version that all tests have passed with
 TESTED = {"0.16": "0.16.1", "0.17": "0.17.1", "0.18": "0.18.2", "0.19": "0.19.2"}
 RELEASES = tuple(TESTED)
+_NVRX, _NVRX_CODE = "nvidia-resiliency-ext", "dist_checkpointing/strategies/nvrx.py"
 
 
 @cache
@@ -21,16 +23,55 @@ def installed_version() -> str | None:
 
     Read from its `package_info.py`: a clone on PYTHONPATH, as in NeMo containers, has no metadata, or another one's.
     """
+    core = _core()
+    if core is None:
+        return None
+    text = _text(core / "package_info.py")
+    parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['\"]?([^'\"\s]*)", text, re.MULTILINE))
+    return "{MAJOR}.{MINOR}.{PATCH}{PRE_RELEASE}".format_map(parts) if len(parts) == 4 else "of unknown version"
+
+
+def _core() -> Path | None:
+    """Return the directory that `megatron.core` would be imported from."""
     try:
         core = find_spec("megatron.core")
     except ModuleNotFoundError:
         return None
-    if core is None or not core.submodule_search_locations:
+    locations = None if core is None else core.submodule_search_locations
+    return Path(next(iter(locations))) if locations else None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def why_unusable() -> str | None:
+    """Return one line where the installed Megatron-Core cannot train: its version, or what is installed beside it.
+
+    None where it can, or where there is none.
+    """
+    found = installed_version()
+    return None if found is None else why_unsupported(found) or _why_not_imported(found)
+
+
+def _why_not_imported(found: str) -> str | None:
+    """Compare nvidia-resiliency-ext with the version that Megatron-Core asserts while it is imported, since 0.17."""
+    core = _core()
+    wanted = re.search(r'^NVRX_MIN_VERSION = "([\d.]+)"', _text(core / _NVRX_CODE) if core else "", flags=re.MULTILINE)
+    try:
+        beside = version(_NVRX)
+    except PackageNotFoundError:
         return None
-    info = Path(next(iter(core.submodule_search_locations)), "package_info.py")
-    text = info.read_text(encoding="utf-8") if info.exists() else ""
-    parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['\"]?([^'\"\s]*)", text, re.MULTILINE))
-    return "{MAJOR}.{MINOR}.{PATCH}{PRE_RELEASE}".format_map(parts) if len(parts) == 4 else "of unknown version"
+    if wanted is None or _numbers(beside) >= _numbers(wanted[1]):
+        return None
+    return (
+        f"{PACKAGE} {found} cannot be imported beside {_NVRX} {beside}; "
+        f"install {wanted[1]} or newer of it, or uninstall it"
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def installed_release() -> str | None:

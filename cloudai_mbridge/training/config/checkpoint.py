@@ -25,6 +25,9 @@ class CheckpointConfig:
     save_interval: int | None = None
     save_wgrads_interval: int | None = None
     save_dgrads_interval: int | None = None
+    save_params_interval: int | None = None
+    save_activations_interval: int | None = None
+    save_tokens_per_expert_interval: int | None = None
     save_retain_interval: int | None = None  # keep every n-th checkpoint, delete the others
     most_recent_k: int | None = -1  # -1: keep all
     save_optim: bool = True
@@ -57,11 +60,15 @@ class CheckpointConfig:
     use_persistent_ckpt_worker: bool = True
     async_ckpt_cpu_priority: int = 10
     async_ckpt_io_priority: int | None = 3
+    async_ckpt_use_cpu_shm: bool = False
     fully_parallel_load: bool = False
     ckpt_fully_parallel_load_exchange_algo: Literal["broadcast", "gather_rounds", "gather_object"] = "broadcast"
     ckpt_fully_parallel_save_process_group: Literal["dp", "ep_dp"] = "dp"
     ckpt_fully_parallel_load_process_group: Literal["dp", "ep_dp"] = "dp"
     ckpt_assume_constant_structure: bool = False
+    ckpt_load_validate_sharding_integrity: bool = True
+    verify_integrity: bool = False
+    stream_ckpt_dequant: bool = True
     strict_fsdp_dtensor_load: bool = False
     dist_ckpt_strictness: _Strictness = "assume_ok_unexpected"  # what keys that do not match lead to
     dist_ckpt_save_pre_mcore_014: bool = False
@@ -72,6 +79,12 @@ class CheckpointConfig:
     replication_jump: int | None = None
     replication_factor: int = 2
     storage_writers_per_rank: int = 1
+    dist_ckpt_workers: int = 1
+    also_save_hf_checkpoint: bool = False
+    hf_source_path: str | None = None
+    hf_trust_remote_code: bool = False
+    hf_distributed_save: bool = False
+    hf_save_every_n_ranks: int = 1
     async_write_results_mp_mode: str = "fork"
     custom_manager_class: str | None = None
 

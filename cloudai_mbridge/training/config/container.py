@@ -83,6 +83,7 @@ class ConfigContainer(_ConfigContainerBase):
     `validate()` may be called again after a change.
     """
 
+    env_vars: dict[str, str | int | float | bool] = field(default_factory=dict)  # where the environment has none
     rng: RNGConfig = field(default_factory=RNGConfig)
     rerun_state_machine: RerunStateMachineConfig = field(default_factory=RerunStateMachineConfig)
     train: TrainingConfig
@@ -128,6 +129,14 @@ class ConfigContainer(_ConfigContainerBase):
         self.data_parallel_size: int | None = self.get_data_parallel_size(world_size)
         if self.comm_overlap is not None:
             self.comm_overlap.data_parallel_size = self.data_parallel_size
+
+    @property
+    def eval_batch_sizes(self) -> tuple[int, int]:
+        """Global and micro-batch size of evaluations: those of training where they have none of their own."""
+        own, train = self.validation, self.train
+        global_size = train.global_batch_size if own.eval_global_batch_size is None else own.eval_global_batch_size
+        micro_size = train.micro_batch_size if own.eval_micro_batch_size is None else own.eval_micro_batch_size
+        return required(global_size), required(micro_size)
 
     def validate(self) -> None:
         """Finalize the sections, fill in what depends on several of them, and check that they agree.

@@ -34,6 +34,7 @@ class DistributedInitConfig:
     disable_jit_fuser: bool = False
     external_gpu_device_mapping: bool = False  # the launcher shows each process one GPU, as device 0
     enable_megatron_core_experimental: bool = False
+    eval_context_parallel_size: int | None = None
     use_decentralized_pg: bool = False  # groups in a ProcessGroupCollection, not in Megatron-Core's globals
 
     @property

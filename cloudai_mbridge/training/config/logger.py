@@ -51,11 +51,18 @@ class LoggerConfig:
     mlflow_run_name: str | None = None
     mlflow_tracking_uri: str | None = None
     mlflow_tags: dict[str, str] | None = None
+    mlflow_description: str | None = None
+    mlflow_log_artifacts: bool = True
     comet_project: str | None = None
     comet_experiment_name: str | None = None
     comet_workspace: str | None = None
     comet_api_key: str | None = None
     comet_tags: list[str] | None = None
+    moe_routing_trace_path: str | None = None
+    moe_routing_trace_max_training_iters: int | None = None
+    moe_routing_trace_capture_logits: bool = False
+    moe_routing_trace_capture_hidden_states: bool = False
+    moe_routing_trace_dump_weights: bool = False
 
     def finalize(self) -> None:
         """Check that each configured service is complete and installed.
@@ -69,6 +76,10 @@ class LoggerConfig:
     def _check_service(self, prefix: str, package: str, group: str, run: str) -> None:
         if getattr(self, group) and not getattr(self, run):
             raise ValueError(f"{group}={getattr(self, group)!r} needs a name for this run: set {run}")
-        used = [name for name in self.__dataclass_fields__ if name.startswith(f"{prefix}_") and getattr(self, name)]
+        used = [
+            name
+            for name in self.__dataclass_fields__
+            if name.startswith(f"{prefix}_") and getattr(self, name) and name != "mlflow_log_artifacts"
+        ]
         if used and not is_installed(package):
             raise ModuleNotFoundError(f"{', '.join(used)}: the package {package} is not installed", name=package)

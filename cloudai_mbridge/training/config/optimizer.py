@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig as MCoreOptimizerConfig
@@ -68,7 +69,22 @@ class OptimizerConfigOverrideProvider:
             if config.decoupled_min_lr is not None:
                 own["min_lr"] = config.decoupled_min_lr
             overrides[ParamKey(attr="is_embedding_or_output_parameter")] = own
-        return overrides or None
+        return {**overrides, **_mup_overrides(context)} or None
+
+
+def _mup_overrides(context: OptimizerConfigOverrideProviderContext) -> dict[ParamKey, ParamGroupOverride]:
+    """Return the learning rates and epsilons by width of a model with `use_mup`, {} for any other."""
+    chunk = context.model[0] if isinstance(context.model, list) else context.model
+    model: Any = getattr(chunk, "config", None)
+    if not getattr(model, "use_mup", False):
+        return {}
+    from megatron.core.optimizer import get_mup_config_overrides  # since Megatron-Core 0.18
+
+    config = context.optimizer_config
+    found: dict[ParamKey, ParamGroupOverride] = get_mup_config_overrides(
+        config=config, mup_width_mult=model.mup_width_mult, optimizer_type=config.optimizer
+    )
+    return found
 
 
 def _names_without_weight_decay(context: OptimizerConfigOverrideProviderContext) -> Iterator[str]:

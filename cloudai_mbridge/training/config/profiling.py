@@ -46,6 +46,7 @@ class TensorInspectConfig:
     enabled: bool = False
     features: dict[str, Any] | str | Path | None = None  # the feature table, or the path of its YAML file
     feature_dirs: list[str] | None = None  # where the features are defined
+    allow_custom_feature_dirs: bool = False
     log_dir: str | None = None
     init_training_step: int = 0
 

@@ -10,6 +10,7 @@ class SchedulerConfig:
 
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    max_steps: int | None = None  # iterations that the laws of learning rate and weight decay are made for
     lr_decay_iters: int | None = None
     lr_decay_samples: int | None = None
     lr_wsd_decay_iters: int | None = None  # length of the final anneal

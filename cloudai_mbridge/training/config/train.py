@@ -16,12 +16,15 @@ class TrainingConfig:
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     rampup_batch_size: list[int] | None = None  # [start, increment, samples of the ramp]
+    step_batch_size_schedule: str | None = None
     decrease_batch_size_if_needed: bool = False  # round down to a multiple of micro batch x data parallel
     empty_unused_memory_level: Literal[0, 1, 2] = 0
     check_weight_hash_across_dp_replicas_interval: int | None = None
+    gpu_sniff_test_interval: int | None = None
     train_sync_interval: int | None = None  # synchronise host and device every n iterations
     train_iters: int | None = None
     train_samples: int | None = None
+    num_epochs: float | None = None
     exit_interval: int | None = None  # leave after an iteration that n divides
     exit_duration_in_mins: int | None = None
     exit_signal_handler: bool = False  # on `exit_signal`, save and leave
@@ -75,7 +78,11 @@ class ValidationConfig:
 
     eval_iters: int | None = 100
     eval_interval: int | None = None
+    start_eval_at_iter: int | None = None  # no evaluation during training before this iteration
+    eval_global_batch_size: int | None = None  # None: that of training
+    eval_micro_batch_size: int | None = None  # None: that of training
     skip_train: bool = False
     test_mode: bool = False
     full_validation: bool = False  # go through the whole validation set
     multiple_validation_sets: bool = False
+    validation_set_names: list[str] | None = None

@@ -57,7 +57,7 @@ def split_sizes(config: ConfigContainer) -> SplitSizes:
     train, validation = config.train, config.validation
     batch, iters = required(train.global_batch_size), train.train_iters or 0
     train_samples = iters * batch if train.train_samples is None else train.train_samples
-    test_samples = (validation.eval_iters or 0) * batch
+    test_samples = (validation.eval_iters or 0) * config.eval_batch_sizes[0]
     evaluations = iters // validation.eval_interval + 1 if validation.eval_interval else 1
     return SplitSizes(train_samples, None if validation.full_validation else evaluations * test_samples, test_samples)
 

@@ -92,7 +92,7 @@ def _full_pass(config: ConfigContainer, dataset: Any) -> int:
     if not hasattr(dataset, "__len__"):
         raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
     loader: Any = config.dataset
-    batch = required(config.train.global_batch_size)
+    batch = config.eval_batch_sizes[0]
     batches_of_pass = len(dataset) // batch if loader.drop_last else -(-len(dataset) // batch)
     if batches_of_pass == 0:
         raise ConfigError(
@@ -127,7 +127,8 @@ def _maker(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> 
     """Return what makes an iterator over `dataset`, from the sample that follows `consumed`."""
     loader: Any = config.dataset
     replicas = mpu.get_data_parallel_world_size()
-    share = Share(required(config.train.micro_batch_size), mpu.get_data_parallel_rank(), replicas)
+    micro = required(config.train.micro_batch_size) if split == "train" else config.eval_batch_sizes[1]
+    share = Share(micro, mpu.get_data_parallel_rank(), replicas)
     options = _options(config)
     kind = loader.dataloader_type or "single"
     if isinstance(dataset, SyntheticDataset) and kind == "single":
@@ -144,7 +145,7 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
     """Return the order of the samples: as they are, except in training if the loader or fine-tuning shuffles."""
     loader: Any = config.dataset
     total = len(dataset)
-    batch = required(config.train.global_batch_size)
+    batch = required(config.train.global_batch_size) if split == "train" else config.eval_batch_sizes[0]
     if total == 0:
         raise ConfigError(f"dataset: the {split} set has no samples")
     epoch = epoch_length(total, batch, loader.drop_last)
@@ -167,9 +168,10 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
 
 def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callable[[int], int]:
     """Return the size of the next global batch by samples consumed; evaluation knows no ramp."""
+    if split != "train":
+        return lambda consumed: config.eval_batch_sizes[0]
     train = config.train
-    ramp = train.rampup_batch_size if split == "train" else None
-    calculator = batch_size_calculator(train, ramp, share.micro_batch_size, share.replicas)
+    calculator = batch_size_calculator(train, train.rampup_batch_size, share.micro_batch_size, share.replicas)
 
     def size(consumed: int) -> int:
         calculator.update(consumed, False)

@@ -43,6 +43,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
             self.window = int(config.window_size[0]) if config.window_size[0] >= 0 else None
         self._masks: dict[int, torch.Tensor] = {}
+        self.notes_logits = any(getattr(config, name, False) for name in ("qk_clip", "log_max_attention_logit"))
+        self.current_max_attn_logits: torch.Tensor | None = None  # by head, since they were last read
 
     def forward(
         self,
@@ -74,6 +76,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
                 self._masks[length] = self._mask(torch.tensor([0, length * self.cp.size()], device=query.device))
             mask = self._masks[length]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        if self.training and self.notes_logits:
+            self._note_logits(q, k, mask)
         dropout = self.dropout if self.training else 0.0
         # other tensor-parallel ranks have other heads and draw differently; a sequence-parallel block sees to it itself
         draws_apart = bool(dropout) and not self.config.sequence_parallel
@@ -90,6 +94,16 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             )
         out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         return out if packed_seq_params is None else out.squeeze(1)
+
+    @torch.no_grad()
+    def _note_logits(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Keep the largest logit of each head. q [b, heads, s, d], k [b, kv heads, s, d]; mask None: causal."""
+        scale = q.size(-1) ** -0.5 if self.scale is None else self.scale
+        scores = q @ k.repeat_interleave(q.size(1) // k.size(1), 1).transpose(-1, -2) * scale
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril() if mask is None else mask
+        found = scores.masked_fill(~seen, float("-inf")).float().amax((0, 2, 3))
+        before = self.current_max_attn_logits
+        self.current_max_attn_logits = found if before is None else torch.maximum(before, found)
 
     def _mask(self, bounds: torch.Tensor) -> torch.Tensor:
         """True where a local query may see a gathered key: one of its own sequence, and not behind it."""

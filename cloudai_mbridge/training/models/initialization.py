@@ -35,18 +35,21 @@ def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
                 kept.copy_(value)
 
 
-def mark_expert_shards(model: torch.nn.Module) -> None:
-    """Mark the experts' parameters as sharded over the expert tensor-parallel group, where they are.
+def mark_shards(model: torch.nn.Module) -> None:
+    """Correct the marks of Transformer Engine's layers: which parameters are sharded, for their values and for norms.
 
-    Megatron-Core before 0.19 leaves this out on Transformer Engine's layers: norms then lack all shards but the first.
+    Megatron-Core before 0.19 leaves them out on experts, of which norms then count one shard; 0.16 marks replicas as
+    shards, which would start from different values.
     """
-    if mpu.get_expert_tensor_parallel_world_size() == 1:
-        return
-    for name, parameter in model.named_parameters():
-        found = _EXPERT.search(name)
-        if found and (found[2], found[3]) != ("2", "bias"):
-            sharded: Any = parameter
-            sharded.tensor_model_parallel, sharded.partition_dim, sharded.partition_stride = True, int(found[2]) - 1, 1
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            marks: Any = parameter
+            if found := _EXPERT.search(name):
+                if mpu.get_expert_tensor_parallel_world_size() > 1 and (found[2], found[3]) != ("2", "bias"):
+                    marks.tensor_model_parallel, marks.partition_stride = True, 1
+                    marks.partition_dim = int(found[2]) - 1
+            elif getattr(module, "parallel_mode", "") is None:  # a product of which every rank has the whole
+                marks.tensor_model_parallel = False
 
 
 def _globalize(name: str, model: Any) -> str:

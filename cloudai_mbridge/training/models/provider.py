@@ -93,6 +93,8 @@ def _fill_in(model: Any) -> None:
             raise ValueError(f"model.activation_func = {name!r} is not a known function; {nearest(name, ACTIVATIONS)}")
         module, attribute = FUNCTIONS[full]
         model.activation_func = getattr(importlib.import_module(module), attribute)
+    if model.expert_tensor_parallel_size is None and model.expert_model_parallel_size > 1:
+        model.expert_tensor_parallel_size = 1  # as Megatron-Bridge since 0.6; Megatron-Core itself takes tp
     if model.pipeline_model_parallel_size > 1 and model.pipeline_dtype is None:
         model.pipeline_dtype = model.params_dtype
     if model.sequence_parallel and model.tensor_model_parallel_size <= 1:

@@ -94,7 +94,7 @@ def open_mlflow(cfg: Any) -> Any:
         mlflow.set_tracking_uri(logger.mlflow_tracking_uri)
     if mlflow.active_run() is None:
         mlflow.set_experiment(logger.mlflow_experiment)
-        mlflow.start_run(run_name=logger.mlflow_run_name)
+        mlflow.start_run(run_name=logger.mlflow_run_name, description=logger.mlflow_description)
     if logger.mlflow_tags:
         mlflow.set_tags(logger.mlflow_tags)
     mlflow.log_params({name: str(value)[:_MLFLOW_LONGEST_VALUE] for name, value in flat(run_config(cfg)).items()})

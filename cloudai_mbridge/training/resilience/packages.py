@@ -1,6 +1,7 @@
 """Optional packages: what a configuration needs and what is installed."""
 
 import importlib
+from importlib.util import find_spec
 from typing import Any
 
 from cloudai_mbridge.training.config.container import ConfigContainer
@@ -8,6 +9,8 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
 
 NVRX = "nvidia_resiliency_ext"
+EMERGING = "emerging_optimizers"
+OF_EMERGING = ("muon", "dist_muon", "lion", "soap")
 
 
 def check_packages(cfg: ConfigContainer) -> None:
@@ -21,6 +24,25 @@ def check_packages(cfg: ConfigContainer) -> None:
             _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
     if cfg.logger.log_energy:
         _require("logger.log_energy", "pynvml", "nvidia-ml-py")
+    _check_optimizer(cfg)
+
+
+def _check_optimizer(cfg: ConfigContainer) -> None:
+    name = cfg.optimizer.optimizer
+    if name in ("adam", "sgd"):
+        return
+    where = f"optimizer.optimizer = {name!r}"
+    if name not in OF_EMERGING:
+        raise ConfigError(f"{where}: use one of adam, sgd, {', '.join(OF_EMERGING)}")
+    if find_spec("megatron.core.optimizer.emerging_optimizers") is None:
+        raise ConfigError(f"{where} needs Megatron-Core 0.18 or later, which needs Python 3.12; use 'adam'")
+    if not is_installed(EMERGING):
+        raise ConfigError(
+            f"{where} needs the Python package emerging-optimizers, which is not installed: run `pip install"
+            " 'cloudai-mbridge[emerging]'` in the job's environment, or use 'adam'"
+        )
+    if name == "dist_muon" and not (cfg.optimizer.bf16 or cfg.optimizer.fp16):
+        raise ConfigError(f"{where} trains in 16 bits only; use mixed_precision = 'bf16_mixed', or 'muon'")
 
 
 def nvrx(part: str) -> Any:

@@ -22,7 +22,7 @@ from cloudai_mbridge.training.schema.known_names import (
     kind_of_target,
 )
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
-from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
+from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, ASKS_FOR_NOTHING_IN_FILES, WITHOUT_EFFECT
 from cloudai_mbridge.training.schema.releases import Catalog
 from cloudai_mbridge.training.schema.tagged import check_reference, enum_member, one_argument
 from cloudai_mbridge.training.schema.type_forms import Form, Section, describe, field_key, options_of
@@ -280,8 +280,8 @@ def _refuse_request(section: Section, key: str, item: Any, where: str, catalog: 
     """Refuse to pass over a key that asks for something."""
     if where in WITHOUT_EFFECT or item is None:
         return
-    if where in ASKS_FOR_NOTHING:
-        if item not in (harmless := ASKS_FOR_NOTHING[where]):
+    if (harmless := ASKS_FOR_NOTHING.get(where) or ASKS_FOR_NOTHING_IN_FILES.get(where)) is not None:
+        if item not in harmless:
             fail(where, f"the training loop does not do {show(item)} yet; use {' or '.join(map(repr, harmless))}")
     elif catalog.is_request(section.path, key, item):
         fail(where, f"{show(item)} {catalog.missing_because(section.path, key)}")

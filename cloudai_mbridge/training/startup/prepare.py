@@ -101,6 +101,12 @@ def _check_parallelism(config: ConfigContainer) -> None:
             f"train.global_batch_size = {total} is not a multiple of micro_batch_size x data-parallel size ="
             f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
         )
+    evaluated, own_micro = config.eval_batch_sizes
+    if min(evaluated, own_micro) < 1 or evaluated % (own_micro * replicas):
+        raise ConfigError(
+            f"validation.eval_global_batch_size = {evaluated} is not a multiple of eval_micro_batch_size x"
+            f" data-parallel size = {own_micro} x {replicas}; null means as in training"
+        )
     size, tp = model.vocab_size, model.tensor_model_parallel_size
     if size is not None and not model.should_pad_vocab and size % tp:
         raise ConfigError(
@@ -155,6 +161,7 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("ddp", "average_in_collective", False)  # gloo has no average
         if getattr(config.model, "moe_token_dispatcher_type", None) == "flex":
             change("model", "moe_token_dispatcher_type", "alltoall")
+        change("model", "pipeline_model_parallel_comm_backend", None)
     if not has_transformer_engine():
         change("model", "transformer_impl", "local")
         for name in _FUSIONS:
@@ -180,6 +187,7 @@ def _derive(config: ConfigContainer) -> None:
     model: Any = config.model
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
+    model.log_max_attention_logit |= config.logger.log_max_attention_logit
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
     tokenizer = config.tokenizer
@@ -220,9 +228,20 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
         field = "model.expert_tensor_parallel_size"
         yield f"{field} = {etp} with expert_model_parallel_size = 1 and tensor_model_parallel_size = {tp} (use {tp})"
+    if getattr(model, "qk_clip", False):
+        yield from _clips_wrongly(config)
     wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
     if wants_mask and not has_transformer_engine():
         field = "dataset.skip_getting_attention_mask_from_dataset"
         yield f"{field} = False (use True: without Transformer Engine attention is causal)"
     if isinstance(config.dataset, GPTFIMDatasetConfig):
         yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
+
+
+def _clips_wrongly(config: ConfigContainer) -> Iterator[str]:
+    """Yield where Megatron-Core's `clip_qk` takes the weights for other shapes than they have."""
+    model: Any = config.model
+    if (tp := model.tensor_model_parallel_size) > 1 and not model.multi_latent_attention:
+        yield f"model.qk_clip = True with tensor_model_parallel_size = {tp} (use 1, or multi-latent attention)"
+    if config.optimizer.use_distributed_optimizer and (model.bf16 or model.fp16):
+        yield "model.qk_clip = True in 16 bits with optimizer.use_distributed_optimizer = True (use False)"

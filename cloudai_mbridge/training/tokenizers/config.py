@@ -42,3 +42,8 @@ class TokenizerConfig:
     hf_tokenizer_kwargs: dict[str, Any] | None = field(default_factory=dict)
     sp_tokenizer_kwargs: dict[str, Any] | None = field(default_factory=dict)
     use_tokenizer_vocab_size: bool = False  # the model takes it, whatever model.vocab_size is
+    tokenizer_hf_no_use_fast: bool = False
+    tokenizer_hf_no_include_special_tokens: bool = False
+    trust_remote_code: bool = False
+    tokenizer_sentencepiece_legacy: bool = False
+    tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True

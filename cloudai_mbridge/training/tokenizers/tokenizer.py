@@ -24,6 +24,16 @@ _LIBRARIES = {
 }
 # library -> the package that it needs
 _PACKAGES = {"huggingface": "transformers", "sentencepiece": "sentencepiece", "tiktoken": "tiktoken"}
+# field -> the library's option, and its value where the field is not at its default
+_HF_SWITCHES = {
+    "tokenizer_hf_no_use_fast": ("use_fast", False),
+    "tokenizer_hf_no_include_special_tokens": ("include_special_tokens", False),
+    "trust_remote_code": ("trust_remote_code", True),
+}
+_SP_SWITCHES = {
+    "tokenizer_sentencepiece_legacy": ("legacy", True),
+    "tokenizer_sentencepiece_ignore_extra_whitespaces": ("ignore_extra_whitespaces", False),
+}
 _NO_FILES = ("null", "byte-level")
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 
@@ -124,14 +134,26 @@ def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any
     if library == "byte-level":
         return _given(special_tokens=special, vocab_size=config.vocab_size)
     if library == "sentencepiece":
-        return {**_given(special_tokens=special), **(config.sp_tokenizer_kwargs or {})}
+        return {
+            **_given(special_tokens=special),
+            **_switches(config, _SP_SWITCHES),
+            **(config.sp_tokenizer_kwargs or {}),
+        }
     if library == "huggingface":
         files = _given(vocab_file=config.vocab_file, merges_file=config.merge_file)
-        return {**files, **(config.hf_tokenizer_kwargs or {})}
+        return {**files, **_switches(config, _HF_SWITCHES), **(config.hf_tokenizer_kwargs or {})}
     given = _given(
         pattern=config.tiktoken_pattern, special_tokens=config.tiktoken_special_tokens, vocab_size=config.vocab_size
     )
     return {"num_special_tokens": config.tiktoken_num_special_tokens, **given}
+
+
+def _switches(config: TokenizerConfig, fields: dict[str, tuple[str, bool]]) -> dict[str, bool]:
+    """Return the options that Megatron-Bridge 0.6 has fields for, where a field is not at its default."""
+    defaults = TokenizerConfig()
+    return {
+        option: value for field, (option, value) in fields.items() if getattr(config, field) != getattr(defaults, field)
+    }
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -109,6 +109,7 @@ nvtx_ranges: bool = False
 enabled: bool = False
 features: U[dict[str, Any], str, Path, None] = None
 feature_dirs: Opt[list[str]] = None
+allow_custom_feature_dirs: bool = False
 log_dir: Opt[str] = None
 init_training_step: int = 0
 """,
@@ -136,6 +137,7 @@ flight_recorder_extra_dump_on_exec: bool = True
 disable_jit_fuser: bool = False
 external_gpu_device_mapping: bool = False
 enable_megatron_core_experimental: bool = False
+eval_context_parallel_size: Opt[int] = None
 use_decentralized_pg: bool = False
 """,
     RerunStateMachineConfig: """
@@ -157,12 +159,15 @@ enable_straggler_on_startup: bool = True
 micro_batch_size: Opt[int] = None
 global_batch_size: Opt[int] = None
 rampup_batch_size: Opt[list[int]] = None
+step_batch_size_schedule: Opt[str] = None
 decrease_batch_size_if_needed: bool = False
 empty_unused_memory_level: Literal[0, 1, 2] = 0
 check_weight_hash_across_dp_replicas_interval: Opt[int] = None
+gpu_sniff_test_interval: Opt[int] = None
 train_sync_interval: Opt[int] = None
 train_iters: Opt[int] = None
 train_samples: Opt[int] = None
+num_epochs: Opt[float] = None
 exit_interval: Opt[int] = None
 exit_duration_in_mins: Opt[int] = None
 exit_signal_handler: bool = False
@@ -182,14 +187,19 @@ skip_train: Opt[bool] = None
     ValidationConfig: """
 eval_iters: Opt[int] = 100
 eval_interval: Opt[int] = None
+start_eval_at_iter: Opt[int] = None
+eval_global_batch_size: Opt[int] = None
+eval_micro_batch_size: Opt[int] = None
 skip_train: bool = False
 test_mode: bool = False
 full_validation: bool = False
 multiple_validation_sets: bool = False
+validation_set_names: Opt[list[str]] = None
 """,
     SchedulerConfig: """
 lr_decay_style: Literal['constant', 'linear', 'cosine', 'inverse-square-root', 'WSD'] = 'linear'
 lr_wsd_decay_style: Literal['exponential', 'linear', 'cosine', 'minus_sqrt'] = 'exponential'
+max_steps: Opt[int] = None
 lr_decay_iters: Opt[int] = None
 lr_decay_samples: Opt[int] = None
 lr_wsd_decay_iters: Opt[int] = None
@@ -250,17 +260,27 @@ mlflow_experiment: Opt[str] = None
 mlflow_run_name: Opt[str] = None
 mlflow_tracking_uri: Opt[str] = None
 mlflow_tags: Opt[dict[str, str]] = None
+mlflow_description: Opt[str] = None
+mlflow_log_artifacts: bool = True
 comet_project: Opt[str] = None
 comet_experiment_name: Opt[str] = None
 comet_workspace: Opt[str] = None
 comet_api_key: Opt[str] = None
 comet_tags: Opt[list[str]] = None
+moe_routing_trace_path: Opt[str] = None
+moe_routing_trace_max_training_iters: Opt[int] = None
+moe_routing_trace_capture_logits: bool = False
+moe_routing_trace_capture_hidden_states: bool = False
+moe_routing_trace_dump_weights: bool = False
 """,
     CheckpointConfig: """
 save: Opt[str] = None
 save_interval: Opt[int] = None
 save_wgrads_interval: Opt[int] = None
 save_dgrads_interval: Opt[int] = None
+save_params_interval: Opt[int] = None
+save_activations_interval: Opt[int] = None
+save_tokens_per_expert_interval: Opt[int] = None
 save_retain_interval: Opt[int] = None
 most_recent_k: Opt[int] = -1
 save_optim: bool = True
@@ -292,11 +312,15 @@ async_strategy: str = 'nvrx'
 use_persistent_ckpt_worker: bool = True
 async_ckpt_cpu_priority: int = 10
 async_ckpt_io_priority: Opt[int] = 3
+async_ckpt_use_cpu_shm: bool = False
 fully_parallel_load: bool = False
 ckpt_fully_parallel_load_exchange_algo: Literal['broadcast', 'gather_rounds', 'gather_object'] = 'broadcast'
 ckpt_fully_parallel_save_process_group: Literal['dp', 'ep_dp'] = 'dp'
 ckpt_fully_parallel_load_process_group: Literal['dp', 'ep_dp'] = 'dp'
 ckpt_assume_constant_structure: bool = False
+ckpt_load_validate_sharding_integrity: bool = True
+verify_integrity: bool = False
+stream_ckpt_dequant: bool = True
 strict_fsdp_dtensor_load: bool = False
 dist_ckpt_strictness: Literal['assume_ok_unexpected', 'log_unexpected', 'log_all', 'raise_unexpected', 'raise_all', \
 'return_unexpected', 'return_all', 'ignore_all'] = 'assume_ok_unexpected'
@@ -308,6 +332,12 @@ replication: bool = False
 replication_jump: Opt[int] = None
 replication_factor: int = 2
 storage_writers_per_rank: int = 1
+dist_ckpt_workers: int = 1
+also_save_hf_checkpoint: bool = False
+hf_source_path: Opt[str] = None
+hf_trust_remote_code: bool = False
+hf_distributed_save: bool = False
+hf_save_every_n_ranks: int = 1
 async_write_results_mp_mode: str = 'fork'
 custom_manager_class: Opt[str] = None
 """,
@@ -409,6 +439,11 @@ force_system_message: Opt[bool] = False
 hf_tokenizer_kwargs: Opt[dict[str, Any]] = {}
 sp_tokenizer_kwargs: Opt[dict[str, Any]] = {}
 use_tokenizer_vocab_size: bool = False
+tokenizer_hf_no_use_fast: bool = False
+tokenizer_hf_no_include_special_tokens: bool = False
+trust_remote_code: bool = False
+tokenizer_sentencepiece_legacy: bool = False
+tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
 """,
 }
 

@@ -27,6 +27,8 @@ def _steps(config: Any) -> tuple[Any, ...]:
     ("train", "scheduler", "expected"),
     [
         (ITERS, {}, (800, 0, 800, None)),
+        (ITERS, {"max_steps": 200, "lr_warmup_fraction": 0.1}, (1600, 160.0, 1600, None)),
+        (ITERS, {"max_steps": 200, "lr_decay_style": "WSD", "lr_wsd_decay_iters": 5}, (1600, 0, 1600, 40)),
         (ITERS, {"lr_decay_iters": 50}, (400, 0, 800, None)),
         (ITERS, {"lr_decay_iters": 200, "lr_warmup_iters": 10}, (1600, 80, 800, None)),
         (ITERS, {"lr_warmup_iters": 99}, (800, 792, 800, None)),

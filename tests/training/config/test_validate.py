@@ -95,7 +95,11 @@ _FSDP_SAVE = {**_FSDP, "checkpoint.save": "c"}
 _LOCAL_GRAPH = {**_NO_MODEL_CHECK, "model.cuda_graph_impl": "local"}
 _DIST_OPTIMIZER = {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}
 _GATHER_IN_STEP = {"optimizer.overlap_param_gather_with_optimizer_step": True}
-_STAGES = {"model.pipeline_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}
+_STAGES = {
+    "env.WORLD_SIZE": "2",
+    **{f"model.{name}_model_parallel_size": 2 for name in ("pipeline", "virtual_pipeline")},
+    "model.pipeline_dtype": torch.float32,
+}
 _NO_GLOO = {"dist.use_gloo_process_groups": False}
 _SAMPLES = {"train.train_iters": None, "train.train_samples": 100}
 _CP2 = {"env.WORLD_SIZE": "2", "model.context_parallel_size": 2}
@@ -149,7 +153,7 @@ LEGAL = [
     Case("check_gloo_free_format", {**_NO_GLOO, **_DIST_OPTIMIZER}),
     Case("check_gloo_free_format", {**_NO_GLOO, "checkpoint.ckpt_format": "torch"}),
     Case("check_gloo_free_format", {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}),
-    Case("check_gather_with_step", {**_GATHER_IN_STEP, "optimizer.use_distributed_optimizer": True, **_STAGES}),
+    Case("check_gather_with_step", {**_GATHER_IN_STEP, **_DIST_OPTIMIZER, **_STAGES}),
     Case("check_training_scheduler_compatibility", {"scheduler.lr_decay_iters": 1, "scheduler.lr_warmup_iters": 0}),
     Case("check_training_scheduler_compatibility", {"scheduler.lr_warmup_fraction": 0.5}),
     Case("check_training_scheduler_compatibility", {**_SAMPLES, "scheduler.lr_decay_samples": 9}),
@@ -330,7 +334,7 @@ ILLEGAL = [
     ),
     *(
         Case("check_gather_with_step", {**_GATHER_IN_STEP, **others}, ValueError, "needs virtual pipeline stages")
-        for others in ({"optimizer.use_distributed_optimizer": True}, _STAGES)
+        for others in (_DIST_OPTIMIZER, _STAGES)
     ),
     *(
         Case("check_training_scheduler_compatibility", values, AssertionError, message)

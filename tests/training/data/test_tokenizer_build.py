@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron.core.tokenizers import MegatronTokenizer
 
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
@@ -53,6 +54,35 @@ def test_metadata_name_the_library(tmp_path: Path, as_file: bool) -> None:
 def test_what_cannot_be_built_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(**fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "options"),
+    [
+        ("HuggingFaceTokenizer", {"tokenizer_hf_no_use_fast": True, "trust_remote_code": True},
+         {"use_fast": False, "trust_remote_code": True}),
+        ("HuggingFaceTokenizer", {"tokenizer_hf_no_include_special_tokens": True},
+         {"include_special_tokens": False}),
+        ("HuggingFaceTokenizer", {"tokenizer_hf_no_use_fast": True, "hf_tokenizer_kwargs": {"use_fast": True}},
+         {"use_fast": True}),
+        ("SentencePieceTokenizer", {"tokenizer_sentencepiece_legacy": True}, {"legacy": True}),
+        ("SentencePieceTokenizer", {"tokenizer_sentencepiece_ignore_extra_whitespaces": False},
+         {"ignore_extra_whitespaces": False}),
+        ("SentencePieceTokenizer", {"tokenizer_hf_no_use_fast": True}, {}),
+    ],
+)  # fmt: skip
+def test_switches_of_megatron_bridge_reach_the_library(
+    kind: str, fields: dict[str, Any], options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(
+        MegatronTokenizer,
+        "from_pretrained",
+        lambda *args, **options: given.append(options) or SimpleNamespace(vocab_size=5),
+    )
+    build(tokenizer_type=kind, tokenizer_model=str(tmp_path), **fields)
+    assert given == [options]
 
 
 PACKAGES = {

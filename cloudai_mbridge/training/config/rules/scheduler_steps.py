@@ -36,8 +36,9 @@ def check_training_scheduler_compatibility(config: "ConfigContainer") -> None:
 def calculate_scheduler_steps(config: "ConfigContainer") -> None:
     """Set the scheduler's `lr_decay_steps`, `lr_warmup_steps`, `wd_incr_steps` and `wsd_decay_steps`, all in samples.
 
-    Decay lasts as long as training unless given; the anneal of WSD lasts as long as the decay unless given. Both
-    defaults are written into the scheduler's fields. `lr_warmup_steps` is a float where it comes from a fraction.
+    Decay lasts as long as training unless given; with `max_steps` it lasts so long, as if training did. The anneal of
+    WSD lasts as long as the decay unless given. Both defaults are written into the scheduler's fields.
+    `lr_warmup_steps` is a float where it comes from a fraction.
 
     ValueError: a decay of no steps, no batch size to count samples with, or a ramp that does not lead to it.
     """
@@ -52,7 +53,12 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
         unit, length, samples = "iters", train.train_iters, partial(samples_after, train=train, replicas=replicas)
     else:
         raise ValueError("train.train_iters and train.global_batch_size are needed to count the schedule in samples")
-    length_of_decay = _fill_in(scheduler, f"lr_decay_{unit}", length)
+    if unit == "iters" and scheduler.max_steps is not None:
+        if scheduler.max_steps < length:
+            raise ValueError(f"scheduler.max_steps = {scheduler.max_steps} is less than train.train_iters = {length}")
+        length_of_decay = length = scheduler.max_steps
+    else:
+        length_of_decay = _fill_in(scheduler, f"lr_decay_{unit}", length)
     if scheduler.lr_decay_style == "WSD":
         _fill_in(scheduler, f"lr_wsd_decay_{unit}", length_of_decay)
     decay = samples(length_of_decay)

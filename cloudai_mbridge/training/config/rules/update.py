@@ -8,18 +8,20 @@ from megatron.core.transformer.enums import AttnBackend
 
 from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
+from cloudai_mbridge.training.startup.variables import set_variables
 
 if TYPE_CHECKING:
     from cloudai_mbridge.training.config.container import ConfigContainer
 
 
 def runtime_config_update(cfg: "ConfigContainer") -> None:
-    """Apply precision, data-parallel size and communication overlap, then validate; in this order.
+    """Apply variables, precision, data-parallel size and communication overlap, then validate; in this order.
 
     Overlap depends on the data-parallel size and overrides what precision has set; the rules see what both leave.
 
     AssertionError, ValueError: as `ConfigContainer.validate`, or an unknown precision recipe.
     """
+    set_variables(cfg.env_vars)
     if cfg.mixed_precision is not None:
         precision = get_mixed_precision_config(cfg.mixed_precision)
         cfg.mixed_precision = precision
@@ -38,6 +40,7 @@ def mimo_runtime_config_update(cfg: "ConfigContainer") -> None:
     The loop sees a data-parallel size of 1. Precision, overlap and the model itself are left to the code that
     builds the modules.
     """
+    set_variables(cfg.env_vars)
     cfg.data_parallel_size = 1
     for section in (cfg.optimizer, cfg.ddp, cfg.logger, cfg.train, cfg.scheduler, cfg.checkpoint):
         finalize(section)

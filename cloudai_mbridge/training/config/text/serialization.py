@@ -79,13 +79,15 @@ def from_yaml(cls: type[T], path: str | Path) -> T:
 def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> str:
     """Return the configuration as YAML, and write it to `path` if given.
 
-    Left out are a key that is set in it, user and password in the URL of a service, tokens among a tokenizer's options.
+    Left out are a key that is set in it, variables that are named like one, user and password in the URL of a service,
+    tokens among a tokenizer's options.
     """
     shown = copy.copy(config)
     shown.logger = copy.copy(config.logger)
     shown.logger.comet_api_key = None
     if shown.logger.mlflow_tracking_uri:
         shown.logger.mlflow_tracking_uri = without_users(shown.logger.mlflow_tracking_uri)
+    shown.env_vars = {name: value for name, value in config.env_vars.items() if not is_credential_key(name)}
     shown.tokenizer = copy.copy(config.tokenizer)
     options = config.tokenizer.hf_tokenizer_kwargs
     if options:

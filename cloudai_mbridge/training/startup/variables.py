@@ -1,0 +1,40 @@
+"""Variables of `env_vars`, set before CUDA, torch.distributed and Transformer Engine read them. Imports no torch."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.training.errors import ConfigError
+
+_SECTION = "env_vars"
+
+
+def set_variables(variables: Mapping[str, Any]) -> None:
+    """Set what the environment has no value for: the launcher's and the user's win.
+
+    ConfigError: a name that no variable can have, or a value that is no text, number or boolean.
+    """
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
+            raise ConfigError(f"env_vars: {name!r} is not the name of a variable")
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"env_vars.{name}: a {type(value).__name__} is no text, number or boolean")
+        os.environ.setdefault(name, str(value))
+
+
+def set_variables_of_file(path: Path, overrides: Sequence[str]) -> None:
+    """Set the variables of a configuration file and its overrides, before anything else of it is read.
+
+    A file that cannot be read is left to the reader of all of it, which says what is wrong.
+    """
+    from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, parse_json, parse_yaml, scalar
+
+    try:
+        text = path.read_text(encoding="utf-8")[: MAX_CHARS + 1]
+        table = (parse_json if path.suffix == ".json" else parse_yaml)(text).get(_SECTION) or {}
+        given = (text.partition("=") for text in overrides if text.startswith(f"{_SECTION}."))
+        table |= {key.partition(".")[2].strip(): scalar(value.strip()) for key, _, value in given}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return
+    set_variables(table)
