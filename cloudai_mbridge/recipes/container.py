@@ -13,6 +13,7 @@ from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, OPTIMIZER_D
 
 _MODELS = "cloudai_mbridge.training.models.gpt_provider"
 _DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
+_BUCKET_SIZE = 128 * 1024**2  # elements
 RESOLVED_FILE = "resolved_config.yaml"
 
 _BF16 = {"_target_": "torch.bfloat16"}
@@ -118,6 +119,25 @@ def store_in_16_bits(data: dict[str, Any]) -> None:
         return
     for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES):
         optimizer.pop(name, None)
+
+
+def gather_in_large_buckets(data: dict[str, Any], num_gpus: int) -> None:
+    """Reduce and gather in the buckets of upstream's performance recipes; what is set already stays.
+
+    Interleaved stages gather together, and with Adam during the optimizer's step. num_gpus: ranks of the job.
+    """
+    model, optimizer, ddp = data["model"], data["optimizer"], data["ddp"]
+    optimizer.setdefault("overlap_param_gather", ddp.get("overlap_param_gather", False))
+    tp, pp, cp = (model[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "context"))
+    if num_gpus <= tp * pp * cp or not ddp["use_distributed_optimizer"]:
+        return
+    if ddp.get("num_buckets") is None:
+        ddp.setdefault("bucket_size", _BUCKET_SIZE)
+    if pp == 1 or (model.get("virtual_pipeline_model_parallel_size") or 1) == 1 or not ddp.get("overlap_param_gather"):
+        return
+    ddp.setdefault("align_param_gather", True)
+    if data["mixed_precision"] and optimizer.get("optimizer", "adam") == "adam":
+        optimizer.setdefault("overlap_param_gather_with_optimizer_step", True)
 
 
 _LATENT_ONLY = (

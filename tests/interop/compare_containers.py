@@ -34,7 +34,7 @@ def _flat(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for field, item in value.items():
             path = _OTHER_NAME.get(f"{section}.{field}", f"{section}.{field}")
             if path not in _LOCAL and field != "_target_":
-                yield path, _stages(item) if path == _LAYOUT else _plain(item)
+                yield path, _stages(item) if path == _LAYOUT else _plain(item) if section != "env_vars" else str(item)
 
 
 def _plain(value: Any) -> Any:

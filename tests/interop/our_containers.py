@@ -2,14 +2,14 @@
 
     python our_containers.py < requests.jsonl > containers.jsonl
 
-A request is {"recipe", "gpu", "num_gpus", "args"}, with the arguments of a test; the answer has "yaml", or "refused".
+A request is {"recipe", "gpu", "num_gpus", "args"}, with the arguments of a test; the answer has the file's text as
+"yaml" and the variables of the job as "env", or why it is "refused".
 """
 
 import contextlib
 import io
 import json
 import logging
-import re
 import sys
 import warnings
 from typing import Any
@@ -19,11 +19,13 @@ from judge_containers import be_a_gpu, on
 STEPS = 50  # as upstream's recipes
 
 
-def container_of(given: dict[str, Any]) -> str:
-    """Return the container of a preset as YAML; what the loop does not have of the preset is left out."""
-    from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset, with_preset
+def trained(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the container and the variables of a preset; what the loop does not have of the preset is left out."""
+    from cloudai_mbridge.megatron_bridge.presets.environment import recipe_environment
+    from cloudai_mbridge.megatron_bridge.presets.find import find_preset
+    from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
     from cloudai_mbridge.megatron_bridge.release import Release
-    from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
+    from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
     from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
     from cloudai_mbridge.recipes.load import load_recipe
     from cloudai_mbridge.training.config.container import ConfigContainer
@@ -32,17 +34,13 @@ def container_of(given: dict[str, Any]) -> str:
     asked = ResolvedCmdArgs(**given)
     preset = find_preset(asked, Release("0.6.0", "shipped"))
     assert preset, given
-    filled = with_preset(asked, preset).args
-    sizes = {name: getattr(filled, name) for name in UPSTREAM_DECIDES if ARGUMENTS[name].config}
-    sizes["ep"] = None if sizes["ep"] == 1 else sizes["ep"]
-    if layout := sizes["pipeline_model_parallel_layout"]:
-        sizes["pipeline_model_parallel_layout"] = re.sub(r"m(\*\d+)?", "", layout)  # the loop trains without
     recipe = load_recipe(asked.model_recipe_name)
-    args = asked.model_copy(update={**sizes, "compute_dtype": "bf16", "config_variant": None, "max_steps": STEPS})
-    config = ConfigContainer.from_dict(training_config(recipe, with_recipe_defaults(args, recipe), {}))
+    args = with_recipe_defaults(with_loop_preset(asked, preset).args, recipe)
+    args = args.model_copy(update={"compute_dtype": "bf16", "config_variant": None, "max_steps": STEPS})
+    config = ConfigContainer.from_dict(training_config(recipe, args, {}))
     config.logger.save_config_filepath = None  # its directory may not be there
     prepare(config)
-    return config.to_yaml()
+    return {"yaml": config.to_yaml(), "env": recipe_environment(args, args.gpu_type, preset)}
 
 
 def main() -> None:
@@ -59,7 +57,7 @@ def main() -> None:
             request = json.loads(line)
             on(request["gpu"], request["num_gpus"])
             try:
-                answer = {"yaml": container_of(request["args"])}
+                answer = trained(request["args"])
             except (BadInput, ConfigError) as error:
                 answer = {"refused": str(error)}
             print(json.dumps({"recipe": request["recipe"], **answer}), file=answers, flush=True)

@@ -59,7 +59,8 @@ def found(answers: list[tuple[dict[str, object], dict[str, object]]]) -> Found:
     for theirs, ours in answers:
         if "yaml" in theirs and "yaml" in ours:
             assert theirs["recipe"] == ours["recipe"]
-            for path, values in differences(read(theirs["yaml"]), theirs["unset"], read(ours["yaml"])).items():
+            here = read(ours["yaml"]) | {f"env_vars.{name}": value for name, value in ours["env"].items()}
+            for path, values in differences(read(theirs["yaml"]), theirs["unset"], here).items():
                 counts[path][values] += 1
     return counts
 
@@ -92,13 +93,15 @@ def tables(found: Found, answers: list[tuple[dict[str, object], dict[str, object
     columns = ("presets", "compared", "upstream", "here")
     counts = [[f"`{name}`", *(str(recipes[name][column]) for column in columns)] for name in sorted(recipes)]
     head = ["Recipe", "presets of 0.6", "compared", "refused by upstream itself", "refused here"]
-    order = [why for _, why in _reasons()]
-    paths = sorted(found, key=lambda path: (order.index(str(_reason(path))), path))
-    rows = [
-        [f"`{path}`", _values(found[path], 0), _values(found[path], 1), str(found[path].total()), str(_reason(path))]
-        for path in paths
-    ]
-    return f"{table(head, counts)}\n{table(['Field', 'Upstream', 'Ours', 'Presets', 'Why'], rows)}"
+    parts = [table(head, counts)]
+    for why in dict.fromkeys(why for _, why in _reasons()):
+        rows = [
+            [f"`{path}`", _values(found[path], 0), _values(found[path], 1), str(found[path].total())]
+            for path in sorted(found)
+            if _reason(path) == why
+        ]
+        parts += [f"{why[0].upper()}{why[1:]}:\n", table(["Field", "Upstream", "Ours", "Presets"], rows)]
+    return "\n".join(parts)
 
 
 def _values(counts: Counter[tuple[str, str]], side: int) -> str:

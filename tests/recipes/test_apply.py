@@ -142,6 +142,29 @@ def test_adam_keeps_remainders_of_bf16_weights_and_no_16_bit_state_of_fp32_ones(
     assert not {"exp_avg_dtype", "use_precision_aware_optimizer"} & in_fp32.keys()
 
 
+@pytest.mark.parametrize(
+    ("args", "extra", "expected"),
+    [
+        ({"num_gpus": 32, "pp": 4, "vp": 2}, {}, (2**27, True, True)),
+        ({"num_gpus": 32, "pp": 4, "vp": 1}, {}, (2**27, None, None)),
+        ({"num_gpus": 4, "pp": 4, "vp": 2}, {}, (None, None, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp32"}, {}, (2**27, True, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2}, {"ddp.num_buckets": "3"}, (None, True, True)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2}, {"ddp.overlap_param_gather": "false"}, (2**27, None, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2}, {"optimizer.optimizer": "sgd"}, (2**27, True, None)),
+    ],
+)
+def test_parameters_are_gathered_as_in_upstreams_performance_recipes(
+    args: dict[str, Any], extra: dict[str, str], expected: tuple[Any, ...]
+) -> None:
+    data = _config("llama3_8b", extra, **args)
+    ddp, optimizer = data["ddp"], data["optimizer"]
+    names = ("bucket_size", "align_param_gather")
+    found = (*(ddp.get(name) for name in names), optimizer.get("overlap_param_gather_with_optimizer_step"))
+    assert found == expected
+    assert optimizer["overlap_param_gather"] == ddp["overlap_param_gather"]
+
+
 @pytest.mark.parametrize("name", PASSED)
 def test_an_argument_is_passed_on(name: str) -> None:
     value, place, others = PASSED[name]
