@@ -73,20 +73,10 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
 }
 # The same for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
-    "train.num_epochs": (None,),
-    "train.step_batch_size_schedule": (None,),
-    "validation.start_eval_at_iter": (None,),
-    "scheduler.max_steps": (None,),
-    "dist.eval_context_parallel_size": (None,),
     "model.dense_grouped_gemm": (False,),
     "tokenizer.null_tokenizer_eod_id": (None,),
     "tokenizer.null_tokenizer_pad_id": (-1,),
     "tokenizer.chat_template_path": (None,),
-    "checkpoint.also_save_hf_checkpoint": (False,),
-    "checkpoint.save_activations_interval": (None,),
-    "checkpoint.save_params_interval": (None,),
-    "checkpoint.save_tokens_per_expert_interval": (None,),
-    "logger.moe_routing_trace_path": (None,),
 }
 # Only graphs read these, and model.cuda_graph_impl is what asks for graphs
 WITHOUT_EFFECT = ("model.cuda_graph_modules",)
