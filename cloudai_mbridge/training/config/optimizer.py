@@ -74,8 +74,8 @@ class OptimizerConfigOverrideProvider:
 
 def _mup_overrides(context: OptimizerConfigOverrideProviderContext) -> dict[ParamKey, ParamGroupOverride]:
     """Return the learning rates and epsilons by width of a model with `use_mup`, {} for any other."""
-    chunk = context.model[0] if isinstance(context.model, list) else context.model
-    model: Any = getattr(chunk, "config", None)
+    chunks = context.model if isinstance(context.model, list) else [context.model]
+    model: Any = next((chunk.config for chunk in chunks if hasattr(chunk, "config")), None)
     if not getattr(model, "use_mup", False):
         return {}
     from megatron.core.optimizer import get_mup_config_overrides  # since Megatron-Core 0.17

@@ -65,6 +65,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "model.fine_grained_activation_offloading": (False,),
     "model.hierarchical_context_parallel_sizes": (None,),
     "model.hybrid_context_parallel": (False,),
+    "model.dynamic_context_parallel": (False,),
     "dataset.reset_attention_mask": (False,),
     "dataset.inter_document_masking": (False,),
     "optimizer.optimizer_cuda_graph": (False,),

@@ -140,7 +140,7 @@ REFUSED = [
     ("train.train_iter=1", "train.train_iter: unknown key; did you mean 'train_iters'?"),
     ("trian.train_iters=1", "trian: unknown key; did you mean 'train'?"),
     ("train_iters=1", "train_iters: unknown key; did you mean train.train_iters?"),
-    ("zzzzz=1", "zzzzz: unknown key; sections: rng, rerun_state_machine, train, model"),
+    ("zzzzz=1", "zzzzz: unknown key; sections: env_vars, rng, rerun_state_machine, train, model"),
     ("ft.enable=true", "ft.enable: unknown key;"),
     ("~ft.enable", "ft.enable: unknown key;"),
     ("train._private=1", "train._private: unknown key"),

@@ -62,7 +62,8 @@ def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer")
     for name in ("use_distributed_optimizer", "overlap_param_gather"):
         ddp, optimizer = getattr(config.ddp, name, False), getattr(config.optimizer, name, False)
         if ddp != optimizer:
-            warn_rank_0(f"ddp.{name}={ddp} and optimizer.{name}={optimizer}: both are set to True")
+            if name == "use_distributed_optimizer" or optimizer:  # overlap is usually set in ddp alone
+                warn_rank_0(f"ddp.{name}={ddp} and optimizer.{name}={optimizer}: both are set to True")
             setattr(config.ddp, name, True)
             setattr(config.optimizer, name, True)
 
