@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.startup.prepare import adapt_to_device
 from cloudai_mbridge.training.startup.variables import set_variables
 
 NAMES = ("MB_TEXT", "MB_NUMBER", "MB_FLAG")
@@ -68,6 +69,7 @@ def test_they_are_set_before_torch_is_imported(tiny: Any, tmp_path: Path, suffix
 
 def test_a_script_sets_them_too(tiny: Any) -> None:
     config = ConfigContainer.from_dict(tiny())
+    adapt_to_device(config, has_gpu=False)
     config.env_vars = {"MB_TEXT": "a", "HF_TOKEN": "hf_secret"}
     runtime_config_update(config)
     assert os.environ["MB_TEXT"] == "a"

@@ -24,10 +24,9 @@ SECTIONS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def config(**sections: Any) -> Any:
-    logger = SimpleNamespace(log_energy=False)
-    return SimpleNamespace(
-        **{"ft": None, "nvrx_straggler": None, "inprocess_restart": None, "logger": logger, **sections}
-    )
+    off = dict.fromkeys(("ft", "nvrx_straggler", "inprocess_restart"))
+    logger, optimizer = SimpleNamespace(log_energy=False), SimpleNamespace(optimizer="adam")
+    return SimpleNamespace(**{**off, "logger": logger, "optimizer": optimizer, **sections})
 
 
 @pytest.mark.parametrize(("key", "package", "section"), SECTIONS)
