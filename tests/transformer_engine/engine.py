@@ -74,7 +74,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "qk_norm": {"qk_layernorm": True},
     "mla": {**MLA, "qk_layernorm": True},
-    "sequential": MOE,
+    "sequential": {**MOE, "moe_grouped_gemm": False},
     "grouped": {**MOE, "moe_grouped_gemm": True},
     "mtp": {**MOE, "moe_grouped_gemm": True, "mtp_num_layers": 1},
 }

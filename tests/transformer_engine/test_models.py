@@ -7,21 +7,18 @@ import pytest
 from tests.transformer_engine.engine import MODELS, Built, build, configure, gpu, on_one_rank
 
 # isort: split
+from megatron.core.tensor_parallel import layers
+
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.models import weight_gradients
 from cloudai_mbridge.training.schema import not_done
 
 # What the loop turns on where Transformer Engine is there
-FUSIONS = {
-    "apply_rope_fusion": False,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "cross_entropy_loss_fusion": True,
-    "gradient_accumulation_fusion": False,
-    "masked_softmax_fusion": True,
-    "moe_permute_fusion": False,
-    "moe_router_fusion": False,
-    "persist_layer_norm": False,
-}
+FUSIONS = (
+    *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "cross_entropy_loss_fusion"),
+    *("gradient_accumulation_fusion", "masked_softmax_fusion", "persist_layer_norm"),
+    *("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"),
+)
 ATTENTION = {
     "self_attention.linear_qkv": "TELayerNormColumnParallelLinear",
     "self_attention.core_attention": "TEDotProductAttention",
@@ -101,8 +98,23 @@ def test_parameters_have_the_names_that_transformer_engine_gives(model: str) -> 
 def test_fusions() -> None:
     """On a CPU they are all off."""
     with_te, without = (on_one_rank("grouped", with_te=there).config.model for there in (True, False))
-    assert {name: getattr(with_te, name) for name in FUSIONS} == FUSIONS
+    assert all(getattr(with_te, name) for name in FUSIONS)
     assert not any(getattr(without, name) for name in FUSIONS)
+
+
+@pytest.mark.parametrize("has_apex", [False, True])
+def test_weight_gradients_are_accumulated_in_the_products_that_can(
+    has_apex: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron-Core's own output layer needs Apex for it, and refuses to be built without."""
+    monkeypatch.setattr(weight_gradients, "has_apex_extension", lambda: has_apex)
+    monkeypatch.setattr(layers, "_grad_accum_fusion_available", has_apex)
+    with gpu():
+        built = build(configure("grouped"))
+    fused = {type(each).__name__ for each in built.model.modules() if getattr(each, "fuse_wgrad_accumulation", False)}
+    assert fused >= {*ATTENTION.values(), "TEColumnParallelGroupedLinear"} - {"TEDotProductAttention"}
+    assert built.model.output_layer.gradient_accumulation_fusion is has_apex
+    assert built.config.model.gradient_accumulation_fusion
 
 
 def test_local_layers_are_refused() -> None:
