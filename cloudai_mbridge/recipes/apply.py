@@ -8,7 +8,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
-from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, store_in_16_bits
+from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
@@ -111,9 +111,8 @@ def training_config(
         if not isinstance(data.setdefault(section, {}), dict) or (section == _PRECISION and field not in _REDUCTION):
             raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
         data[section][field] = parse_value(text)
-    data["optimizer"].setdefault("overlap_param_gather", data["ddp"].get("overlap_param_gather", False))
     if not _STATE & extra.keys():
-        store_in_16_bits(data)
+        use_precision_aware_adam(data)
     gather_in_large_buckets(data, args.num_gpus)
     _refuse_not_done(data)
     try:

@@ -104,10 +104,11 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def store_in_16_bits(data: dict[str, Any]) -> None:
-    """Keep remainders beside bf16 weights in place of fp32 copies, as upstream's launcher does with Adam.
+def use_precision_aware_adam(data: dict[str, Any]) -> None:
+    """Use the precision-aware optimizer with bf16 weights, as upstream's launcher does with Adam.
 
-    Only the distributed optimizer and Adam can; in fp32 a recipe's 16-bit state goes too.
+    Megatron-Core 0.19 still keeps fp32 copies of the weights: `optimizer.fp8_recipe` is "tensorwise" in bf16, too. Only
+    the distributed optimizer and Adam can; in fp32 a recipe's 16-bit state goes too.
     """
     optimizer = data["optimizer"]
     if (

@@ -64,6 +64,7 @@ def _slurm(**keys: Any) -> SlurmSystem:
     return SlurmSystem.model_validate({**data, **keys})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("env", "outer", "expected"), [({}, {}, "1"), ({}, {"Q": "9"}, "9"), ({"Q": "5"}, {"Q": "9"}, "5")]
 )

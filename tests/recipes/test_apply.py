@@ -133,7 +133,7 @@ def test_gradients_are_reduced_in_bf16_unless_set(key: str) -> None:
         _config(DENSE, {"mixed_precision.fp8": "hybrid"})
 
 
-def test_adam_keeps_remainders_of_bf16_weights_and_no_16_bit_state_of_fp32_ones() -> None:
+def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
     assert _config("llama3_8b")["optimizer"]["use_precision_aware_optimizer"] is True
     assert "use_precision_aware_optimizer" not in _config(DENSE)["optimizer"], "without the distributed optimizer"
     muon = _config("llama3_8b", {"optimizer.optimizer": '"muon"'})["optimizer"]

@@ -9,7 +9,6 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.memory import ParallelLayout, memory_per_stage, worst_stage
-from cloudai_mbridge.estimate.memory.layout import REMAINDERS
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -41,7 +40,7 @@ def test_a_run_stands_beside_its_prediction(tmp_path: Path) -> None:
     assert not found.left_out
     (point,) = found.points["h100"]
     model = architecture(load_recipe("llama3_8b"), ResolvedCmdArgs(tp=2))
-    layout = ParallelLayout(num_gpus=8, mbs=1, gbs=32, tp=2, grad_reduce_in_fp32=False, optimizer_bytes=REMAINDERS)
+    layout = ParallelLayout(num_gpus=8, mbs=1, gbs=32, tp=2, grad_reduce_in_fp32=False)
     assert sum(point.groups) == pytest.approx(
         sum(time_model(model, gpu_named("h100"), Precision.BF16).groups(layout)), rel=0.02
     )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, REMAINDERS, Granularity, ParallelLayout, Recompute
+from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
@@ -70,9 +70,13 @@ def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
 
 
 def _optimizer_bytes(recipe: Recipe) -> int:
-    """Return the bytes per weight beside bf16 weights: remainders, and the recipe's two moments."""
+    """Return the bytes per weight beside bf16 weights: a 32-bit copy, and two moments in the recipe's types.
+
+    Megatron-Core keeps the copy also with `use_precision_aware_optimizer`, as the number format's recipe leaves
+    `optimizer.fp8_recipe` at "tensorwise". Seen on an H200.
+    """
     moments = (recipe.default("optimizer", name) for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
-    return REMAINDERS - 2 * sum(moment is not None for moment in moments)
+    return MASTER_WEIGHTS - 2 * sum(moment is not None for moment in moments)
 
 
 def _precision(name: str) -> Precision:

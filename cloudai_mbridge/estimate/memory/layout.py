@@ -8,9 +8,7 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.precision import Precision
 
-# Bytes that Adam keeps per 16-bit weight: a 32-bit copy and two moments; remainders of the weight and two moments
-MASTER_WEIGHTS = 12
-REMAINDERS = 10
+MASTER_WEIGHTS = 12  # bytes that Adam keeps per 16-bit weight: a 32-bit copy and two moments
 
 
 class Implementation(StrEnum):

@@ -1,8 +1,8 @@
 """Weights, gradients and optimizer state of a stage, in bytes.
 
-Adam with 32-bit master weights: 12 bytes per parameter (8 where the weights are 32 bits themselves), less with 16-bit
-remainders or moments. The distributed
-optimizer splits them over data- and context-parallel ranks, of experts over the expert data-parallel ones.
+Adam with 32-bit master weights: 12 bytes per parameter, 8 where the weights are 32 bits themselves, less with 16-bit
+moments. The distributed optimizer splits them over data- and context-parallel ranks, of experts over the expert
+data-parallel ones. Not counted: its 32-bit copy of 16-bit gradients during the step, when activations are gone.
 Megatron-FSDP splits weights and gradients too, and gathers a layer while it is computed. Source: Megatron-Core 0.16,
 `optimizer`, `distributed`, and the quantized tensors of Transformer Engine 2.x.
 """
