@@ -156,7 +156,6 @@ def _text(path: Path) -> str:
 
 def _serve(kind: str) -> int:
     """Answer each request with an exit code, to the last; return the code of a process if this has become one."""
-    sys.path[0] = os.devnull  # not this folder: one in it has the name of Transformer Engine's package
     with redirect_stdout(sys.stderr):  # the answers go to stdout
         import_all(kind)
     while line := sys.stdin.readline():
