@@ -36,7 +36,7 @@ def test_the_first_is_written_as_a_test_that_verifies(mbridge: Any, tmp_path: Pa
     assert checked.returncode == 0, checked.stderr
     args = second["args"]
     sizes = [f"--{name}={args[name]}" for name in ("tp", "pp", "cp", "vp")]
-    batch = (f"--mbs={args['mb']}", f"--gbs={args['gb']}")
+    batch = [f"--mbs={args['mb']}", f"--gbs={args['gb']}", *(["--fsdp"] if args.get("use_megatron_fsdp") else [])]
     same = mbridge("estimate", "--recipe=llama3_70b", "--gpu=gb200", "--num-gpus=64", *sizes, *batch, "--json")
     estimated = json.loads(same.stdout)
     assert estimated["step_time_s"] == pytest.approx(second["step_time_s"])

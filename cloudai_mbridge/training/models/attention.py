@@ -44,8 +44,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             self.window = int(config.window_size[0]) if config.window_size[0] >= 0 else None
         # gpt-oss: a logit of no key, zero or learned by head, takes its share of every softmax
         self.kind = getattr(config, "softmax_type", "vanilla")
-        heads = config.num_attention_heads // config.tensor_model_parallel_size
         if self.kind == "learnable":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
             self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype))
             self.softmax_offset.tensor_model_parallel = True  # type: ignore[attr-defined]
             self.softmax_offset.partition_dim, self.softmax_offset.partition_stride = 0, 1  # type: ignore[attr-defined]
