@@ -305,15 +305,15 @@ def mutate_database(data: bytes, rng: random.Random) -> bytes:
             )
             statement = rng.choice(
                 (
-                    f'UPDATE "{table}" SET "{column}" = ?1',
-                    f'UPDATE "{table}" SET "{column}" = ?1 WHERE rowid = (SELECT max(rowid) FROM "{table}")',
-                    f'DELETE FROM "{table}" WHERE ?1 IS NOT NULL',
+                    f'UPDATE "{table}" SET "{column}" = ?',
+                    f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = (SELECT max(rowid) FROM "{table}")',
+                    f'DELETE FROM "{table}" WHERE ? IS NOT NULL',
                     f'ALTER TABLE "{table}" DROP COLUMN "{column}"',
                     f'DROP TABLE "{table}"',
                     f"PRAGMA user_version = {rng.randrange(200)}",
                 )
             )
-            db.execute(statement, (value,) if "?1" in statement else ())
+            db.execute(statement, (value,) if "?" in statement else ())
         return path.read_bytes()
 
 

@@ -127,12 +127,12 @@ class History(AbstractContextManager["History"]):
         rows = self._rows(
             "runs",
             StoredPoint,
-            "SELECT point, key, count(*) FILTER (WHERE verdict = ?1) AS num_good,"
-            " count(*) FILTER (WHERE verdict = ?2) AS num_failed, max(ended_at) AS ended_at,"
-            " (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM judged AS r WHERE"
-            " r.point = judged.point AND r.key = judged.key AND verdict = ?1 ORDER BY ended_at DESC, id DESC LIMIT 1))"
+            "SELECT point, key, count(*) FILTER (WHERE verdict = ?) AS num_good,"
+            " count(*) FILTER (WHERE verdict = ?) AS num_failed, max(ended_at) AS ended_at,"
+            " (SELECT value FROM metrics WHERE name = ? AND run = (SELECT id FROM judged AS r WHERE"
+            " r.point = judged.point AND r.key = judged.key AND verdict = ? ORDER BY ended_at DESC, id DESC LIMIT 1))"
             " AS value FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
-            (SUCCESS, FAILED, DEFAULT_METRIC),
+            (SUCCESS, FAILED, DEFAULT_METRIC, SUCCESS),
         )
         values = (self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.last_value) for row in rows)
         return [row.model_copy(update={"last_value": value}) for row, value in zip(rows, values, strict=True)]

@@ -190,12 +190,13 @@ class Journal:
         attempts: dict[str, list[list[Any]]] = {}
         for run_key, *row in self._all(
             "SELECT key, number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure"
-            " FROM attempts WHERE ?1 IS NULL OR key = ?1 ORDER BY key, number",
+            " FROM attempts WHERE ? IS NULL OR key = ? ORDER BY key, number",
+            key,
             key,
         ):
             attempts.setdefault(run_key, []).append(row)
-        query = "SELECT key, verdict, reasons, note FROM runs WHERE ?1 IS NULL OR key = ?1 ORDER BY rowid"
-        rows = self._all(query, key)
+        query = "SELECT key, verdict, reasons, note FROM runs WHERE ? IS NULL OR key = ? ORDER BY rowid"
+        rows = self._all(query, key, key)
         return {row[0]: read_entry(row, attempts.get(row[0], ())) for row in rows}
 
     def excluded(self) -> dict[str, str]:
