@@ -2,7 +2,7 @@
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.recipes.apply import unsupported_args, why_unsupported
+from cloudai_mbridge.recipes.apply import lacked_by, lacking, unsupported_args, why_unsupported
 
 _DTYPES = ("bf16", "fp32")
 
@@ -22,19 +22,24 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
     return Violation("E01", "cmd_args", fact, remedy, ignored)
 
 
-def e02_precision_is_implemented(point: Point) -> Answer:
-    """The embedded loop trains in bf16 or fp32.
+def e02_the_machine_has_what_the_point_needs(point: Point) -> Answer:
+    """The loop has the number format, and a machine that is known to lack a GPU or Transformer Engine needs neither.
 
     FP8 and FP4 need Transformer Engine recipes that the loop does not have yet.
 
     Pass: compute_dtype="bf16". Fail: compute_dtype="fp8_mx".
-    Source: `cloudai_mbridge.recipes.container`.
+    Source: `cloudai_mbridge.recipes.container`, `cloudai_mbridge.training.schema.not_done`.
     """
     dtype = point.args.compute_dtype
-    if not point.is_embedded or dtype in _DTYPES:
+    if not point.is_embedded:
         return None
-    fact = f"the embedded launcher does not train in {dtype!r}"
-    return point.breaks("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
+    if dtype not in _DTYPES:
+        fact = f"the embedded launcher does not train in {dtype!r}"
+        return point.breaks("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
+    if not (lacked := lacked_by(point.args, lacking(point.system))):
+        return None
+    fact = f"this machine lacks {', '.join(f'{what} for {name}' for name, what in lacked.items())}"
+    return point.breaks("E02", next(iter(lacked)), fact, "remove them, or run on a Slurm system", *lacked)
 
 
 def e03_there_are_steps_to_measure(point: Point) -> Answer:

@@ -13,7 +13,7 @@ from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.walk import Decision, PointWalk
-from cloudai_mbridge.recipes.apply import core_release, training_config
+from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.sweep import CheckedPoint
 from cloudai_mbridge.sweep.estimated import largest_terms
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -96,7 +96,7 @@ class SweepPreview:
         self._is_checked = True
         _, args, recipe = point.resolve()
         if args.launcher is Launcher.EMBEDDED and recipe is not None:
-            training_config(recipe, args, self._extra, core_release(self._system))
+            training_config(recipe, args, self._extra, core_release(self._system), lacking(self._system))
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why there is none."""

@@ -20,7 +20,7 @@ from cloudai_mbridge.models.values.references import expand
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.recipes.apply import core_release, training_config
+from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.sweep import SweepPoint
 
 # cmd_args that hold a credential -> the variable that hands it to the job
@@ -54,7 +54,7 @@ def plan_run(
     if not upstream:
         recipe_env = recipe_environment(args, gpu_label(args, system), preset)
         assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-        config = training_config(recipe, args, definition.extra_cmd_args, core_release(system))
+        config = training_config(recipe, args, definition.extra_cmd_args, core_release(system), lacking(system))
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,

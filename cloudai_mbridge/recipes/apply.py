@@ -10,11 +10,12 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
-from cloudai_mbridge.training.schema.not_done import asked_for
+from cloudai_mbridge.training.schema.not_done import NEEDS, asked_for, needed
 
 
 def place(key: str) -> tuple[str, str]:
@@ -77,18 +78,40 @@ def with_model_facts(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str]
 
 def core_release(system: System | None) -> str | None:
     """Return the release of Megatron-Core that trains on this system; None where a job finds that out itself."""
-    if not isinstance(system, LocalSystem) or system.python_executable is not None:
-        return None
-    return installed_release()
+    return installed_release() if _is_this_environment(system) else None
+
+
+def lacking(system: System | None) -> frozenset[str]:
+    """Return what the machine of this system is known to lack, of `machine.GPU` and `machine.TRANSFORMER_ENGINE`."""
+    return machine.lacking() if _is_this_environment(system) else frozenset()
+
+
+def _is_this_environment(system: System | None) -> bool:
+    return isinstance(system, LocalSystem) and system.python_executable is None
+
+
+def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]:
+    """Return the arguments of the embedded loop that need what a machine lacks, with what that is."""
+    return {
+        name: what
+        for name, (section, field) in MAPPED.items()
+        if (value := getattr(args, name)) is not None
+        for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
+        if what in lacking and value not in harmless
+    }
 
 
 def training_config(
-    recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, str], core: str | None = None
+    recipe: Recipe,
+    args: ResolvedCmdArgs,
+    extra: Mapping[str, str],
+    core: str | None = None,
+    lacking: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the training config as plain data, checked as the training process will check it.
 
-    core: the release of Megatron-Core; None: unknown, keys of any release pass.
-    BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
+    core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: what the machine lacks.
+    BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need what the machine lacks.
     """
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in recipe.sections.items()}
     for name, (section, field) in MAPPED.items():
@@ -114,7 +137,7 @@ def training_config(
     if not _STATE & extra.keys():
         use_precision_aware_adam(data)
     gather_in_large_buckets(data, args.num_gpus)
-    _refuse_not_done(data)
+    _refuse_not_done(data, lacking)
     try:
         check_section_values(data, release=core)
     except ConfigError as error:
@@ -137,7 +160,7 @@ def _ranks(value: Any) -> list[int]:
         raise BadInput(f"cmd_args.profiling_ranks: {value!r} is not a list of ranks such as '0,3'") from None
 
 
-def _refuse_not_done(data: Mapping[str, Any]) -> None:
+def _refuse_not_done(data: Mapping[str, Any], lacking: Collection[str]) -> None:
     """Refuse what the training loop would refuse, before a job is submitted for it."""
 
     def get(section: str, name: str, default: Any) -> Any:
@@ -146,6 +169,8 @@ def _refuse_not_done(data: Mapping[str, Any]) -> None:
 
     if asked := list(asked_for(get)):
         raise BadInput(f"training config: the training loop does not do this yet: {'; '.join(asked)}")
+    if missing := list(needed(get, lacking)):
+        raise BadInput(f"training config: this machine cannot train that: {'; '.join(missing)}")
 
 
 def _derive(model: dict[str, Any], recipe: Recipe) -> None:

@@ -28,7 +28,7 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.recipes.apply import core_release, training_config
+from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 
@@ -201,7 +201,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
                 seen |= values
                 problems |= dict.fromkeys(unknown_options(plan_run(test, resolved, args, recipe, slurm, 0), slurm))
         elif recipe is not None:
-            training_config(recipe, args, definition.extra_cmd_args, core_release(system))
+            training_config(recipe, args, definition.extra_cmd_args, core_release(system), lacking(system))
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
     return f"{test.run.id!r} with {counted(total, 'point')}, {rejected} of them rejected by a rule"

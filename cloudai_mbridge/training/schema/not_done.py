@@ -1,7 +1,9 @@
 """What a valid configuration may ask for and this loop does not do. Standard library only: planning reads it too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
+
+from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
 
 _MISSING = object()
 
@@ -44,7 +46,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "ddp.nccl_ub": (False,),
     "ddp.fp4_param_gather": (False,),
     "model.tp_comm_overlap": (False,),
-    "model.fp8": (None,),
     "model.fp4": (None,),
     "model.experimental_attention_variant": (None,),
     "model.use_transformer_engine_op_fuser": (False,),
@@ -72,7 +73,9 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "optimizer.optimizer_cpu_offload": (False,),
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
-# The same for keys that only files of Megatron-Bridge 0.4 and later have
+# section.field -> what a machine must have for it, and the values that need nothing
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {"model.fp8": (TRANSFORMER_ENGINE, (None,))}
+# The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "model.dense_grouped_gemm": (False,),
     "tokenizer.null_tokenizer_eod_id": (None,),
@@ -93,3 +96,12 @@ def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
         value = get(section, name, _MISSING)
         if value is not _MISSING and value not in harmless:
             yield f"{path} = {value!r} (use {' or '.join(map(repr, harmless))})"
+
+
+def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Iterator[str]:
+    """Yield, in words, every field that needs what the machine lacks. get: as of `asked_for`."""
+    for path, (what, harmless) in NEEDS.items():
+        section, _, name = path.partition(".")
+        value = get(section, name, _MISSING) if what in lacking else _MISSING
+        if value is not _MISSING and value not in harmless:
+            yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"

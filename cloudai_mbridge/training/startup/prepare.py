@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
@@ -17,7 +18,7 @@ from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
-from cloudai_mbridge.training.schema.not_done import asked_for
+from cloudai_mbridge.training.schema.not_done import asked_for, needed
 
 _CHANGED = "_changed_by_prepare"
 
@@ -211,6 +212,13 @@ def refuse_unsupported(config: ConfigContainer) -> None:
 
     if asked := [*asked_for(get), *_asked_otherwise(config)]:
         raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
+    if missing := list(needed(get, _lacking())):
+        raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
+
+
+def _lacking() -> set[str]:
+    has = {GPU: torch.cuda.is_available(), TRANSFORMER_ENGINE: has_transformer_engine()}
+    return {what for what, is_there in has.items() if not is_there}
 
 
 def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:

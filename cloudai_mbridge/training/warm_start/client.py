@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from cloudai_mbridge.training.compat.machine import GPU_DRIVERS
 from cloudai_mbridge.training.process.hang import TIMEOUT_VARIABLE
 from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 from cloudai_mbridge.training.warm_start.kernel import process_id
@@ -23,7 +24,6 @@ from cloudai_mbridge.training.warm_start.kernel import process_id
 WARM_START_VARIABLE = "MBRIDGE_WARM_START"
 # Of a job alone: read when it runs, never while something is imported. In all others, job and server are equal.
 _OF_A_JOB = {LOCAL_JOB_VARIABLE, TIMEOUT_VARIABLE, "PWD", "OLDPWD", "SHLVL", "_"}
-_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OPTIONS_OF_TORCHRUN = "PET_"
 _CUSTOMIZE = ("sitecustomize", "usercustomize")
 
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int | None:
     """
     asked = os.environ.pop(WARM_START_VARIABLE, "")
     num_ranks = _num_ranks(arguments)
-    if not asked or num_ranks is None or LOCAL_JOB_VARIABLE not in os.environ or any(map(os.path.exists, _GPU_DRIVERS)):
+    if not asked or num_ranks is None or LOCAL_JOB_VARIABLE not in os.environ or any(map(os.path.exists, GPU_DRIVERS)):
         return None
     if any(map(_is_own, _CUSTOMIZE)):
         return None

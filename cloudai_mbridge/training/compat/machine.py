@@ -1,0 +1,14 @@
+"""What a machine has for training. Standard library only: planning asks where torch is not imported."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+GPU, TRANSFORMER_ENGINE = "a GPU", "Transformer Engine and a GPU"
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def lacking() -> frozenset[str]:
+    """Return which of GPU and TRANSFORMER_ENGINE this machine is known to lack."""
+    if not any(Path(driver).exists() for driver in GPU_DRIVERS):
+        return frozenset({GPU, TRANSFORMER_ENGINE})
+    return frozenset() if find_spec("transformer_engine") else frozenset({TRANSFORMER_ENGINE})
