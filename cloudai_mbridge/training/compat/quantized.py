@@ -5,11 +5,16 @@ Every release of Megatron-Core does here as 0.19. Before, a forced gather left t
 """
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.fp8_utils import is_float8tensor
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+# Whether weights in 4 bits are gathered: since 0.17
+GATHERS_FP4 = any(field.name == "fp4_param_gather" for field in fields(DistributedDataParallelConfig))
 
 
 def values(parameter: Any) -> torch.Tensor:

@@ -10,7 +10,6 @@ from megatron.core.distributed import DistributedDataParallel
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 
-
 # Attribute of the chunks whose parameters are gathered in the buffer of the gradients: prepares a forced gather
 STAGE = "stage_main_params"
 
