@@ -107,16 +107,22 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
         model = {name: value for name, value in model.items() if not name.startswith("moe_")}
     data: dict[str, Any] = {
         "model": {"_target_": f"{_MODELS}.{'MLAModelProvider' if is_latent else 'GPTModelProvider'}", **model},
-        "mixed_precision": copy.deepcopy(_PRECISIONS[precision]),
+        "mixed_precision": mixed_precision(precision, core),
     }
-    if precision == "nvfp4" and core is not None and core < _GATHERS_FP4_SINCE:
-        del data["mixed_precision"]["fp4_param_gather"]
     for name in {**_SECTIONS, **given}:
         data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
     data["dataset"].setdefault("sequence_length", model["seq_length"])
     data["tokenizer"].setdefault("vocab_size", model["vocab_size"])
     data["ddp"].setdefault("use_distributed_optimizer", data["optimizer"].get("use_distributed_optimizer", False))
     return data
+
+
+def mixed_precision(dtype: str, core: str | None = None) -> dict[str, Any] | None:
+    """Return the section of a number format; None in fp32. core: as of `container_data`."""
+    section = copy.deepcopy(_PRECISIONS[dtype])
+    if section and core is not None and core < _GATHERS_FP4_SINCE:
+        section.pop("fp4_param_gather", None)
+    return section
 
 
 def use_precision_aware_adam(data: dict[str, Any]) -> None:
