@@ -84,9 +84,9 @@ def te_general_grouped_gemm(
     rows = [_rows(each, transB) for each in B]
     outputs = D[0].view(-1, D[0].shape[-1])[: sum(rows)].split(rows) if single_output else D
     for a, b, out, each in zip(A, B, outputs, bias, strict=True):
-        product = _multiply(a, transA, b, transB) if b.numel() else torch.zeros(out.shape)
+        product = _multiply(a, transA, b, transB) if b.size().numel() else torch.zeros(out.shape)
         if each.numel() and grad:
-            each.copy_(_matrix(b, not transB).sum(0) if b.numel() else 0)
+            each.copy_(_matrix(b, not transB).sum(0) if b.size().numel() else 0)
         elif each.numel():
             product = product + each.float()
         out.copy_(product.reshape(out.shape) + (out.float() if accumulate else 0))

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 import transformer_engine_torch as tex
-from transformer_engine.pytorch import permutation
+from transformer_engine.pytorch import permutation, quantization
 from transformer_engine.pytorch.cpp_extensions import gemm as te_gemm
 from transformer_engine.pytorch.triton import cross_entropy as triton_cross_entropy
 
@@ -33,7 +33,18 @@ def emulated(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, value in (*_replaced_functions(), *_answers(capability)):
             stack.enter_context(mock.patch.object(target, name, value, create=True))
+        _forget()
+        stack.callback(_forget)
         yield
+
+
+def _forget() -> None:
+    """Have Transformer Engine ask again what the machine can do, and forget the state of delayed scaling."""
+    for module in _importers("transformer_engine."):
+        for value in list(vars(module).values()):
+            if clear := getattr(value, "cache_clear", None):
+                clear()
+    quantization.FP8GlobalStateManager.reset()
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -47,7 +58,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 def _replaced_functions() -> Iterator[tuple[Any, str, Any]]:
     emulations = functions()
     originals = {id(getattr(tex, name)): each for name, each in emulations.items()}
-    for module in [tex, *_importers()]:
+    for module in [tex, *_importers("transformer_engine.", "megatron.core.", "cloudai_mbridge.")]:
         for name, value in list(vars(module).items()):
             if id(value) in originals:
                 yield module, name, originals[id(value)]
@@ -56,9 +67,7 @@ def _replaced_functions() -> Iterator[tuple[Any, str, Any]]:
     yield permutation, "triton_permutation", moe.Triton
 
 
-def _importers() -> list[ModuleType]:
-    """Return the modules that may have a function of the extension under a name of their own."""
-    starts = ("transformer_engine.", "megatron.core.", "cloudai_mbridge.")
+def _importers(*starts: str) -> list[ModuleType]:
     return [each for name, each in list(sys.modules.items()) if name.startswith(starts) and each is not None]
 
 
@@ -76,6 +85,8 @@ def _answers(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     }
     for name, value in answers.items():
         yield torch.cuda, name, lambda *_, value=value, **__: value
+    for name in ("_FP8_SUPPORT", "_MXFP8_SUPPORT", "_NVFP4_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT"):
+        yield quantization, name, None
     yield te_gemm, "get_cublas_workspace_size_bytes", lambda: 1024
     yield torch.Tensor, "is_cuda", property(_is_cuda)
 

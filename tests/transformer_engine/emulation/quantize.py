@@ -211,7 +211,10 @@ def _any_layout() -> bool:
 
 def _specification(quantizer: Any, shape: torch.Size) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     kind = Float8CurrentScalingQuantizer if isinstance(quantizer, Float8Quantizer) else type(quantizer)
-    return kind.inner_tensor_specs(quantizer, tuple(shape))
+    made = kind.inner_tensor_specs(quantizer, tuple(shape))
+    if isinstance(quantizer, NVFP4Quantizer) and "_columnwise_data" in made:  # the extension's is a matrix
+        made["_columnwise_data"] = ((shape[-1], shape[:-1].numel() // 2), torch.uint8)
+    return made
 
 
 def _empty(quantizer: Any, shape: torch.Size, dtype: torch.dtype) -> Any:
