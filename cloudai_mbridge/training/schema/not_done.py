@@ -44,9 +44,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dist.flight_recorder_dump_path": (None,),
     "ddp.use_megatron_fsdp": (False,),
     "ddp.nccl_ub": (False,),
-    "ddp.fp4_param_gather": (False,),
     "model.tp_comm_overlap": (False,),
-    "model.fp4": (None,),
     "model.experimental_attention_variant": (None,),
     "model.use_transformer_engine_op_fuser": (False,),
     "model.use_transformer_engine_full_layer_spec": (False,),
@@ -74,7 +72,12 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
-NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {"model.fp8": (TRANSFORMER_ENGINE, (None,))}
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "model.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "model.fp4": (TRANSFORMER_ENGINE, (None,)),
+    "mixed_precision.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "mixed_precision.fp4": (TRANSFORMER_ENGINE, (None,)),
+}
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "model.dense_grouped_gemm": (False,),
