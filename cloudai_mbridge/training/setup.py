@@ -13,7 +13,7 @@ from cloudai_mbridge.training.checkpointing import init_checkpointing_context, l
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
-from cloudai_mbridge.training.loop import param_hooks
+from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.process.device import current_device
@@ -97,10 +97,11 @@ def build_model(config: ConfigContainer) -> list[DistributedDataParallel]:
     stages = config.model.virtual_pipeline_model_parallel_size
     chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
     in_step = config.optimizer.overlap_param_gather_with_optimizer_step  # gathers a whole chunk at a time
-    return [
-        DistributedDataParallel(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
-        for i, chunk in enumerate(chunks)
-    ]
+    with graphs.gradient_stream(config):
+        return [
+            DistributedDataParallel(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
+            for i, chunk in enumerate(chunks)
+        ]
 
 
 def sized(ddp: Any, chunk: Any) -> Any:

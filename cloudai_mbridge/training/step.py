@@ -13,7 +13,7 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.loop import param_hooks
+from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.loop.attention_logits import max_attention_logit
 from cloudai_mbridge.training.process.collectives import (
     largest,
@@ -88,7 +88,7 @@ def run_schedule(
 ) -> list[Any]:
     """Run `count` micro-batches through Megatron's schedule; return what the loss functions report of each."""
     iterator, seq_length = _micro_batches(data_iterator, state, count)
-    reports: list[Any] = get_forward_backward_func()(
+    reports: list[Any] = graphs.schedule(get_forward_backward_func(), state.cfg, options)(
         forward_step_func=forward_step_func,
         data_iterator=iterator,
         model=model,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 
 _MISSING = object()
 
@@ -29,8 +29,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "checkpoint.ckpt_convert_format": (None,),
     "checkpoint.replication": (False,),
     "checkpoint.custom_manager_class": (None,),
-    "rng.te_rng_tracker": (False,),
-    "rng.inference_rng_tracker": (False,),
     "rng.data_parallel_random_init": (False,),
     "logger.log_device_memory_used": (False,),
     "logger.moe_routing_trace_path": (None,),
@@ -51,9 +49,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "model.init_model_with_meta_device": (False,),
     "model.restore_modelopt_state": (False,),
     "model.use_arbitrary_attention_mask": (None, False),
-    "model.cuda_graph_impl": ("none",),
-    "model.enable_cuda_graph": (False,),
-    "model.external_cuda_graph": (False,),
     "model.moe_paged_stash": (False,),
     "model.moe_expert_rank_capacity_factor": (None,),
     "model.gtp_weight_remat_size": (1,),
@@ -67,7 +62,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "model.dynamic_context_parallel": (False,),
     "dataset.reset_attention_mask": (False,),
     "dataset.inter_document_masking": (False,),
-    "optimizer.optimizer_cuda_graph": (False,),
     "optimizer.optimizer_cpu_offload": (False,),
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
@@ -77,6 +71,12 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.fp4": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp8": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp4": (TRANSFORMER_ENGINE, (None,)),
+    "rng.te_rng_tracker": (TRANSFORMER_ENGINE, (False,)),
+    "rng.inference_rng_tracker": (GPU, (False,)),
+    "model.cuda_graph_impl": (GPU, ("none",)),
+    "model.enable_cuda_graph": (GPU, (False,)),
+    "model.external_cuda_graph": (TRANSFORMER_ENGINE, (False,)),
+    "optimizer.optimizer_cuda_graph": (TRANSFORMER_ENGINE, (False,)),
 }
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
@@ -85,8 +85,8 @@ ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "tokenizer.null_tokenizer_pad_id": (-1,),
     "tokenizer.chat_template_path": (None,),
 }
-# Only graphs read these, and model.cuda_graph_impl is what asks for graphs
-WITHOUT_EFFECT = ("model.cuda_graph_modules",)
+# section.field -> the other field of the section, and the value of it with which the first has no effect
+WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda_graph_impl", "none")}
 
 
 def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
