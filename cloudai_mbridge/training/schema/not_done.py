@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 
 _MISSING = object()
 
@@ -43,12 +43,9 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dist.external_gpu_device_mapping": (False,),
     "dist.flight_recorder_dump_path": (None,),
     "ddp.use_megatron_fsdp": (False,),
-    "ddp.nccl_ub": (False,),
     "ddp.fp4_param_gather": (False,),
-    "model.tp_comm_overlap": (False,),
     "model.fp4": (None,),
     "model.experimental_attention_variant": (None,),
-    "model.use_transformer_engine_op_fuser": (False,),
     "model.use_transformer_engine_full_layer_spec": (False,),
     "model.init_model_with_meta_device": (False,),
     "model.restore_modelopt_state": (False,),
@@ -56,8 +53,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "model.cuda_graph_impl": ("none",),
     "model.enable_cuda_graph": (False,),
     "model.external_cuda_graph": (False,),
-    "model.moe_paged_stash": (False,),
-    "model.moe_expert_rank_capacity_factor": (None,),
     "model.gtp_weight_remat_size": (1,),
     "model.expert_gtp_weight_remat_size": (1,),
     "model.tensor_parallel_num_weight_shards": (None, 1),
@@ -74,7 +69,17 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
-NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {"model.fp8": (TRANSFORMER_ENGINE, (None,))}
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "model.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "model.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
+    "comm_overlap.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
+    "model.use_transformer_engine_op_fuser": (TRANSFORMER_ENGINE, (False,)),
+    "model.moe_expert_rank_capacity_factor": (TRANSFORMER_ENGINE, (None,)),
+    "model.moe_paged_stash": (TRANSFORMER_ENGINE, (False,)),
+    "ddp.nccl_ub": (GPU, (False,)),
+    "dist.use_sharp": (GPU, (False,)),
+    "dist.nccl_communicator_config_path": (GPU, (None,)),
+}
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "model.dense_grouped_gemm": (False,),
@@ -103,5 +108,13 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
     for path, (what, harmless) in NEEDS.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING) if what in lacking else _MISSING
-        if value is not _MISSING and value not in harmless:
+        if value is not _MISSING and value not in harmless and not (path == _IN_GROUPS and _is_one_rank(get)):
             yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"
+
+
+# Switched off, with a warning, where there is nothing to overlap with
+_IN_GROUPS = "comm_overlap.tp_comm_overlap"
+
+
+def _is_one_rank(get: Callable[[str, str, Any], Any]) -> bool:
+    return (get("model", "tensor_model_parallel_size", 1) or 1) < 2 or not get("model", "sequence_parallel", False)
