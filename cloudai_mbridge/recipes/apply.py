@@ -10,6 +10,13 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.number_formats import QUANTIZED
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
+from cloudai_mbridge.recipes.data_arguments import set_data
+from cloudai_mbridge.recipes.launcher_arguments import (
+    leave_on_signal,
+    set_dense_layers,
+    set_deterministic,
+    set_optimizer,
+)
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
@@ -31,7 +38,7 @@ MAPPED = {name: place(argument.config) for name, argument in ARGUMENTS.items() i
 PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.items() if argument.config_extra}
 
 # sizes of the model, the same in every launcher
-_MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
+_MODEL_FACTS = frozenset({"hidden_size", "num_layers", "num_moe_experts", "vocab_size"})
 
 # Number formats are chosen by an argument that rules read; extra_cmd_args set the rest
 _PRECISION = "mixed_precision"
@@ -124,10 +131,15 @@ def training_config(
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
+    set_dense_layers(sections["model"], args.first_k_dense_replace)
     data = container_data(sections, core)
     _overlap_experts(data)
+    set_data(data, args)
+    set_optimizer(data, args.optimizer_type)
+    set_deterministic(data, args.deterministic)
+    leave_on_signal(data, args.preempt_time)
     for name, (section, field) in PASSED_ON.items():
-        if (value := getattr(args, name)) not in (None, ""):
+        if (value := getattr(args, name)) not in (None, "", *ARGUMENTS[name].harmless):
             if f"{section}.{field}" in extra:
                 raise BadInput(f"extra_cmd_args: {section}.{field} is set by cmd_args.{name}, too; remove one of them")
             data.setdefault(section, {})[field] = _ranks(value) if name == "profiling_ranks" else value

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
+from cloudai_mbridge.training.comm_overlap.start import stop_user_buffers
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.container import ConfigContainer, required
@@ -73,15 +74,16 @@ def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any
         try:
             _run(setup(state), forward_step_func, adapted)
         except EarlyExit:
-            _leave(owns_group)
+            _leave(state.cfg, owns_group)
             raise
         except BaseException:
             abandon_saves(state.async_calls_queue)
             raise
-        _leave(owns_group)
+        _leave(state.cfg, owns_group)
 
 
-def _leave(owns_group: bool) -> None:
+def _leave(config: ConfigContainer, owns_group: bool) -> None:
+    stop_user_buffers(config.model)
     if owns_group:
         destroy()
 

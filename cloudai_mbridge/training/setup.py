@@ -1,10 +1,10 @@
 """Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.transformer.module import Float16Module
 
@@ -13,7 +13,8 @@ from cloudai_mbridge.training.checkpointing import init_checkpointing_context, l
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
-from cloudai_mbridge.training.loop import param_hooks
+from cloudai_mbridge.training.loop import graphs, param_hooks
+from cloudai_mbridge.training.models.data_parallel import wrap_chunks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.process.device import current_device
@@ -92,23 +93,12 @@ def _one_or_all(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
 
 
-def build_model(config: ConfigContainer) -> list[DistributedDataParallel]:
+def build_model(config: ConfigContainer) -> list[Any]:
     """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up."""
     stages = config.model.virtual_pipeline_model_parallel_size
     chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
-    in_step = config.optimizer.overlap_param_gather_with_optimizer_step  # gathers a whole chunk at a time
-    return [
-        DistributedDataParallel(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
-        for i, chunk in enumerate(chunks)
-    ]
-
-
-def sized(ddp: Any, chunk: Any) -> Any:
-    """Return the DDP settings with the bucket size of `num_buckets`, which Megatron-Core itself does not read."""
-    if (number := getattr(ddp, "num_buckets", None)) is None:
-        return ddp
-    parameters = sum(each.numel() for each in chunk.parameters() if each.requires_grad)
-    return replace(ddp, bucket_size=-(-parameters // number))
+    with graphs.gradient_stream(config):
+        return wrap_chunks(config, chunks)
 
 
 def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:

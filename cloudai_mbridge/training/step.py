@@ -13,8 +13,9 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.loop import param_hooks
+from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.loop.attention_logits import max_attention_logit
+from cloudai_mbridge.training.loop.paged_stash import with_second_try
 from cloudai_mbridge.training.process.collectives import (
     largest,
     logical_and_across_model_parallel_group,
@@ -80,15 +81,24 @@ def _forward_backward(
         _handle_mxfp8_param_buffer_copy(
             optimizer, cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag, cfg.ddp.overlap_param_gather
         )
-    return run_schedule(forward_step_func, data_iterator, model, state, get_num_microbatches(), forward_only=False)
+    count, options = get_num_microbatches(), {"optimizer": optimizer, "forward_only": False}
+    return run_schedule(forward_step_func, data_iterator, model, state, count, **options)
 
 
 def run_schedule(
-    forward_step_func: Any, data_iterator: Any, model: list[Any], state: GlobalState, count: int, **options: Any
+    forward_step_func: Any,
+    data_iterator: Any,
+    model: list[Any],
+    state: GlobalState,
+    count: int,
+    optimizer: Any = None,
+    **options: Any,
 ) -> list[Any]:
     """Run `count` micro-batches through Megatron's schedule; return what the loss functions report of each."""
     iterator, seq_length = _micro_batches(data_iterator, state, count)
-    reports: list[Any] = get_forward_backward_func()(
+    schedule = graphs.schedule(get_forward_backward_func(), state.cfg, options)
+    schedule = with_second_try(schedule, state, model, optimizer)
+    reports: list[Any] = schedule(
         forward_step_func=forward_step_func,
         data_iterator=iterator,
         model=model,
