@@ -14,9 +14,10 @@ from megatron.core.jit import disable_jit_fuser
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from cloudai_mbridge.training.comm_overlap.start import start_user_buffers
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
-from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
 from cloudai_mbridge.training.process.loopback import use_loopback
@@ -66,7 +67,7 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
 
 
 def initialize_megatron(config: ConfigContainer) -> None:
-    """Make Megatron's groups, unless they are up, seed every generator, set up the micro-batch count."""
+    """Make Megatron's groups, unless they are up, and user buffers; seed every generator; count micro-batches."""
     set_experimental_flag(config.dist.enable_megatron_core_experimental)
     if config.dist.disable_jit_fuser:
         disable_jit_fuser()  # of what is imported from now on, as upstream does
@@ -86,6 +87,7 @@ def initialize_megatron(config: ConfigContainer) -> None:
         )
     _seed_generators(config)
     count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
+    start_user_buffers(config.model, required(config.train.micro_batch_size))
 
 
 def _seed_generators(config: ConfigContainer) -> None:

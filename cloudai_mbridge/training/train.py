@@ -197,7 +197,7 @@ class _Run:
 
     def begin(self) -> None:
         """Begin the first step: without gathering parameters ahead, and with the clock running. A collective."""
-        self._hooks = FirstStepHooks(self.cfg, self.model)
+        self._hooks = FirstStepHooks(self.cfg, self.model, is_resumed=self.loaded_iteration > 0)
         if self.cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
             check_weights(self.model, self.state.train_state.step, toggle_hooks=False)
         self.state.timers("interval-time", log_level=0).start(barrier=True)

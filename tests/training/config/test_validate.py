@@ -25,6 +25,7 @@ from cloudai_mbridge.training.config import (
 )
 from cloudai_mbridge.training.config.rules import validate
 from cloudai_mbridge.training.config.rules.validate import DeviceInfo
+from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 
 HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
 AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
@@ -89,6 +90,11 @@ _NO_OPTIMIZER_CHECK = {"optimizer.finalize": _nothing}
 _NO_MODEL_CHECK = {"model.finalize": _nothing}
 _DETERMINISTIC = {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False, "env.NCCL_ALGO": "Ring"}
 _PRECISION_AWARE = {**_NO_OPTIMIZER_CHECK, "optimizer.use_precision_aware_optimizer": True}
+_NO_REUSE = {"mixed_precision": MixedPrecisionConfig(fp8_recipe="mxfp8", fp8_param=True)}
+_DELAYED_SCALING = {
+    **{**_PRECISION_AWARE, **_NO_MODEL_CHECK, "model.bf16": True, "optimizer.bf16": True},
+    **{"model.fp8": "hybrid", "model.fp8_recipe": "delayed", "model.fp8_param": True},
+}
 _OFFLOADING = {**_NO_MODEL_CHECK, "model.fine_grained_activation_offloading": True}
 _FSDP = {"ddp.use_megatron_fsdp": True}
 _FSDP_SAVE = {**_FSDP, "checkpoint.save": "c"}
@@ -200,6 +206,18 @@ LEGAL = [
     Case("apply_megatron_fsdp", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
     Case("apply_megatron_fsdp", _FSDP),
     Case("apply_megatron_fsdp", {"dist.use_tp_pp_dp_mapping": True}),
+    Case("check_mxfp8_gather", {**_NO_REUSE, **_FSDP}),
+    Case("check_mxfp8_gather", {"mixed_precision": MixedPrecisionConfig(fp8_recipe="delayed", fp8_param=True)}),
+    *(
+        Case("check_optimizer_of_delayed_scaling", {**_DELAYED_SCALING, **others})
+        for others in (
+            {"model.fp8": None},
+            {"model.fp8_recipe": "tensorwise"},
+            {"model.fp8_param": False},
+            {"optimizer.use_precision_aware_optimizer": False},
+            {"optimizer.store_param_remainders": False},
+        )
+    ),
     Case("check_modelopt_fusion", {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False}),
     Case("check_modelopt_fusion", {"model.gradient_accumulation_fusion": True}),
     Case("check_fsdp_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
@@ -356,6 +374,13 @@ ILLEGAL = [
         )
         for path in ("save", "load")
     ),
+    Case(
+        "check_mxfp8_gather",
+        _NO_REUSE,
+        AssertionError,
+        "requires mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=True",
+    ),
+    Case("check_optimizer_of_delayed_scaling", _DELAYED_SCALING, ValueError, "cannot update FP8 weights with delayed"),
     Case(
         "check_modelopt_fusion",
         {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
@@ -934,6 +959,8 @@ def test_the_order_of_the_rules() -> None:
         "check_one_fsdp",
         "apply_megatron_fsdp",
         "drop_what_fsdp_lacks",
+        "check_mxfp8_gather",
+        "check_optimizer_of_delayed_scaling",
         "check_modelopt_fusion",
         "check_fsdp_format",
         "check_async_save_format",
