@@ -186,11 +186,15 @@ class ResolvedCmdArgs(_LauncherArgs):
     )
     first_k_dense_replace: int | None = _argument(refused="set model.moe_layer_freq in extra_cmd_args", estimated=READ)
 
-    use_tokendrop: bool | None = _argument(refused="the loop drops no tokens", harmless=(False,), estimated=NOT_READ)
+    use_tokendrop: bool | None = _argument(
+        "experts of a fixed size; false: no limit, and a router forced into balance",
+        config_extra="model.moe_expert_capacity_factor",
+        estimated=NOT_READ,
+    )
     use_megatron_fsdp: bool | None = _argument(
         refused="the loop shards no parameters", harmless=(False,), estimated=READ
     )
-    nccl_ub: bool | None = _argument(refused="it needs Megatron-FSDP or SHARP", harmless=(False,), estimated=NOT_READ)
+    nccl_ub: bool | None = _argument(config="ddp.nccl_ub", estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
         refused="the loop captures no CUDA graphs", harmless=("none", ""), estimated=READ
     )

@@ -120,11 +120,13 @@ def training_config(
     _derive(sections["model"], recipe)
     data = container_data(sections)
     _overlap_experts(data)
+    _register_buffers(data["ddp"])
     for name, (section, field) in PASSED_ON.items():
         if (value := getattr(args, name)) not in (None, ""):
             if f"{section}.{field}" in extra:
                 raise BadInput(f"extra_cmd_args: {section}.{field} is set by cmd_args.{name}, too; remove one of them")
             data.setdefault(section, {})[field] = _ranks(value) if name == "profiling_ranks" else value
+    _limit_experts(data["model"], args.use_tokendrop)
     for key, text in _both_reductions(extra, data).items():
         section, _, field = key.partition(".")
         if not field:
@@ -216,6 +218,28 @@ def _overlap_experts(data: dict[str, Any]) -> None:
         data["model"]["moe_shared_expert_overlap"] = False
     elif overlap.keys() == {name}:  # off, as it is without the section
         del data["comm_overlap"]
+
+
+def _register_buffers(ddp: dict[str, Any]) -> None:
+    """Add what goes with NCCL's user buffers, as upstream's launcher does: their kernels have no average."""
+    if ddp.get("nccl_ub"):
+        ddp["average_in_collective"] = False
+        if ddp.get("use_megatron_fsdp"):
+            ddp["fsdp_manual_registration"] = True
+
+
+def _limit_experts(model: dict[str, Any], wanted: bool | None) -> None:
+    """Limit every expert to its share of the tokens, or lift its limit and force balance, as upstream's launcher does.
+
+    Rule E07 rejects it where there are no experts.
+    """
+    if wanted is None:
+        return
+    limit = {"moe_expert_capacity_factor": 1.0 if wanted else None, "moe_pad_expert_input_to_capacity": wanted}
+    if model.get("num_moe_experts"):
+        model.update(limit, moe_router_force_load_balancing=not wanted)
+    else:
+        model.pop("moe_expert_capacity_factor")
 
 
 def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:

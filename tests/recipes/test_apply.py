@@ -12,6 +12,7 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import MAPPED, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
+from cloudai_mbridge.training.compat.machine import GPU
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
@@ -41,6 +42,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
     "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
+    "nccl_ub": (True, "ddp.nccl_ub"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
 PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -196,6 +198,28 @@ def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
     assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
 
 
+def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
+    """NCCL has no average in the kernels that use them."""
+    assert _config(DENSE, nccl_ub=True)["ddp"].items() >= {"nccl_ub": True, "average_in_collective": False}.items()
+    assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
+    with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
+        training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
+
+
+@pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
+def test_experts_of_a_fixed_size_as_upstreams_launcher_sets_them(wanted: bool, factor: float | None) -> None:
+    model = _config(MOE, use_tokendrop=wanted)["model"]
+    assert model["moe_expert_capacity_factor"] == factor
+    assert model["moe_pad_expert_input_to_capacity"] is wanted
+    assert model["moe_router_force_load_balancing"] is not wanted
+    forced = _config(MOE, {"model.moe_router_force_load_balancing": "true"}, use_tokendrop=wanted)["model"]
+    assert forced["moe_router_force_load_balancing"] is True
+    with pytest.raises(BadInput, match=r"moe_expert_capacity_factor is set by cmd_args\.use_tokendrop"):
+        _config(MOE, {"model.moe_expert_capacity_factor": "2.0"}, use_tokendrop=wanted)
+    assert _config(MOE, {"model.moe_expert_capacity_factor": "2.0"})["model"]["moe_expert_capacity_factor"] == 2.0
+    assert _config(DENSE, use_tokendrop=wanted)["model"] == _config(DENSE)["model"]
+
+
 def test_what_is_said_to_be_reached_by_an_override_is() -> None:
     """Every section.field that a reason of the table names is a field of the training configuration."""
     named = {name for argument in ARGUMENTS.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", argument.refused)}
@@ -214,7 +238,7 @@ def _at(data: dict[str, Any], place: str) -> Any:
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
 def test_every_argument_is_accounted_for(name: str) -> None:
-    accounted = name in REACHES or name in OUTSIDE or (name in PASSED and not PASSED[name][2])
+    accounted = name in {*REACHES, *OUTSIDE, "use_tokendrop"} or (name in PASSED and not PASSED[name][2])
     assert (name in unsupported_args(_set(name))) is not accounted
 
 
