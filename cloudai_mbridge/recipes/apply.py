@@ -11,11 +11,12 @@ from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat import machine
+from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
-from cloudai_mbridge.training.schema.not_done import NEEDS, asked_for, needed
+from cloudai_mbridge.training.schema.not_done import NEEDS, RECOMPUTED_BY_ENGINE, asked_for, needed
 
 
 def place(key: str) -> tuple[str, str]:
@@ -92,13 +93,16 @@ def _is_this_environment(system: System | None) -> bool:
 
 def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]:
     """Return the arguments of the embedded loop that need what a machine lacks, with what that is."""
-    return {
+    found = {
         name: what
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
         if what in lacking and value not in harmless
     }
+    if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
+        found["recompute_modules"] = TRANSFORMER_ENGINE
+    return found
 
 
 def training_config(

@@ -10,9 +10,9 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import MAPPED, training_config, unsupported_args, why_unsupported
+from cloudai_mbridge.recipes.apply import MAPPED, lacked_by, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
-from cloudai_mbridge.training.compat.machine import GPU
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
@@ -334,6 +334,13 @@ def test_recomputing_modules_is_selective(text: str) -> None:
     model = _config(DENSE, recompute_modules=text)["model"]
     assert model["recompute_modules"] == ["core_attn", "mlp"]
     assert model["recompute_granularity"] == "selective"
+
+
+@pytest.mark.parametrize(("modules", "lacked"), [("moe,layernorm", True), (["moe_act"], True), ("moe", False)])
+def test_modules_that_transformer_engine_recomputes(modules: Any, lacked: bool) -> None:
+    args = ResolvedCmdArgs(recompute_modules=modules)
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == ({"recompute_modules": TRANSFORMER_ENGINE} if lacked else {})
+    assert lacked_by(args, {GPU}) == {}
 
 
 def test_without_recompute_nothing_is_recomputed() -> None:
