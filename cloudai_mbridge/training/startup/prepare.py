@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from megatron.core.transformer import TransformerConfig
 
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer, required
@@ -235,8 +236,14 @@ def refuse_unsupported(config: ConfigContainer) -> None:
 
     if asked := [*asked_for(get), *_asked_otherwise(config)]:
         raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
-    if missing := list(needed(get, _lacking())):
+    if missing := [*needed(get, _lacking()), *_graphs_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
+
+
+def _graphs_of_a_missing_engine(model: Any) -> Iterator[str]:
+    graphs = cuda_graphs.implementation(model)
+    if graphs == "transformer_engine" and torch.cuda.is_available() and not has_transformer_engine():
+        yield "model.cuda_graph_impl = 'transformer_engine' needs Transformer Engine (use 'local')"
 
 
 def _lacking() -> set[str]:
