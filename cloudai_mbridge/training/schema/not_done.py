@@ -102,5 +102,19 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
     for path, (what, harmless) in NEEDS.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING) if what in lacking else _MISSING
-        if value is not _MISSING and value not in harmless:
+        if value is not _MISSING and value not in harmless and not (path == _IN_GROUPS and _is_one_rank(get)):
             yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"
+    modules = get("model", "recompute_modules", None) if TRANSFORMER_ENGINE in lacking else None
+    is_selective = get("model", "recompute_granularity", None) == "selective"
+    if is_selective and (wrong := [name for name in RECOMPUTED_BY_ENGINE if name in (modules or ())]):
+        yield f"model.recompute_modules = {modules!r} needs {TRANSFORMER_ENGINE} (remove {' and '.join(wrong)})"
+
+
+# Modules that Megatron-Core recomputes by functions of Transformer Engine, or in its layers alone
+RECOMPUTED_BY_ENGINE = ("layernorm", "moe_act")
+# Switched off, with a warning, where there is nothing to overlap with
+_IN_GROUPS = "comm_overlap.tp_comm_overlap"
+
+
+def _is_one_rank(get: Callable[[str, str, Any], Any]) -> bool:
+    return (get("model", "tensor_model_parallel_size", 1) or 1) < 2 or not get("model", "sequence_parallel", False)
