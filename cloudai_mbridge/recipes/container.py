@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, OPTIMIZER_DTYPES
 
-_MODELS = "cloudai_mbridge.training.models.gpt_provider"
+_MODELS = "cloudai_mbridge.training.models"
 _DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
 _BUCKET_SIZE = 128 * 1024**2  # elements
 RESOLVED_FILE = "resolved_config.yaml"
@@ -28,6 +28,10 @@ _PRECISIONS: dict[str, dict[str, Any] | None] = {
         "grad_reduce_in_fp32": False,
     },
 }
+
+# Of a hybrid of Mamba: its class is in bf16 by itself, and attention in it needs no positions
+_HYBRID = {"position_embedding_type": "none"}
+_HYBRID_FP32 = {"bf16": False, "params_dtype": {"_target_": "torch.float32"}}
 
 # What all of our recipes share and Megatron's defaults have otherwise. Fusions, precision, NaN checks and garbage
 # collection are those of Megatron-Bridge's performance recipes; `startup.prepare` takes back what a device cannot do
@@ -81,8 +85,11 @@ _SECTIONS: dict[str, dict[str, Any]] = {
 def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the container of a recipe's sections, in which the arguments of a point are already set."""
     given = {name: dict(values) for name, values in sections.items()}
-    model = {**MODEL_DEFAULTS, **given.pop("model")}
+    is_hybrid = "hybrid_layer_pattern" in given["model"]
+    model = {**MODEL_DEFAULTS, **(_HYBRID if is_hybrid else {}), **given.pop("model")}
     precision = model.pop("dtype", "bf16")
+    if is_hybrid and precision == "fp32":
+        model.update(_HYBRID_FP32)
     model["activation_func"] = {"_target_": ACTIVATIONS[model.pop("activation", "silu")]}
     is_latent = bool(model.get("multi_latent_attention"))
     if is_latent:
@@ -93,7 +100,7 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if model.get("num_moe_experts") is None:
         model = {name: value for name, value in model.items() if not name.startswith("moe_")}
     data: dict[str, Any] = {
-        "model": {"_target_": f"{_MODELS}.{'MLAModelProvider' if is_latent else 'GPTModelProvider'}", **model},
+        "model": {"_target_": f"{_MODELS}.{_provider(model)}", **model},
         "mixed_precision": copy.deepcopy(_PRECISIONS[precision]),
     }
     for name in {**_SECTIONS, **given}:
@@ -102,6 +109,12 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     data["tokenizer"].setdefault("vocab_size", model["vocab_size"])
     data["ddp"].setdefault("use_distributed_optimizer", data["optimizer"].get("use_distributed_optimizer", False))
     return data
+
+
+def _provider(model: Mapping[str, Any]) -> str:
+    if "hybrid_layer_pattern" in model:
+        return "hybrid_provider.HybridModelProvider"
+    return f"gpt_provider.{'MLAModelProvider' if model.get('multi_latent_attention') else 'GPTModelProvider'}"
 
 
 def use_precision_aware_adam(data: dict[str, Any]) -> None:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
-from cloudai_mbridge.training.models.other_providers import MambaModelProvider, MIMOProvider, T5ModelProvider
+from cloudai_mbridge.training.models.hybrid_provider import MambaModelProvider
+from cloudai_mbridge.training.models.other_providers import MIMOProvider, T5ModelProvider
 from cloudai_mbridge.training.models.provider import CannotBuild
 from tests.training.conftest import run_ranks
 

@@ -47,7 +47,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "ddp.fp4_param_gather": (False,),
     "model.tp_comm_overlap": (False,),
     "model.fp4": (None,),
-    "model.experimental_attention_variant": (None,),
     "model.use_transformer_engine_op_fuser": (False,),
     "model.use_transformer_engine_full_layer_spec": (False,),
     "model.init_model_with_meta_device": (False,),
@@ -74,7 +73,12 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
-NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {"model.fp8": (TRANSFORMER_ENGINE, (None,))}
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "model.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "model.experimental_attention_variant": (TRANSFORMER_ENGINE, (None,)),
+}
+# Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
+_NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "model.dense_grouped_gemm": (False,),
@@ -105,3 +109,6 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
         value = get(section, name, _MISSING) if what in lacking else _MISSING
         if value is not _MISSING and value not in harmless:
             yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if TRANSFORMER_ENGINE in lacking else ():
+        if layers := [each for each in _NEEDING if each in (get("model", name, None) or "")]:
+            yield f"model.{name} with {', '.join(layers)} needs {TRANSFORMER_ENGINE} (use the layers *, - and E)"
