@@ -59,6 +59,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "moe_router_fusion": True,
     "moe_token_dispatcher_type": "alltoall",
 }
+_FUSED_ACTIVATIONS = ("gelu", "quick_gelu", "silu")  # with their bias, in Megatron-Core
 _SECTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
     "scheduler": {"lr_decay_style": "cosine"},
@@ -90,7 +91,10 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     precision = model.pop("dtype", "bf16")
     if is_hybrid and precision == "fp32":
         model.update(_HYBRID_FP32)
-    model["activation_func"] = {"_target_": ACTIVATIONS[model.pop("activation", "silu")]}
+    activation = model.pop("activation", "silu")
+    model["activation_func"] = {"_target_": ACTIVATIONS[activation]}
+    if activation not in _FUSED_ACTIVATIONS and "bias_activation_fusion" not in sections["model"]:
+        model["bias_activation_fusion"] = False
     is_latent = bool(model.get("multi_latent_attention"))
     if is_latent:
         model.setdefault("rope_type", "rope")
