@@ -40,6 +40,12 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
         "SyntheticGPTDatasetConfig",
     ),
     "config.finetuning": ("FinetuningDatasetConfig", "GPTFIMDatasetConfig", "PackedSequenceSpecs"),
+    "config.sft": (
+        "GPTSFTDatasetConfig",
+        "HFDatasetSourceConfig",
+        "ChatSFTPreprocessingConfig",
+        "PromptCompletionSFTPreprocessingConfig",
+    ),
     "config.container": ("ConfigContainer",),
     "tokenizers.config": ("TokenizerConfig",),
     "mixed_precision": ("MixedPrecisionConfig",),
@@ -82,7 +88,11 @@ _REFERENCE_EXTRA: Mapping[str, tuple[str, ...]] = {
         "megatron.core.distributed.distributed_data_parallel_config",
     ),
     "GPTDatasetConfig": ("megatron.core.datasets.gpt_dataset",),
-    "PackedSequenceSpecs": ("megatron.bridge.data.datasets.packed_sequence",),
+    "PackedSequenceSpecs": ("megatron.bridge.data.datasets.packed_sequence", "megatron.bridge.data.packing.config"),
+    "GPTSFTDatasetConfig": ("megatron.bridge.data.builders.gpt_sft", "megatron.bridge.data.builders"),
+    "HFDatasetSourceConfig": ("megatron.bridge.data.sources.hf",),
+    "ChatSFTPreprocessingConfig": ("megatron.bridge.data.sft_processing",),
+    "PromptCompletionSFTPreprocessingConfig": ("megatron.bridge.data.sft_processing",),
 }
 
 # Keys that a class takes under a second name: (class name, second name) -> field. Subclasses take them as well.
