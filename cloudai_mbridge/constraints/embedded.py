@@ -4,11 +4,12 @@ from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violat
 from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, why_no_variant
 from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.models.values.number_formats import FP8, IN_16_OR_32_BITS, QUANTIZED
 from cloudai_mbridge.recipes.apply import lacked_by, lacking, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.data_arguments import wrong_data
 from cloudai_mbridge.recipes.launcher_arguments import wrong_value
 
-_DTYPES = ("bf16", "fp32")
+_DTYPES = (*IN_16_OR_32_BITS, *QUANTIZED)
 _OF_SLURM = {
     "container_image": "containers",
     "enable_vboost": "boost",
@@ -37,17 +38,22 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
 def e02_the_machine_has_what_the_point_needs(point: Point) -> Answer:
     """The loop has the number format, and a machine that is known to lack a GPU or Transformer Engine needs neither.
 
-    FP8 and FP4 need Transformer Engine recipes that the loop does not have yet.
+    FP8 and FP4 are Transformer Engine's. "fp8" is one of its formats with the `fp8_recipe` that says which.
 
-    Pass: compute_dtype="bf16". Fail: compute_dtype="fp8_mx".
+    Pass: compute_dtype="bf16". Fail: compute_dtype="fp8" without fp8_recipe; "fp8_mx" on a machine without a GPU.
     Source: `cloudai_mbridge.recipes.container`, `cloudai_mbridge.training.schema.not_done`.
     """
-    dtype = point.args.compute_dtype
+    dtype, fp8_recipe = point.args.compute_dtype, point.args.fp8_recipe
     if not point.is_embedded:
         return None
     if dtype not in _DTYPES:
         fact = f"the embedded launcher does not train in {dtype!r}"
+        if dtype == FP8:
+            fact += f" with fp8_recipe = {fp8_recipe!r}"
         return point.breaks("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
+    if fp8_recipe:
+        fact = f"fp8_recipe = {fp8_recipe!r} has no effect beside compute_dtype = {dtype!r}"
+        return point.breaks("E02", "fp8_recipe", fact, f"remove it, or set compute_dtype = {FP8!r}", "fp8_recipe")
     if not (lacked := lacked_by(point.args, lacking(point.system))):
         return None
     fact = f"this machine lacks {', '.join(f'{what} for {name}' for name, what in lacked.items())}"

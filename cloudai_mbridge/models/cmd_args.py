@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import Field, FiniteFloat, create_model, model_validator
 
 from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, StrictModel, Text
+from cloudai_mbridge.models.values.number_formats import FP8, fp8_format
 from cloudai_mbridge.models.values.time_limit import SlurmTime
 
 # CloudAI's default: where the ranks' container keeps the resolved configuration
@@ -111,6 +112,16 @@ _SRUN = "srun sets it on the nodes of the job"
 class ResolvedCmdArgs(_LauncherArgs):
     """Arguments of one point: scalars only, but for values that are lists by meaning."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_of_a_format(cls, data: Any) -> Any:
+        """Call "fp8" with a recipe as the formats of the embedded loop are called; upstream's takes them apart."""
+        if not isinstance(data, dict) or (data.get("launcher"), data.get("compute_dtype")) != (Launcher.EMBEDDED, FP8):
+            return data
+        name = fp8_format(str(data.get("fp8_recipe") or ""))
+        others = {key: value for key, value in data.items() if key != "fp8_recipe"}
+        return data if name is None else {**others, "compute_dtype": name}
+
     # ours: which launcher; the rest are CloudAI's
     launcher: Launcher = _argument(
         "embedded | megatron_bridge",
@@ -157,13 +168,15 @@ class ResolvedCmdArgs(_LauncherArgs):
         estimated=READ,
     )
     compute_dtype: Text = _argument(
-        "bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp32",
+        "bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp8_ds and fp32",
         default="bf16",
         flag="-c",
         config="model.dtype",
         estimated=READ,
     )
-    fp8_recipe: Text | None = _argument(flag=None, refused="FP8 needs Transformer Engine", estimated=NOT_READ)
+    fp8_recipe: Text | None = _argument(
+        flag=None, means='cs ds mx sc: which format compute_dtype = "fp8" is', estimated=NOT_READ
+    )
     hf_token: PrivateText = _argument(default="", flag=None, repr=False, means="goes to the environment as HF_TOKEN")
     nemo_home: Text | None = _argument(
         flag="-nh", means="goes to the environment as NEMO_HOME, and is mounted", compared=False

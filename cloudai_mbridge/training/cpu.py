@@ -52,7 +52,7 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     if not _done:
-        for replace in (_torch_cuda, follow_into_backward, _rng, _moe, _uneven_collectives):
+        for replace in (_torch_cuda, follow_into_backward, _rng, _moe, _uneven_collectives, _device_meshes):
             replace()
         _done = True
     return True
@@ -85,7 +85,7 @@ class _Inert:
 
 def _torch_cuda() -> None:
     gpu: Any = torch.cuda
-    gpu.current_device = lambda: "cpu"
+    gpu.current_device = lambda: 0
     gpu.synchronize = lambda device=None: None
     gpu.Stream = gpu.Event = _Inert
     gpu.current_stream = gpu.default_stream = lambda device=None: _Inert()
@@ -194,6 +194,19 @@ def _uneven_collectives() -> None:
     mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = padded_gather, summed_scatter
 
 
+def _device_meshes() -> None:
+    """Make the meshes that Megatron shards parameters over (both kinds of FSDP) those of CPU ranks."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh: Any = DeviceMesh
+    init = mesh.__init__
+
+    def init_on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        init(self, "cpu" if _is_gpu(device_type) else device_type, *args, **kwargs)
+
+    mesh.__init__ = init_on_cpu
+
+
 def _uneven(group: Any, sizes: Any) -> list[int] | None:
     ints = [] if sizes is None else [int(size) for size in sizes]
     return ints if group.size() > 1 and len(set(ints)) > 1 else None
@@ -220,7 +233,8 @@ _state = threading.local()
 def _is_gpu(device: object) -> bool:
     if isinstance(device, str):
         return device.startswith(_GPU)
-    return isinstance(device, torch.device) and device.type == _GPU
+    is_number = isinstance(device, int) and not isinstance(device, bool)
+    return is_number or (isinstance(device, torch.device) and device.type == _GPU)
 
 
 class GpuMeansCpu(TorchFunctionMode):

@@ -204,8 +204,8 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         None,
     ),
     "E02": (
-        _point(launcher="embedded", compute_dtype="fp32"),
-        _point(launcher="embedded", compute_dtype="fp8_mx"),
+        _point(launcher="embedded", compute_dtype="fp8", fp8_recipe="mx"),
+        _point(launcher="embedded", compute_dtype="fp8"),
         None,
     ),
     "E03": (_point(launcher="embedded", max_steps=1), _point(launcher="embedded", max_steps=0), None),
@@ -326,7 +326,7 @@ def test_the_message_names_every_operand_and_a_remedy() -> None:
 
 def test_every_broken_rule_is_reported() -> None:
     result = check(
-        ResolvedCmdArgs(launcher="embedded", num_gpus=4, tp=8, mb=1, gb=8, compute_dtype="nvfp4", max_steps=0), LOCAL
+        ResolvedCmdArgs(launcher="embedded", num_gpus=4, tp=8, mb=1, gb=8, compute_dtype="fp8", max_steps=0), LOCAL
     )
     assert [violation.rule_id for violation in result.violations] == ["C01", "C03", "C04", "E02", "E03"]
     assert not result.passed
@@ -340,7 +340,7 @@ def test_a_rule_that_lacked_an_input_is_listed() -> None:
 
 @pytest.mark.parametrize(
     ("rule_id", "args"),
-    [("E01", dict(use_megatron_fsdp=True)), ("E02", dict(compute_dtype="fp8_mx")), ("E03", dict(max_steps=0))],
+    [("E01", dict(use_megatron_fsdp=True)), ("E02", dict(compute_dtype="fp8")), ("E03", dict(max_steps=0))],
 )
 def test_the_upstream_launcher_is_not_bound_by_ours(rule_id: str, args: dict[str, Any]) -> None:
     assert BY_ID[rule_id](_point(launcher="megatron_bridge", **args)) is None

@@ -10,8 +10,9 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import MAPPED, training_config, unsupported_args, why_unsupported
+from cloudai_mbridge.recipes.apply import MAPPED, lacked_by, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
+from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
@@ -74,6 +75,7 @@ OUTSIDE = {
     "num_gpus",
     "gpus_per_node",
     "gpu_type",
+    "fp8_recipe",  # a part of compute_dtype
     "time_limit",
     "container_image",
     "hf_token",
@@ -183,13 +185,54 @@ def test_gradients_are_reduced_in_bf16_unless_set(key: str) -> None:
         _config(DENSE, {"mixed_precision.fp8": "hybrid"})
 
 
+@pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather"])
+def test_weights_of_a_format_are_chosen_by_either_name(name: str) -> None:
+    """The class would take the gather of the two where they differ."""
+    precision = _config(DENSE, {f"mixed_precision.{name}": "false"}, compute_dtype="fp8_cs")["mixed_precision"]
+    assert {key: value for key, value in precision.items() if key.startswith("fp8_param")} == {name: False}
+
+
+@pytest.mark.parametrize(("core", "gathers"), [("0.16", False), ("0.17", True), (None, True)])
+def test_weights_in_fp4_are_gathered_by_the_cores_that_can(core: str | None, gathers: bool) -> None:
+    args = ResolvedCmdArgs(model_recipe_name=DENSE, compute_dtype="nvfp4")
+    precision = training_config(load_recipe(DENSE), args, {}, core)["mixed_precision"]
+    assert ("fp4_param_gather" in precision) is gathers
+
+
+@pytest.mark.parametrize("recipe", ["cs", "fp8_cs", "tensorwise"])
+def test_cloudais_two_arguments_of_fp8_are_one_format(recipe: str) -> None:
+    given = {"compute_dtype": "fp8", "fp8_recipe": recipe}
+    args = ResolvedCmdArgs.model_validate({**given, "launcher": "embedded"})
+    assert (args.compute_dtype, args.fp8_recipe) == ("fp8_cs", None)
+    assert _config(DENSE, **args.model_dump(exclude_unset=True, exclude={"launcher"})) == _config(
+        DENSE, compute_dtype="fp8_cs"
+    )
+    assert ResolvedCmdArgs.model_validate(given).fp8_recipe == recipe, "upstream's launcher takes both"
+
+
+def test_a_machine_without_transformer_engine_is_told_before_a_job_is() -> None:
+    args = ResolvedCmdArgs(model_recipe_name=DENSE, compute_dtype="fp8_mx")
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == {"compute_dtype": TRANSFORMER_ENGINE}
+    assert not lacked_by(args, set())
+    with pytest.raises(BadInput, match=r"this machine cannot train that: mixed_precision.fp8 = 'e4m3' needs Trans"):
+        training_config(load_recipe(DENSE), args, {}, lacking={TRANSFORMER_ENGINE})
+
+
 def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
     assert _config("llama3_8b")["optimizer"]["use_precision_aware_optimizer"] is True
     assert "use_precision_aware_optimizer" not in _config(DENSE)["optimizer"], "without the distributed optimizer"
     muon = _config("llama3_8b", {"optimizer.optimizer": '"muon"'})["optimizer"]
     assert "use_precision_aware_optimizer" not in muon
-    in_fp32 = _config("deepseek_v3", compute_dtype="fp32")["optimizer"]
-    assert not {"exp_avg_dtype", "use_precision_aware_optimizer"} & in_fp32.keys()
+    for dtype in ("fp32", "fp8_ds"):  # whose weights its kernel does not take
+        optimizer = _config("deepseek_v3", compute_dtype=dtype)["optimizer"]
+        assert not {"exp_avg_dtype", "use_precision_aware_optimizer"} & optimizer.keys()
+    for dtype in ("fp8_cs", "fp8_mx", "fp8_sc", "nvfp4"):  # upstream's launcher leaves it to the recipe
+        assert "use_precision_aware_optimizer" not in _config("llama3_8b", compute_dtype=dtype)["optimizer"]
+        assert _config("deepseek_v3", compute_dtype=dtype)["optimizer"]["use_precision_aware_optimizer"] is True
+    weights_in_bf16 = {"mixed_precision.fp8_param": "false"}
+    assert (
+        "use_precision_aware_optimizer" in _config("deepseek_v3", weights_in_bf16, compute_dtype="fp8_ds")["optimizer"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,6 +242,9 @@ def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
         ({"num_gpus": 32, "pp": 4, "vp": 1}, {}, (2**27, None, None)),
         ({"num_gpus": 4, "pp": 4, "vp": 2}, {}, (None, None, None)),
         ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp32"}, {}, (2**27, True, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp8_cs"}, {}, (2**27, True, True)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp8_mx"}, {}, (2**27, True, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "nvfp4"}, {}, (2**27, True, None)),
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {"ddp.num_buckets": "3"}, (None, True, True)),
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {"ddp.overlap_param_gather": "false"}, (2**27, None, None)),
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {"optimizer.optimizer": "sgd"}, (2**27, True, None)),
@@ -329,7 +375,6 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
         ("activation_offload_layers", 1),
         ("num_distributed_optimizer_instances", 2),
         ("dataset_root", "/s"),
-        ("fp8_recipe", "mxfp8"),
         ("nsys_trace", "cuda"),
     ],
 )

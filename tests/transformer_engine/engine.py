@@ -126,13 +126,16 @@ def build(config: ConfigContainer, rank: int = 0, world: int = 1) -> Built:
 
 
 @contextmanager
-def gpu() -> Iterator[None]:
-    """Have torch answer as with one H100: the loop takes Transformer Engine's layers, and Megatron-Core builds them."""
+def gpu(kind: str = "h100") -> Iterator[None]:
+    """Have torch answer as with one GPU: the loop takes Transformer Engine's layers, and Megatron-Core builds them."""
+    device = (
+        H100 if kind == "h100" else SimpleNamespace(**{**vars(H100), "major": 10, "name": f"NVIDIA {kind.upper()}"})
+    )
     answers = {
         "is_available": True,
         "device_count": 1,
-        "get_device_capability": (H100.major, H100.minor),
-        "get_device_properties": H100,
+        "get_device_capability": (device.major, device.minor),
+        "get_device_properties": device,
     }
     with mock.patch.multiple(torch.cuda, **{name: lambda *_, value=value: value for name, value in answers.items()}):
         assert has_transformer_engine()

@@ -12,6 +12,7 @@ _DTYPES = {
     "bf16": ("a100", *_HOPPER, *_BLACKWELL),
     "fp32": ("a100", *_HOPPER, *_BLACKWELL),
     "fp8_cs": (*_HOPPER, *_BLACKWELL),
+    "fp8_ds": (*_HOPPER, *_BLACKWELL),
     "fp8_sc": (*_HOPPER, *_BLACKWELL),
     "fp8_mx": _BLACKWELL,
     "nvfp4": _BLACKWELL,

@@ -15,9 +15,14 @@ def has_transformer_engine() -> bool:
 
 def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     """Return the layers of one pipeline stage; dense and MoE layers follow `config.moe_layer_freq`."""
-    if has_transformer_engine():
-        return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
-    return local_layer_spec(config, vp_stage)
+    if not has_transformer_engine():
+        return local_layer_spec(config, vp_stage)
+    block = gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    if config.use_transformer_engine_op_fuser and config.num_moe_experts is None:
+        # Experts look at the field themselves; dense layers beside them have no fused form in upstream's models either
+        for layer in block.layer_specs:
+            layer.submodules.mlp = gpt_layer_specs.get_mlp_module_spec(use_te_op_fuser=True)
+    return block
 
 
 def local_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
