@@ -116,7 +116,8 @@ def _read_blockwise(tensor: Any, data: torch.Tensor, scales: torch.Tensor, colum
 def _write(quantizer: Any, values: torch.Tensor, output: Any) -> None:
     matrix = values.reshape(-1, values.shape[-1])
     if isinstance(quantizer, Float8Quantizer):
-        quantizer.amax.copy_(torch.maximum(quantizer.amax, values.abs().max()) if quantizer.amax.numel() else values)
+        if quantizer.amax.numel():
+            quantizer.amax.copy_(torch.maximum(quantizer.amax, values.abs().max()))
         _write_float8(output, values, quantizer.scale, quantizer)
     elif isinstance(quantizer, Float8CurrentScalingQuantizer):
         amax = _reduced(values.abs().max().view(1), quantizer)
