@@ -16,9 +16,9 @@ from transformer_engine.pytorch import permutation, quantization
 from transformer_engine.pytorch.cpp_extensions import gemm as te_gemm
 from transformer_engine.pytorch.triton import cross_entropy as triton_cross_entropy
 
-from tests.transformer_engine.emulation import activations, attention, gemm, loss, moe, norms, optimizer, quantize
+from tests.transformer_engine.emulation import activations, attention, gemm, loss, master_weights, moe, norms, optimizer, quantize
 
-_MODULES = (norms, attention, gemm, moe, optimizer, quantize)
+_MODULES = (norms, attention, gemm, moe, optimizer, quantize, master_weights)
 _MACHINE: dict[str, Callable[..., Any]] = {
     "get_fused_attn_backend": lambda parameters: (tex.NVTE_Fused_Attn_Backend.NVTE_No_Backend, "emulated"),
     "get_cublasLt_version": lambda: 130500,
