@@ -39,7 +39,11 @@ def functions() -> dict[str, Callable[..., Any]]:
         made[f"d{name}"] = partial(_backward, function)
         if name in PLAIN:
             made[f"dbias_d{name}"] = partial(_backward_with_bias, function)
-    return made | {"clamped_swiglu": clamped_swiglu, "clamped_dswiglu": clamped_dswiglu, "bgrad_quantize": bgrad_quantize}
+    return made | {
+        "clamped_swiglu": clamped_swiglu,
+        "clamped_dswiglu": clamped_dswiglu,
+        "bgrad_quantize": bgrad_quantize,
+    }
 
 
 def clamped_swiglu(

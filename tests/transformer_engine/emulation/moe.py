@@ -97,11 +97,7 @@ fused_moe_aux_loss_fwd_graph_safe = fused_moe_aux_loss_fwd
 
 
 def fused_moe_aux_loss_bwd(
-    Const_buf: torch.Tensor,
-    tokens_per_expert: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    grad_aux_loss: torch.Tensor,
+    Const_buf: torch.Tensor, tokens_per_expert: torch.Tensor, num_rows: int, num_cols: int, grad_aux_loss: torch.Tensor
 ) -> torch.Tensor:
     """Return the gradient of the probabilities."""
     one = grad_aux_loss.float() * Const_buf * tokens_per_expert.float()
@@ -249,12 +245,7 @@ class Triton:
 
     @staticmethod
     def sort_chunks_by_map(
-        inp: torch.Tensor,
-        row_id_map: torch.Tensor,
-        probs: Maybe,
-        num_tokens: int,
-        hidden_size: int,
-        is_forward: bool,
+        inp: torch.Tensor, row_id_map: torch.Tensor, probs: Maybe, num_tokens: int, hidden_size: int, is_forward: bool
     ) -> tuple[torch.Tensor, Maybe]:
         """Return rows and probabilities in the new order, or backward in the old one."""
         to = row_id_map.long()

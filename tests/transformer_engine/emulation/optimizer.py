@@ -55,9 +55,7 @@ def multi_tensor_adam(
     """Update moments and parameters: lists of gradients, parameters, first and second moments, master parameters."""
     for gradient, parameter, m, v, *master in zip(*lists, strict=True):
         full = master[0] if master else parameter
-        value = _adam(
-            gradient, full.float(), m, v, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay
-        )
+        value = _adam(gradient, full.float(), m, v, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay)
         full.copy_(value)
         parameter.copy_(value)
 

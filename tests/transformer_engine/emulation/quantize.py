@@ -255,4 +255,3 @@ def _with_buffers(quantizer: Any, output: Any) -> Any:
 def _is_columnwise_only(tensor: Any) -> bool:
     rowwise = tensor._data if isinstance(tensor, Float8TensorStorage) else tensor._rowwise_data
     return rowwise is None
-

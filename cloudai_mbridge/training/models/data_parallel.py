@@ -1,0 +1,40 @@
+"""Wrap the chunks of a model for data parallelism: replicated (DDP), or sharded by Megatron-FSDP or torch's FSDP2."""
+
+from dataclasses import replace
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+
+
+def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
+    """Return the chunks, each wrapped as the configuration sets. The process groups must be up; a collective."""
+    if config.dist.use_torch_fsdp2:
+        return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
+    kind: Any = DistributedDataParallel
+    if config.ddp.use_megatron_fsdp:
+        from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel as kind
+    in_step = config.optimizer.overlap_param_gather_with_optimizer_step  # gathers a whole chunk at a time
+    return [
+        kind(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
+        for i, chunk in enumerate(chunks)
+    ]
+
+
+def _torch_fsdp2() -> Any:
+    from megatron.core.distributed import TorchFullyShardedDataParallel
+
+    class Wrapped(TorchFullyShardedDataParallel):  # type: ignore[misc]
+        def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
+            """Do nothing: the backward pass has reduced the gradients. Megatron-Core 0.16 takes no arguments here."""
+
+    return Wrapped
+
+
+def sized(ddp: Any, chunk: Any) -> Any:
+    """Return the DDP settings with the bucket size of `num_buckets`, which Megatron-Core itself does not read."""
+    if (number := getattr(ddp, "num_buckets", None)) is None:
+        return ddp
+    parameters = sum(each.numel() for each in chunk.parameters() if each.requires_grad)
+    return replace(ddp, bucket_size=-(-parameters // number))
