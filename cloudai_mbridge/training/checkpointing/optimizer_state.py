@@ -163,7 +163,9 @@ def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = entry.get("optimizer", entry).get("param_groups", [])
+    inner = entry.get("optimizer", entry)
+    inner = getattr(inner, "data", inner)  # saved by rank, for this one layout
+    groups: list[dict[str, Any]] = inner.get("param_groups", [])
     return groups
 
 
