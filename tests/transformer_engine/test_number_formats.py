@@ -1,6 +1,6 @@
 """FP8, FP4 and CUDA graphs over weights in bf16: what Megatron-Core makes of the settings. None of it runs here.
 
-Weights in 8 or 4 bits need a driver to be built.
+Weights in 8 or 4 bits, and training, are in `test_emulated_training`.
 """
 
 from dataclasses import fields
