@@ -97,21 +97,26 @@ def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
 
 
 def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
-    """Expert scopes need experts, the mlp scope needs a dense layer.
+    """Expert scopes need experts, the mlp scope needs a dense layer, and moe experts of a fixed capacity.
+
+    Of the last one, Megatron-Bridge's launcher decides more than is known here.
 
     Pass: scope moe_router on a mixture of experts. Fail: scope moe_router on a dense model. Not evaluated: no recipe.
     Source: megatron.core.transformer.TransformerConfig.
     """
     scopes = set(point.cuda_graph_scope)
-    if not point.graph_impl or not scopes & {"moe", "moe_router", "mlp"}:
+    of_experts = scopes & {"moe", "moe_router", "moe_preprocess"}
+    if not point.graph_impl or not (of_experts or "mlp" in scopes):
         return None
     if point.recipe is None:
         return NotEvaluated("M18", "recipe")
     experts = point.num_moe_experts
-    if scopes & {"moe", "moe_router"} and (experts or 0) <= 1:
+    if of_experts and (experts or 0) <= 1:
         fact, remedy = "the model has no experts", "remove moe scopes"
     elif "mlp" in scopes and not point.has_dense_layers:
         fact, remedy = "the model has no dense layer", "remove mlp"
+    elif "moe" in scopes and point.is_embedded and not point.args.use_tokendrop:
+        fact, remedy = "experts without a capacity take any number of tokens", "use moe_router, or use_tokendrop"
     else:
         return None
     return point.breaks("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")
