@@ -1,6 +1,7 @@
 """Which rules of CloudAI's later releases of Megatron-Bridge have lifted, and for which points.
 
-Each row is a fact about a release, with the place where it shows. 0.3 is the oldest release that is known here.
+Each row is a fact about a release, with the place where it shows. 0.3 is the oldest release that is known here. The
+embedded loop trains what these releases train, where its Megatron-Core is new enough.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,14 +9,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from cloudai_mbridge.constraints.rule import Point
+from cloudai_mbridge.constraints.rule import Answer, Lifted, Point, Rule, Violation
 
 
 @dataclass(frozen=True)
 class Lift:
-    """since: the first release without the rule. applies: for which points; given with what the launcher fills in.
+    """since: the first release without the rule. core: its Megatron-Core, or an older one that has the feature.
 
-    core: the first Megatron-Core with which the embedded loop does not have the rule, for the same points.
+    applies: for which points; given with what the launcher fills in.
     """
 
     rule_id: str
@@ -24,6 +25,10 @@ class Lift:
     reason: str
     source: str
     applies: Callable[[Point], bool]
+
+
+def _has_no_graphs(point: Point) -> bool:
+    return not point.graph_impl
 
 
 def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
@@ -35,7 +40,7 @@ _ROWS = (
     Lift(
         "C05",
         "0.6",
-        "0.18",
+        "0.19",
         "Megatron FSDP runs with a graph of the full iteration",
         "0.6.0 perf_recipes with use_megatron_fsdp and a full-iteration graph",
         lambda point: point.has_full_iteration_graph,
@@ -101,3 +106,14 @@ _ROWS = (
 LIFTS: Mapping[str, tuple[Lift, ...]] = {
     rule_id: tuple(rows) for rule_id, rows in groupby(_ROWS, key=attrgetter("rule_id"))
 }
+
+
+def ask_loop(rule: Rule, point: Point) -> Answer:
+    """Return what a rule says of a point whose arguments are all there; the embedded loop has CloudAI's lifts."""
+    answer = rule(point)
+    if not isinstance(answer, Violation) or not point.is_embedded:
+        return answer
+    for lift in LIFTS.get(answer.rule_id, ()):
+        if point.has_core(lift.core) is not False and lift.applies(point):
+            return Lifted(answer.rule_id, "", lift.reason)
+    return answer

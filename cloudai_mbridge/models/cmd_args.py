@@ -202,11 +202,15 @@ class ResolvedCmdArgs(_LauncherArgs):
         means="number of first layers without experts: model.moe_layer_freq of the embedded loop", estimated=READ
     )
 
-    use_tokendrop: bool | None = _argument(refused="the loop drops no tokens", harmless=(False,), estimated=NOT_READ)
+    use_tokendrop: bool | None = _argument(
+        "false: a router forced into balance",
+        means="experts of the embedded loop take their share of the tokens and drop others",
+        estimated=NOT_READ,
+    )
     use_megatron_fsdp: bool | None = _argument(
         refused="the loop shards no parameters", harmless=(False,), estimated=READ
     )
-    nccl_ub: bool | None = _argument(refused="it needs Megatron-FSDP or SHARP", harmless=(False,), estimated=NOT_READ)
+    nccl_ub: bool | None = _argument(config="ddp.nccl_ub", estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
         "none local transformer_engine; full_iteration since Megatron-Core 0.18",
         config="model.cuda_graph_impl",
@@ -297,7 +301,9 @@ class ResolvedCmdArgs(_LauncherArgs):
 
     config_variant: Text | None = _argument(flag="-cv", means="selects the preset", estimated=READ)
     list_config_variants: bool | None = _argument(
-        refused="it asks on a terminal; `mbridge list` lists them", harmless=(False,), compared=False
+        refused="it waits for an answer on a terminal; rule E08 names the variants that exist",
+        harmless=(False,),
+        compared=False,
     )
     num_distributed_optimizer_instances: int | None = _argument(
         flag=None, refused="the loop makes one data-parallel group", harmless=(1,), estimated=READ
@@ -320,7 +326,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     num_moe_experts: int | None = _argument(config="model.num_moe_experts", estimated=READ)
     lock_gpu_freq: int | None = _argument("MHz", means=_SRUN, estimated=NOT_READ)
     peak_mem_clk: int | None = _argument("MHz; -1: as it is", means=_SRUN, estimated=NOT_READ)
-    enable_pct_binding: bool | None = _argument(means="ranks run under numactl, on their own cores")
+    enable_pct_binding: bool | None = _argument(means="ranks run under numactl, on their own cores", estimated=NOT_READ)
     export_nsys_sqlite: bool | None = _argument(means="an option of nsys", needs=("enable_nsys",), harmless=(False,))
     distributed_timeout_minutes: int | None = _argument(config_extra="dist.distributed_timeout_minutes", compared=False)
     preempt_time: int | None = _argument(
