@@ -196,18 +196,18 @@ def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any,
 
 
 @pytest.mark.parametrize(
-    ("trial", "why"), [(trials.fp8_delayed, "FP8 was not used"), (trials.cuda_graphs, "captured no graph")]
+    ("trial", "why"), [(trials.fp8_delayed, "FP8 was not used"), (trials.graphs_engine, "no graph was captured")]
 )
 def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any, why: str) -> None:
     stand_in(falling)
     proxy.proxy(h100)
-    figures = {"losses": [falling("", step) for step in range(10)], "graphs_created": False}
+    figures = {"losses": [falling("", step) for step in range(10)], "captured": False}
     monkeypatch.setattr(trials, "run_trial", lambda *args: figures)
     with pytest.raises(PartFailed, match=why):
         trial(h100)
 
 
-@pytest.mark.parametrize("trial", [trials.fp8_blockwise, trials.cuda_graphs])
+@pytest.mark.parametrize("trial", [trials.fp8_blockwise, trials.graphs_iteration])
 def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any) -> None:
     with pytest.raises(PartFailed, match="part proxy left nothing"):
         trial(h100)
