@@ -74,12 +74,13 @@ def test_a_batch_that_does_not_fit_is_run_again(train: Train, ranks: Any) -> Non
 def test_the_graph_of_a_batch_that_does_not_fit_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the stash that is released then. No GPU: what is captured is a stand-in."""
     from megatron.core.full_cuda_graph import FullCudaGraphWrapper
-    from megatron.core.transformer.moe.paged_stash import PagedStashRunner
+    from megatron.core.transformer.moe.paged_stash import PagedStashManager, PagedStashRunner
 
     from cloudai_mbridge.training.loop.paged_stash import with_second_try
 
     graphs = {"training": object(), "validation": object()}
     monkeypatch.setattr(FullCudaGraphWrapper, "cuda_graph", graphs)
+    monkeypatch.setattr(PagedStashManager, "get_instance", object)
     found: list[bool] = []
     monkeypatch.setattr(
         PagedStashRunner, "prepare_for_rerun", lambda self, is_training: found.append(graphs["training"] is None)
