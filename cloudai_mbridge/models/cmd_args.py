@@ -294,7 +294,9 @@ class ResolvedCmdArgs(_LauncherArgs):
 
     config_variant: Text | None = _argument(flag="-cv", means="selects the preset", estimated=READ)
     list_config_variants: bool | None = _argument(
-        refused="it asks on a terminal; `mbridge list` lists them", harmless=(False,), compared=False
+        refused="it waits for an answer on a terminal; rule E08 names the variants that exist",
+        harmless=(False,),
+        compared=False,
     )
     num_distributed_optimizer_instances: int | None = _argument(
         flag=None, refused="the loop makes one data-parallel group", harmless=(1,), estimated=READ
@@ -317,7 +319,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     num_moe_experts: int | None = _argument(config="model.num_moe_experts", estimated=READ)
     lock_gpu_freq: int | None = _argument("MHz", means=_SRUN, estimated=NOT_READ)
     peak_mem_clk: int | None = _argument("MHz; -1: as it is", means=_SRUN, estimated=NOT_READ)
-    enable_pct_binding: bool | None = _argument(means="ranks run under numactl, on their own cores")
+    enable_pct_binding: bool | None = _argument(means="ranks run under numactl, on their own cores", estimated=NOT_READ)
     export_nsys_sqlite: bool | None = _argument(means="an option of nsys", needs=("enable_nsys",), harmless=(False,))
     distributed_timeout_minutes: int | None = _argument(config_extra="dist.distributed_timeout_minutes", compared=False)
     preempt_time: int | None = _argument(
