@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.proxy import PROXY, proxy_losses, with_share
+from cloudai_mbridge.gpu_check.proxy import PROXY, SAME_LOSS, proxy_losses, with_share
 from cloudai_mbridge.gpu_check.sweep import Trained, largest_difference, speed
 from cloudai_mbridge.gpu_check.workers.trial import GRAPHS_MARK
 
@@ -86,6 +86,14 @@ def cuda_graphs(kit: Kit) -> Figures:
         raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {GRAPH_TOLERANCE:g}", figures)
     if not figures["graphs_created"]:
         raise PartFailed("Megatron-Core has captured no graph", figures)
+    return figures
+
+
+def op_fuser(kit: Kit) -> Figures:
+    """Train the proxy with the fused operations of Transformer Engine in its dense layers."""
+    figures, *_ = _try(kit, "op_fuser", [], ["model.use_transformer_engine_op_fuser=true"])
+    if (difference := figures["largest_relative_difference"]) > SAME_LOSS:
+        raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g}", figures)
     return figures
 
 
