@@ -72,13 +72,34 @@ def _prepared(tree: Tree, chunk: Any) -> Tree:
     splits = [core.handle_swiglu_in_state_dict] if _is_swiglu(config) else []
     splits += [core.handle_gdn_in_state_dict] if hasattr(core, "handle_gdn_in_state_dict") else []  # since 0.18
     for split in splits:
-        prepared["model"], states = split(chunk, prepared["model"], prepared.get("optimizer"))
+        prepared["model"], states = split(_Named(chunk), prepared["model"], prepared.get("optimizer"))
         if states is not None:
             prepared["optimizer"] = states
     if config.num_moe_experts:
         prepared["model"] = core.handle_experts_in_state_dict(prepared["model"], config.num_moe_experts)
     preprocess_state_dict_for_uneven_dtensor(prepared)
     return prepared
+
+
+class _Named:
+    """A chunk whose parameters are found by their names below all wrappers, of which Megatron-Core expects one kind."""
+
+    def __init__(self, chunk: Any) -> None:
+        self._chunk = chunk
+        self._named = {_bare(name): param for name, param in chunk.named_parameters()}
+
+    def get_parameter(self, name: str) -> Any:
+        """Return the parameter. Raises KeyError: there is none of this name."""
+        return self._named[_bare(name)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chunk, name)
+
+
+def _bare(name: str) -> str:
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
 
 
 def _is_swiglu(config: Any) -> bool:

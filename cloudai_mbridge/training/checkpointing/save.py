@@ -58,7 +58,7 @@ def save_checkpoint(
     metadata = content_metadata(config)
     parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
     if config.ckpt_format == layout.FSDP_DTENSOR:
-        on_each_rank(directory, lambda: fsdp.save(fsdp.tree_to_save(state, *parts), directory, model[0]))
+        fsdp.save(fsdp.tree_to_save(state, *parts), directory, model[0])
         complete()
         return
     tree = prebuilt_state_dict
