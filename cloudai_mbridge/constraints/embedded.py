@@ -1,10 +1,26 @@
 """Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, why_no_variant
 from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.models.values.number_formats import FP8, IN_16_OR_32_BITS, QUANTIZED
 from cloudai_mbridge.recipes.apply import lacked_by, lacking, unsupported_args, why_unsupported
+from cloudai_mbridge.recipes.data_arguments import wrong_data
+from cloudai_mbridge.recipes.launcher_arguments import wrong_value
 
-_DTYPES = ("bf16", "fp32")
+_DTYPES = (*IN_16_OR_32_BITS, *QUANTIZED)
+_OF_SLURM = {
+    "container_image": "containers",
+    "enable_vboost": "boost",
+    "lock_gpu_freq": "clocks",
+    "peak_mem_clk": "clocks of memory",
+    "enable_pct_binding": "binding of cores",
+    "preempt_time": "signal before a time limit",
+}
+_WITH_FLEX = ("deepep", "hybridep")
+_BALANCED_BY = (None, "aux_loss", "seq_aux_loss", "none")
+_WITHOUT_DEEPEP = ("gb200", "gb300", "vr200", "r100")
 
 
 def e01_every_argument_reaches_the_training(point: Point) -> Answer:
@@ -25,17 +41,22 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
 def e02_the_machine_has_what_the_point_needs(point: Point) -> Answer:
     """The loop has the number format, and a machine that is known to lack a GPU or Transformer Engine needs neither.
 
-    FP8 and FP4 need Transformer Engine recipes that the loop does not have yet.
+    FP8 and FP4 are Transformer Engine's. "fp8" is one of its formats with the `fp8_recipe` that says which.
 
-    Pass: compute_dtype="bf16". Fail: compute_dtype="fp8_mx".
+    Pass: compute_dtype="bf16". Fail: compute_dtype="fp8" without fp8_recipe; "fp8_mx" on a machine without a GPU.
     Source: `cloudai_mbridge.recipes.container`, `cloudai_mbridge.training.schema.not_done`.
     """
-    dtype = point.args.compute_dtype
+    dtype, fp8_recipe = point.args.compute_dtype, point.args.fp8_recipe
     if not point.is_embedded:
         return None
     if dtype not in _DTYPES:
         fact = f"the embedded launcher does not train in {dtype!r}"
+        if dtype == FP8:
+            fact += f" with fp8_recipe = {fp8_recipe!r}"
         return point.breaks("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
+    if fp8_recipe:
+        fact = f"fp8_recipe = {fp8_recipe!r} has no effect beside compute_dtype = {dtype!r}"
+        return point.breaks("E02", "fp8_recipe", fact, f"remove it, or set compute_dtype = {FP8!r}", "fp8_recipe")
     if not (lacked := lacked_by(point.args, lacking(point.system))):
         return None
     fact = f"this machine lacks {', '.join(f'{what} for {name}' for name, what in lacked.items())}"
@@ -55,16 +76,21 @@ def e03_there_are_steps_to_measure(point: Point) -> Answer:
 
 
 def e04_containers_need_slurm(point: Point) -> Answer:
-    """A container image needs a Slurm system: this machine runs points in its own environment.
+    """A container image, clocks, the binding of cores and a signal before the time limit need a Slurm system.
 
-    Pass: container_image="". Fail: container_image="nemo" on a local system.
-    Source: `cloudai_mbridge.launch.script`.
+    This machine runs points in its own environment, and its clocks are not the run's to set.
+
+    Pass: container_image="". Fail: container_image="nemo", lock_gpu_freq=1500 on a local system.
+    Source: `cloudai_mbridge.launch.script`, `cloudai_mbridge.launch.nodes`.
     """
-    image = point.args.container_image
-    if not (point.is_embedded and image and isinstance(point.system, LocalSystem)):
+    if not (point.is_embedded and isinstance(point.system, LocalSystem)):
         return None
-    remedy = "remove container_image, or run on a Slurm system"
-    return point.breaks("E04", "container_image", "a local system has no containers", remedy, image=image)
+    needing = [name for name in _OF_SLURM if getattr(point.args, name) not in (None, False, "", -1)]
+    if not needing:
+        return None
+    fact = f"a local system has no {', no '.join(_OF_SLURM[name] for name in needing)}"
+    remedy = f"remove {', '.join(needing)}, or run on a Slurm system"
+    return point.breaks("E04", needing[0], fact, remedy, *needing)
 
 
 def e05_the_loop_builds_the_model(point: Point) -> Answer:
@@ -102,3 +128,86 @@ def e06_replicated_experts_stay_equal(point: Point) -> Answer:
         return None
     fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts incorrectly"
     return point.breaks("E06", "et", fact, f"use et = {tp}, or ep > 1", "et", "tp", ep=1)
+
+
+def e07_arguments_are_complete(point: Point) -> Answer:
+    """Arguments that are read together are complete, and none is without effect.
+
+    Data sets and tokenizers have arguments of their own, and only a mixture of experts has layers without experts.
+
+    Pass: data="c4", c4_root="/c4". Fail: data="c4"; data="mock", dataset_root="/squad"; optimizer_type="lion";
+    first_k_dense_replace=1 without experts.
+    Source: Megatron-Bridge 0.6.0, scripts/performance/utils/overrides.py.
+    """
+    if not point.is_embedded:
+        return None
+    wrong = wrong_data(point.args) or wrong_value(point.args)
+    dense, name = point.args.first_k_dense_replace, "first_k_dense_replace"
+    if dense is not None and wrong is None:
+        if point.recipe is None:
+            return NotEvaluated("E07", "recipe")
+        if not point.num_moe_experts:
+            wrong = name, "the model has no experts", f"remove {name}"
+        elif not 0 <= dense <= (point.num_layers or 0):
+            wrong = name, f"the model has {point.num_layers} layers", f"use 0 to {point.num_layers}"
+    return None if wrong is None else point.breaks("E07", *wrong, wrong[0])
+
+
+def e08_the_variant_exists(point: Point) -> Answer:
+    """A variant of a preset exists for the recipe, task, GPU and number format.
+
+    Pass: config_variant="large_scale", model_recipe_name="deepseek_v3", gpu_type="gb200", compute_dtype="fp8_mx".
+    Fail: config_variant="large_scale", model_recipe_name="llama3_8b". Not evaluated: no GPU type is known.
+    Source: the presets of Megatron-Bridge 0.6.0.
+    """
+    if not (point.is_embedded and point.args.config_variant):
+        return None
+    if not (gpu := gpu_label(point.args, point.system)):
+        return NotEvaluated("E08", "gpu_type")
+    if loop_preset(point.args, gpu):
+        return None
+    fact = why_no_variant(point.args, gpu)
+    return point.breaks("E08", "config_variant", fact, "use one of these, or remove config_variant", "config_variant")
+
+
+def e09_limited_experts_are_there_and_exchange_all_to_all(point: Point) -> Answer:
+    """Experts of a fixed size need experts, the all-to-all dispatcher, and balance by an auxiliary loss or none.
+
+    Pass: experts, use_tokendrop=true. Fail: use_tokendrop=true on a dense model. Not evaluated: no recipe.
+    Source: Megatron-Bridge 0.6.0, megatron.bridge.training.utils.moe_token_drop.
+    """
+    if not (point.is_embedded and point.args.use_tokendrop):
+        return None
+    if point.recipe is None:
+        return NotEvaluated("E09", "recipe")
+    needs = {
+        "experts": bool(point.num_moe_experts),
+        "moe_flex_dispatcher_backend other than deepep and hybridep": (
+            point.args.moe_flex_dispatcher_backend not in _WITH_FLEX
+        ),
+        "moe_router_load_balancing_type aux_loss, seq_aux_loss or none": (
+            point.of_recipe("moe_router_load_balancing_type") in _BALANCED_BY
+        ),
+    }
+    if not (missing := [name for name, is_there in needs.items() if not is_there]):
+        return None
+    fact, remedy = f"use_tokendrop needs {' and '.join(missing)}", "remove use_tokendrop, or provide it"
+    return point.breaks("E09", "use_tokendrop", fact, remedy, "use_tokendrop", "moe_flex_dispatcher_backend")
+
+
+def e10_the_gpu_has_the_backend(point: Point) -> Answer:
+    """DeepEP has no kernels for GPUs in one NVLink domain of several nodes.
+
+    Pass: moe_flex_dispatcher_backend="deepep", gpu_type="h100". Fail: the same with gpu_type="gb200".
+    Not evaluated: the GPU is not known.
+    Source: Megatron-Bridge 0.6.0, megatron.bridge.training.flex_dispatcher_backend.
+    """
+    backend = point.args.moe_flex_dispatcher_backend
+    if not point.is_embedded or backend != "deepep":
+        return None
+    if not (gpu := gpu_label(point.args, point.system)):
+        return NotEvaluated("E10", "gpu_type")
+    if gpu not in _WITHOUT_DEEPEP:
+        return None
+    name, fact = "moe_flex_dispatcher_backend", f"deepep does not run on {gpu}"
+    return point.breaks("E10", name, fact, "use hybridep, or None for all-to-all", name, gpu_type=gpu)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
+from cloudai_mbridge.constraints.lifts import ask_loop
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, origin, with_preset
@@ -15,7 +16,7 @@ from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
 # Of what `extra_cmd_args` set, the rules do not know the value of these; others they read from the recipe
-JUDGED_WITHOUT = frozenset({"sequence_parallel"})
+JUDGED_WITHOUT = frozenset({"sequence_parallel", "moe_expert_capacity_factor"})
 _A = TypeVar("_A", bound=Answer)
 RULES = (*cloudai.RULES, *megatron.RULES, *rules_in(embedded))
 
@@ -54,7 +55,7 @@ def check(
     env = {**(system.global_env_vars if system else {}), **(env or {})}
     point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core, env=env)
     if upstream is None:
-        answers = [rule(point) for rule in RULES]
+        answers = [ask_loop(rule, point) for rule in RULES]
     else:
         trained = upstream.trained(point, TrainedArgs(with_preset(cmd_args, upstream.preset), cmd_args, upstream))
         answers = [ask(rule, point, trained, upstream) for rule in RULES]

@@ -1,6 +1,7 @@
 """Which rules of CloudAI's later releases of Megatron-Bridge have lifted, and for which points.
 
-Each row is a fact about a release, with the place where it shows. 0.3 is the oldest release that is known here.
+Each row is a fact about a release, with the place where it shows. 0.3 is the oldest release that is known here. The
+embedded loop trains what these releases train, where its Megatron-Core is new enough.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,18 +9,26 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from cloudai_mbridge.constraints.rule import Point
+from cloudai_mbridge.constraints.rule import Answer, Lifted, Point, Rule, Violation
 
 
 @dataclass(frozen=True)
 class Lift:
-    """since: the first release without the rule. applies: for which points; given with what the launcher fills in."""
+    """since: the first release without the rule. core: its Megatron-Core, or an older one that has the feature.
+
+    applies: for which points; given with what the launcher fills in.
+    """
 
     rule_id: str
     since: str
+    core: str
     reason: str
     source: str
     applies: Callable[[Point], bool]
+
+
+def _has_no_graphs(point: Point) -> bool:
+    return not point.graph_impl
 
 
 def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
@@ -31,6 +40,7 @@ _ROWS = (
     Lift(
         "C05",
         "0.6",
+        "0.19",
         "Megatron FSDP runs with a graph of the full iteration",
         "0.6.0 perf_recipes with use_megatron_fsdp and a full-iteration graph",
         lambda point: point.has_full_iteration_graph,
@@ -38,6 +48,7 @@ _ROWS = (
     Lift(
         "C11",
         "0.3",
+        "0.16",
         "overlapped all-to-all runs with Transformer Engine graphs that capture neither moe nor mlp",
         "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_BF16_V1",
         lambda point: point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope),
@@ -45,6 +56,7 @@ _ROWS = (
     Lift(
         "C11",
         "0.5",
+        "0.18",
         "overlapped all-to-all runs with a graph of the full iteration",
         "Megatron-Core 0.18, TransformerConfig; 0.5.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB300_FP8_MX_V2",
         lambda point: point.has_full_iteration_graph,
@@ -52,6 +64,7 @@ _ROWS = (
     Lift(
         "C12",
         "0.6",
+        "0.18",
         "offloading runs with a graph of the full iteration",
         "Megatron-Core 0.18, TransformerConfig (cpu_offloading)",
         lambda point: point.has_full_iteration_graph,
@@ -59,15 +72,31 @@ _ROWS = (
     Lift(
         "C13",
         "0.5",
+        "0.18",
         "full_iteration is an implementation of its own",
         "Megatron-Core 0.18, TransformerConfig.cuda_graph_impl; 0.5.0 scripts/performance/configs",
         lambda point: point.graph_impl == "full_iteration",
     ),
-    Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", lambda point: not point.graph_impl),
-    Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", lambda point: not point.graph_impl),
+    Lift(
+        "C15",
+        "0.3",
+        "0.16",
+        "graphs are off",
+        "Megatron-Core 0.16, TransformerConfig",
+        lambda point: not point.graph_impl,
+    ),
+    Lift(
+        "C16",
+        "0.3",
+        "0.16",
+        "graphs are off",
+        "Megatron-Core 0.16, TransformerConfig",
+        lambda point: not point.graph_impl,
+    ),
     Lift(
         "C17",
         "0.3",
+        "0.16",
         "a captured module may be recomputed inside its graph; only moe around a captured moe_router may not",
         "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB200_BF16_V1",
         _no_router_graph_below_recomputed_experts,
@@ -77,3 +106,14 @@ _ROWS = (
 LIFTS: Mapping[str, tuple[Lift, ...]] = {
     rule_id: tuple(rows) for rule_id, rows in groupby(_ROWS, key=attrgetter("rule_id"))
 }
+
+
+def ask_loop(rule: Rule, point: Point) -> Answer:
+    """Return what a rule says of a point whose arguments are all there; the embedded loop has CloudAI's lifts."""
+    answer = rule(point)
+    if not isinstance(answer, Violation) or not point.is_embedded:
+        return answer
+    for lift in LIFTS.get(answer.rule_id, ()):
+        if point.has_core(lift.core) is not False and lift.applies(point):
+            return Lifted(answer.rule_id, "", lift.reason)
+    return answer

@@ -105,11 +105,13 @@ class Point:
 
     @property
     def num_moe_experts(self) -> int | None:
-        return self._int_of_recipe("num_moe_experts")
+        return self.args.num_moe_experts or self._int_of_recipe("num_moe_experts")
 
     @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward; `moe_layer_freq` n means a MoE layer every n layers."""
+        if self.args.first_k_dense_replace is not None:
+            return not self.num_moe_experts or self.args.first_k_dense_replace > 0
         freq = self.of_recipe("moe_layer_freq")
         return not self.num_moe_experts or (0 in freq if isinstance(freq, list) else (freq or 1) > 1)
 

@@ -123,7 +123,7 @@ class Architecture:
 
 MODEL_FIELDS = frozenset(field.name for field in fields(Architecture)) - {"recipe"}
 # arguments of a point -> fields; the last one says how the layers with experts follow
-_ARGUMENTS = {name: name for name in ("hidden_size", "num_layers", "vocab_size", "seq_length")}
+_ARGUMENTS = {name: name for name in ("hidden_size", "num_layers", "num_moe_experts", "vocab_size", "seq_length")}
 _ARGUMENTS |= {"tp": "tensor_model_parallel_size", "first_k_dense_replace": "first_k_dense_replace"}
 
 

@@ -12,6 +12,7 @@ class Precision(StrEnum):
     TF32 = "tf32"
     BF16 = "bf16"
     FP8_CS = "fp8_cs"
+    FP8_DS = "fp8_ds"
     FP8_SC = "fp8_sc"
     FP8_MX = "fp8_mx"
     NVFP4 = "nvfp4"

@@ -31,6 +31,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         f"# mbridge run {plan.key}",
         *SLURM_START,
         *_preamble(plan, system),
+        *_node_commands(plan),
         *(_FIRST_NODE if plan.num_nodes > 1 else ()),
         f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
         *_container_options(plan),
@@ -67,6 +68,17 @@ _FIRST_NODE = (
     "# two jobs may share a node: the port is the job's own, below the ephemeral range",
     "_mbridge_port=$((15000 + SLURM_JOB_ID % 15000))",
 )
+
+
+def _node_commands(plan: RunPlan) -> Iterable[str]:
+    """Run commands on every node, outside of a container. One that fails ends the job: its speed would be another."""
+    nodes = str(plan.num_nodes)
+    srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    for command in plan.node_commands:
+        yield f"{shlex.join([*srun, *shlex.split(command)])} || {{"
+        yield f"  _mbridge_exit=$?; echo {shlex.quote(f'error: failed on a node: {command}')} >&2"
+        yield f'  echo "$_mbridge_exit" > {POINT_FILES.exit_code}; exit "$_mbridge_exit"'
+        yield "}"
 
 
 def _several_machines(plan: RunPlan) -> Iterable[str]:
@@ -108,6 +120,7 @@ def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str
         "ntasks-per-node": plan.ranks_per_node,
         "gpus-per-node": plan.ranks_per_node if system.asks_for_gpus else None,
         "time": plan.time_limit,
+        "signal": None if plan.preempt_time_s is None else f"TERM@{plan.preempt_time_s}",
         "nodelist": ",".join(plan.nodes) or None,
         "exclude": ",".join(plan.exclude_nodes) or None,
         "distribution": system.distribution,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import Field, FiniteFloat, create_model, model_validator
 
 from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, StrictModel, Text
+from cloudai_mbridge.models.values.number_formats import FP8, fp8_format
 from cloudai_mbridge.models.values.time_limit import SlurmTime
 
 # CloudAI's default: where the ranks' container keeps the resolved configuration
@@ -103,16 +104,23 @@ def _argument(description: str | None = None, *, default: Any = None, repr: bool
     return Field(default, description=description, repr=repr, json_schema_extra=Argument(**facts))
 
 
-_PROFILERS = ("pytorch_profiler", "record_memory_history")
-_DATA = "set dataset._target_ and dataset.data_path in extra_cmd_args"
-_FINETUNING = "to fine-tune set pretrained_checkpoint, and dataset.* in extra_cmd_args"
-_LAUNCHER = "an option of the upstream launcher"
-_NSYS = "set the [nsys] table of the test"
-_TOKENIZER = "set tokenizer.tokenizer_type and tokenizer.tokenizer_model in extra_cmd_args"
+_PROFILERS = ("pytorch_profiler", "record_memory_history", "enable_nsys")
+_DATA = "an option of the data set of the embedded loop"
+_SRUN = "srun sets it on the nodes of the job"
 
 
 class ResolvedCmdArgs(_LauncherArgs):
     """Arguments of one point: scalars only, but for values that are lists by meaning."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name_of_a_format(cls, data: Any) -> Any:
+        """Call "fp8" with a recipe as the formats of the embedded loop are called; upstream's takes them apart."""
+        if not isinstance(data, dict) or (data.get("launcher"), data.get("compute_dtype")) != (Launcher.EMBEDDED, FP8):
+            return data
+        name = fp8_format(str(data.get("fp8_recipe") or ""))
+        others = {key: value for key, value in data.items() if key != "fp8_recipe"}
+        return data if name is None else {**others, "compute_dtype": name}
 
     # ours: which launcher; the rest are CloudAI's
     launcher: Launcher = _argument(
@@ -136,16 +144,13 @@ class ResolvedCmdArgs(_LauncherArgs):
     custom_mounts: Text | None = _argument(flag=None, means="mounts of the job's container", compared=False)
     num_gpus: int = _argument("ranks of the whole job", default=8, flag="-ng", means="number of ranks", estimated=READ)
     gpus_per_node: int | None = _argument(flag=None, means="placement")
-    enable_vboost: bool | None = _argument(
-        default=False,
-        flag="-vb",
-        refused="it sets the clocks of the GPUs through the upstream launcher's own srun",
-        harmless=(False,),
-    )
+    enable_vboost: bool | None = _argument(default=False, flag="-vb", means=_SRUN, estimated=NOT_READ)
     dryrun: bool | None = _argument(
         default=False, flag="-d", refused="`mbridge dry-run` does that", harmless=(False,), compared=False
     )
-    enable_nsys: bool | None = _argument(default=False, flag="-en", refused=_NSYS, harmless=(False,))
+    enable_nsys: bool | None = _argument(
+        default=False, flag="-en", config_extra="profiling.use_nsys_profiler", harmless=(False,)
+    )
     detach: bool | None = _argument(flag=None, means="upstream launcher's option", compared=False)
     max_retries: int | None = _argument(default=1, means="upstream launcher's option", compared=False)
     nemorun_version: Text | None = _argument(flag=None, means="upstream launcher's environment", compared=False)
@@ -154,19 +159,28 @@ class ResolvedCmdArgs(_LauncherArgs):
     model_recipe_name: NameIfSet = _argument(
         default="", flag="-mr", means="selects the recipe", compared=False, estimated=READ
     )
-    use_recipes: bool | None = _argument(refused=_LAUNCHER, estimated=READ)
+    use_recipes: bool | None = _argument(means="true: the recipe without its performance preset", estimated=READ)
     domain: Text | None = _argument(refused="the loop trains language models only", harmless=("llm",))
-    task: Text = _argument(default="pretrain", refused=_FINETUNING, harmless=("pretrain",), estimated=READ)
+    task: Text = _argument(
+        default="pretrain",
+        refused="the loop trains all weights: it has no adapters",
+        harmless=("pretrain", "sft"),
+        estimated=READ,
+    )
     compute_dtype: Text = _argument(
-        "bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp32",
+        "bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp8_ds and fp32",
         default="bf16",
         flag="-c",
         config="model.dtype",
         estimated=READ,
     )
-    fp8_recipe: Text | None = _argument(flag=None, refused="FP8 needs Transformer Engine", estimated=NOT_READ)
+    fp8_recipe: Text | None = _argument(
+        flag=None, means='cs ds mx sc: which format compute_dtype = "fp8" is', estimated=NOT_READ
+    )
     hf_token: PrivateText = _argument(default="", flag=None, repr=False, means="goes to the environment as HF_TOKEN")
-    nemo_home: Text | None = _argument(flag="-nh", refused="the loop caches nothing", compared=False)
+    nemo_home: Text | None = _argument(
+        flag="-nh", means="goes to the environment as NEMO_HOME, and is mounted", compared=False
+    )
     wandb_key: PrivateText | None = _argument(flag=None, repr=False, means="goes to the environment as WANDB_API_KEY")
     wandb_project_name: Text | None = _argument(flag="-wdp", config_extra="logger.wandb_project", compared=False)
     wandb_entity_name: Text | None = _argument(
@@ -184,13 +198,19 @@ class ResolvedCmdArgs(_LauncherArgs):
     pipeline_model_parallel_layout: Text | None = _argument(
         config="model.pipeline_model_parallel_layout", estimated=READ
     )
-    first_k_dense_replace: int | None = _argument(refused="set model.moe_layer_freq in extra_cmd_args", estimated=READ)
+    first_k_dense_replace: int | None = _argument(
+        means="number of first layers without experts: model.moe_layer_freq of the embedded loop", estimated=READ
+    )
 
-    use_tokendrop: bool | None = _argument(refused="the loop drops no tokens", harmless=(False,), estimated=NOT_READ)
+    use_tokendrop: bool | None = _argument(
+        "false: a router forced into balance",
+        means="experts of the embedded loop take their share of the tokens and drop others",
+        estimated=NOT_READ,
+    )
     use_megatron_fsdp: bool | None = _argument(
         refused="the loop shards no parameters", harmless=(False,), estimated=READ
     )
-    nccl_ub: bool | None = _argument(refused="it needs Megatron-FSDP or SHARP", harmless=(False,), estimated=NOT_READ)
+    nccl_ub: bool | None = _argument(config="ddp.nccl_ub", estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
         refused="the loop captures no CUDA graphs", harmless=("none", ""), estimated=READ
     )
@@ -243,67 +263,78 @@ class ResolvedCmdArgs(_LauncherArgs):
     save_interval: int | None = _argument(config_extra="checkpoint.save_interval", needs=("save_dir",))
     most_recent_k: int | None = _argument(config_extra="checkpoint.most_recent_k", needs=("save_dir",), compared=False)
     save_config_filepath: Text | None = _argument(
-        default=SAVED_CONFIG,
-        refused="the resolved configuration is written beside the point's results",
-        harmless=(SAVED_CONFIG,),
-        compared=False,
+        default=SAVED_CONFIG, config_extra="logger.save_config_filepath", harmless=(SAVED_CONFIG,), compared=False
     )
 
-    data: Text | None = _argument(refused=_DATA, harmless=("mock",))
-    dataset_paths: Text | list[Text] | None = _argument(refused=_DATA)
-    dataset_root: Text | None = _argument(refused=_DATA)
-    index_mapping_dir: Text | None = _argument(refused=_DATA, compared=False)
-    dataset_name: Text | None = _argument(refused=_DATA)
-    packed_sequence: bool | None = _argument(refused=_FINETUNING, estimated=NOT_READ)
-    head_only: bool | None = _argument(refused=_FINETUNING, estimated=NOT_READ)
-    tokenizer_type: Text | None = _argument(refused=_TOKENIZER)
-    tokenizer_model: Text | None = _argument(refused=_TOKENIZER)
+    data: Text | None = _argument(
+        "mock rp2 c4 squad squad_packed", means="data set of the embedded loop, which downloads nothing"
+    )
+    dataset_paths: Text | list[Text] | None = _argument(means=_DATA, needs=("data",))
+    dataset_root: Text | None = _argument(means=_DATA, needs=("data",))
+    index_mapping_dir: Text | None = _argument(means=_DATA, needs=("data",), compared=False)
+    dataset_name: Text | None = _argument(refused="no launcher reads it; set data")
+    packed_sequence: bool | None = _argument(means=_DATA, needs=("data",), harmless=(False,), estimated=NOT_READ)
+    head_only: bool | None = _argument(
+        refused="no launcher reads it; list the shards in dataset_paths", harmless=(False,), estimated=NOT_READ
+    )
+    tokenizer_type: Text | None = _argument(
+        "NullTokenizer HuggingFaceTokenizer SentencePieceTokenizer", means="tokenizer of the embedded loop"
+    )
+    tokenizer_model: Text | None = _argument(means="its file or directory", needs=("tokenizer_type",))
     vocab_size: int | None = _argument(config="model.vocab_size", estimated=READ)
 
     pytorch_profiler: bool | None = _argument(flag="-pyp", config_extra="profiling.use_pytorch_profiler")
     profiling_start_step: int | None = _argument(config_extra="profiling.profile_step_start", needs=_PROFILERS)
     profiling_stop_step: int | None = _argument(config_extra="profiling.profile_step_end", needs=_PROFILERS)
     record_memory_history: bool | None = _argument(flag="-mh", config_extra="profiling.record_memory_history")
-    profiling_gpu_metrics: bool | None = _argument(refused=f"{_NSYS}: gpu_metrics_devices")
+    profiling_gpu_metrics: bool | None = _argument(means="an option of nsys", needs=("enable_nsys",), harmless=(False,))
     profiling_ranks: int | Text | list[int] | None = _argument(config_extra="profiling.profile_ranks", needs=_PROFILERS)
-    nsys_trace: Text | list[Text] | None = _argument(refused=f"{_NSYS}: trace")
-    nsys_extra_args: Arguments | list[Text] | None = _argument(refused=f"{_NSYS}: extra_args")
+    nsys_trace: Text | list[Text] | None = _argument(means="an option of nsys", needs=("enable_nsys",))
+    nsys_extra_args: Arguments | list[Text] | None = _argument(means="options of nsys", needs=("enable_nsys",))
 
-    config_variant: Text | None = _argument(flag="-cv", refused="a variant is a recipe of its own here", estimated=READ)
-    list_config_variants: bool | None = _argument(refused="`mbridge list` does that", compared=False)
+    config_variant: Text | None = _argument(flag="-cv", means="selects the preset", estimated=READ)
+    list_config_variants: bool | None = _argument(
+        refused="it waits for an answer on a terminal; rule E08 names the variants that exist",
+        harmless=(False,),
+        compared=False,
+    )
     num_distributed_optimizer_instances: int | None = _argument(
         flag=None, refused="the loop makes one data-parallel group", harmless=(1,), estimated=READ
     )
 
     # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI does not know
-    offline: bool | None = _argument(
-        refused="it sets HF_HUB_OFFLINE; set that in extra_env_vars", harmless=(False,), compared=False
+    offline: bool | None = _argument(means="goes to the environment as HF_HUB_OFFLINE", compared=False)
+    packager: Text | None = _argument(
+        refused="the loop is installed, and no repository is packed", harmless=("none",), compared=False
     )
-    packager: Text | None = _argument(refused=_LAUNCHER, compared=False)
-    optimizer_type: Text | None = _argument(refused="set optimizer.optimizer in extra_cmd_args", estimated=NOT_READ)
+    optimizer_type: Text | None = _argument(
+        "adam muon", means="optimizer.optimizer of the embedded loop, and what goes with it", estimated=NOT_READ
+    )
     moe_flex_dispatcher_backend: Text | None = _argument(
         '"None" is all-to-all', config="model.moe_flex_dispatcher_backend", estimated=NOT_READ
     )
     deterministic: bool | None = _argument(
-        refused="set model.deterministic_mode in extra_cmd_args", harmless=(False,), estimated=NOT_READ
+        means="model.deterministic_mode of the embedded loop, and what goes with it", estimated=NOT_READ
     )
-    num_moe_experts: int | None = _argument(refused="set model.num_moe_experts in extra_cmd_args", estimated=NOT_READ)
-    lock_gpu_freq: int | None = _argument(
-        "MHz", refused="the loop leaves the clocks of the GPUs alone", estimated=NOT_READ
+    num_moe_experts: int | None = _argument(config="model.num_moe_experts", estimated=READ)
+    lock_gpu_freq: int | None = _argument("MHz", means=_SRUN, estimated=NOT_READ)
+    peak_mem_clk: int | None = _argument("MHz; -1: as it is", means=_SRUN, estimated=NOT_READ)
+    enable_pct_binding: bool | None = _argument(means="ranks run under numactl, on their own cores", estimated=NOT_READ)
+    export_nsys_sqlite: bool | None = _argument(means="an option of nsys", needs=("enable_nsys",), harmless=(False,))
+    distributed_timeout_minutes: int | None = _argument(config_extra="dist.distributed_timeout_minutes", compared=False)
+    preempt_time: int | None = _argument(
+        "seconds before the time limit",
+        means="Slurm sends SIGTERM then, and the embedded loop saves and leaves",
+        compared=False,
     )
-    peak_mem_clk: int | None = _argument(
-        "MHz", refused="the loop leaves the clocks of the GPUs alone", harmless=(-1,), estimated=NOT_READ
+    retry_on_testing_failure: bool | None = _argument(
+        refused="it is the upstream launcher's own test of speed and losses; use `mbridge gate`",
+        harmless=(False,),
+        compared=False,
     )
-    enable_pct_binding: bool | None = _argument(refused="the loop binds no cores", harmless=(False,))
-    export_nsys_sqlite: bool | None = _argument(refused=f"{_NSYS}: extra_args = ['--export=sqlite']", harmless=(False,))
-    distributed_timeout_minutes: int | None = _argument(
-        refused="set dist.distributed_timeout_minutes in extra_cmd_args", compared=False
-    )
-    preempt_time: int | None = _argument("seconds before the time limit", refused=_LAUNCHER, compared=False)
-    retry_on_testing_failure: bool | None = _argument(refused=_LAUNCHER, harmless=(False,), compared=False)
-    c4_root: Text | None = _argument(refused=_DATA)
-    c4_train_shards: int | list[int] | None = _argument(refused=_DATA)
-    dump_env: bool | None = _argument(refused="every report holds the environment", harmless=(False,), compared=False)
+    c4_root: Text | None = _argument(means=_DATA, needs=("data",))
+    c4_train_shards: int | list[int] | None = _argument(means=_DATA, needs=("data",))
+    dump_env: bool | None = _argument(means="rank 0 writes its environment, without credentials", compared=False)
 
 
 ARGUMENTS: Mapping[str, Argument] = {

@@ -195,7 +195,8 @@ def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...
     for run in runs:
         if run.upstream is None and not run.is_pre_test and run.search is None:
             secrets = tuple(sorted(run.secret_env.items()))
-            needs = run.num_nodes, run.ranks_per_node, run.time_limit, run.nodes, run.exclude_nodes, secrets
+            limits = run.time_limit, run.preempt_time_s
+            needs = run.num_nodes, run.ranks_per_node, limits, run.nodes, run.exclude_nodes, secrets
             groups.setdefault(needs, []).append(run)
     arrays = [
         chunk

@@ -18,9 +18,11 @@ from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.models.values.host_paths import absolute_mount
 from cloudai_mbridge.models.values.references import expand
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.plan.process import mounts_of, node_commands_of, profiler_of, variables_of
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
+from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
 from cloudai_mbridge.sweep import SweepPoint
 
 # cmd_args that hold a credential -> the variable that hands it to the job
@@ -53,6 +55,8 @@ def plan_run(
     recipe_env: dict[str, str] = {}
     if not upstream:
         recipe_env = recipe_environment(args, gpu_label(args, system), preset)
+        recipe_env |= DETERMINISTIC if args.deterministic else {}
+        env = variables_of(args, gpu_label(args, system)) | env
         assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
         config = training_config(recipe, args, definition.extra_cmd_args, core_release(system), lacking(system))
     return RunPlan(
@@ -79,12 +83,14 @@ def plan_run(
         exclude_nodes=tuple(run.exclude_nodes),
         extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
-        container_mounts=_mounts(definition, args),
+        container_mounts=_mounts(definition, args, () if upstream else mounts_of(args)),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
         # as in CloudAI, [nsys] does not reach the upstream launcher, which has enable_nsys
-        profiler=() if nsys is None or not nsys.enable or upstream else nsys.command,
+        profiler=() if upstream else profiler_of(nsys, args),
+        node_commands=() if upstream else node_commands_of(args),
+        preempt_time_s=None if upstream else args.preempt_time,
         upstream=plan_upstream(test, args, system) if upstream else None,
     )
 
@@ -93,9 +99,11 @@ def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
     return tuple(dependency.id for dependency in dependencies if dependency.type == kind)
 
 
-def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> tuple[str, ...]:
+def _mounts(
+    definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs, needed: tuple[str, ...]
+) -> tuple[str, ...]:
     custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
-    return tuple(map(absolute_mount, (*definition.extra_container_mounts, *custom)))
+    return tuple(map(absolute_mount, (*definition.extra_container_mounts, *custom, *needed)))
 
 
 def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:

@@ -42,6 +42,8 @@ class RunPlan:
     is_pre_test: it checks a node before everything else.
     is_gate: of the pre_test hook: it runs before everything else, and nothing runs after it has failed.
     profiler: the words before the program that has it profiled.
+    node_commands: run once on every node before the training starts, each without a shell; none may fail.
+    preempt_time_s: seconds before the time limit at which Slurm sends SIGTERM.
     hang_timeout_s: how long it may run without a step.
     upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
     predicted: gpu, step_time_s, tflops_per_gpu, peak_memory_gib as estimated; None where the GPU is not known.
@@ -80,6 +82,8 @@ class RunPlan:
     is_pre_test: bool = False
     is_gate: bool = False
     profiler: tuple[str, ...] = ()
+    node_commands: tuple[str, ...] = ()
+    preempt_time_s: int | None = None
     hang_timeout_s: float | None = None
     upstream: UpstreamPlan | None = None
     predicted: Mapping[str, Any] | None = None

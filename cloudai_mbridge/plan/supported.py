@@ -32,8 +32,9 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
     yield from credentials_in_sweep(definition, test.run)
     only_upstream = definition.cmd_args.launcher == Launcher.MEGATRON_BRIDGE  # type: ignore[attr-defined]
-    if profiles(definition) and system.executor is Executor.NEMO_RUN and not only_upstream:
-        yield f"{where}: [nsys] with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
+    if system.executor is Executor.NEMO_RUN and not only_upstream:
+        for name in _of_our_scripts(definition):
+            yield f"{where}: {name} with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
     if definition.agent not in (GRID_SEARCH, TUNE):
         yield f"{where}: agent = {definition.agent!r} is unknown; use {GRID_SEARCH!r} or {TUNE!r}"
     if definition.agent == TUNE and definition.agent_steps is not None and definition.agent_steps < 1:
@@ -85,6 +86,16 @@ def _partly_literal(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
         texts = value if isinstance(value, list) else [value]
         if any(isinstance(text, str) and has_other_forms(text) for text in texts):
             yield key
+
+
+def _of_our_scripts(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
+    """Yield what a test sets that only scripts of our own do."""
+    if profiles(definition):
+        yield "[nsys]"
+    for name in ("enable_nsys", "enable_vboost", "lock_gpu_freq", "peak_mem_clk"):
+        value = getattr(definition.cmd_args, name)
+        if any(each not in (None, False, -1) for each in (value if isinstance(value, list) else [value])):
+            yield f"cmd_args.{name}"
 
 
 def profiles(definition: MegatronBridgeTestDefinition) -> bool:

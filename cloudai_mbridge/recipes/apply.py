@@ -7,15 +7,26 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.values.number_formats import QUANTIZED
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
+from cloudai_mbridge.recipes.data_arguments import set_data
+from cloudai_mbridge.recipes.launcher_arguments import (
+    leave_on_signal,
+    limit_experts,
+    register_buffers,
+    set_dense_layers,
+    set_deterministic,
+    set_optimizer,
+)
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat import machine
+from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
-from cloudai_mbridge.training.schema.not_done import NEEDS, asked_for, needed
+from cloudai_mbridge.training.schema.not_done import NEEDS, RECOMPUTED_BY_ENGINE, asked_for, needed
 
 
 def place(key: str) -> tuple[str, str]:
@@ -29,10 +40,12 @@ MAPPED = {name: place(argument.config) for name, argument in ARGUMENTS.items() i
 PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.items() if argument.config_extra}
 
 # sizes of the model, the same in every launcher
-_MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
+_MODEL_FACTS = frozenset({"hidden_size", "num_layers", "num_moe_experts", "vocab_size"})
 
-# Number formats are chosen by an argument that rules read; extra_cmd_args set what gradients are reduced in
-_PRECISION, _REDUCTION = "mixed_precision", ("grad_reduce_in_fp32",)
+# Number formats are chosen by an argument that rules read; extra_cmd_args set the rest
+_PRECISION = "mixed_precision"
+_FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
+_TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
 _ALL_TO_ALL = ("None", "none", "")
@@ -92,13 +105,18 @@ def _is_this_environment(system: System | None) -> bool:
 
 def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]:
     """Return the arguments of the embedded loop that need what a machine lacks, with what that is."""
-    return {
+    is_quantized = args.compute_dtype in QUANTIZED and TRANSFORMER_ENGINE in lacking
+    by_format = {"compute_dtype": TRANSFORMER_ENGINE} if is_quantized else {}
+    found = by_format | {
         name: what
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
         if what in lacking and value not in harmless
     }
+    if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
+        found["recompute_modules"] = TRANSFORMER_ENGINE
+    return found
 
 
 def training_config(
@@ -118,10 +136,17 @@ def training_config(
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
-    data = container_data(sections)
+    set_dense_layers(sections["model"], args.first_k_dense_replace)
+    data = container_data(sections, core)
     _overlap_experts(data)
+    set_data(data, args)
+    set_optimizer(data, args.optimizer_type)
+    set_deterministic(data, args.deterministic)
+    leave_on_signal(data, args.preempt_time)
+    register_buffers(data["ddp"])
+    limit_experts(data["model"], args.use_tokendrop)
     for name, (section, field) in PASSED_ON.items():
-        if (value := getattr(args, name)) not in (None, ""):
+        if (value := getattr(args, name)) not in (None, "", *ARGUMENTS[name].harmless):
             if f"{section}.{field}" in extra:
                 raise BadInput(f"extra_cmd_args: {section}.{field} is set by cmd_args.{name}, too; remove one of them")
             data.setdefault(section, {})[field] = _ranks(value) if name == "profiling_ranks" else value
@@ -131,9 +156,10 @@ def training_config(
             raise BadInput(f"extra_cmd_args: {key!r} is not SECTION.FIELD such as optimizer.lr")
         if argument := _ARGUMENT_OF.get((section, field)):
             raise BadInput(f"extra_cmd_args: {key!r} is cmd_args.{argument}; set it there, so that the rules see it")
-        if not isinstance(data.setdefault(section, {}), dict) or (section == _PRECISION and field not in _REDUCTION):
+        if not isinstance(data.setdefault(section, {}), dict) or (section == _PRECISION and field in _FORMAT):
             raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
         data[section][field] = parse_value(text)
+    _drop_other_names(data, extra)
     if not _STATE & extra.keys():
         use_precision_aware_adam(data)
     gather_in_large_buckets(data, args.num_gpus)
@@ -149,6 +175,14 @@ def _both_reductions(extra: Mapping[str, str], data: Mapping[str, Any]) -> Mappi
     """Let ddp.grad_reduce_in_fp32 act, which the precision would overwrite."""
     ours, over = "ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"
     return {over: extra[ours], **extra} if ours in extra and data.get(_PRECISION) else extra
+
+
+def _drop_other_names(data: dict[str, Any], extra: Mapping[str, str]) -> None:
+    """Let what extra_cmd_args set of weights in FP8 or FP4 replace the format's own, which may have the other name."""
+    for name, gather in _TWO_NAMES.items():
+        for given, other in ((name, gather), (gather, name)):
+            if f"{_PRECISION}.{given}" in extra and f"{_PRECISION}.{other}" not in extra:
+                data[_PRECISION].pop(other, None)
 
 
 def _ranks(value: Any) -> list[int]:

@@ -11,23 +11,37 @@ from typing import Any
 
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, OPTIMIZER_DTYPES
 
-_MODELS = "cloudai_mbridge.training.models.gpt_provider"
+_MODELS = "cloudai_mbridge.training.models"
 _DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
 _BUCKET_SIZE = 128 * 1024**2  # elements
 RESOLVED_FILE = "resolved_config.yaml"
 
 _BF16 = {"_target_": "torch.bfloat16"}
-# A recipe's own short form -> what it stands for. Performance recipes reduce gradients in bf16
+# Performance recipes reduce gradients in bf16
+_MIXED: dict[str, Any] = {
+    "_target_": "cloudai_mbridge.training.mixed_precision.MixedPrecisionConfig",
+    "bf16": True,
+    "params_dtype": _BF16,
+    "pipeline_dtype": _BF16,
+    "grad_reduce_in_fp32": False,
+}
+_FP8 = {**_MIXED, "fp8": "hybrid", "fp8_param_gather": True}
+# A format -> what upstream's launcher and performance recipes make of it; those do not know fp8_ds, their library does.
+# The layers in bf16 of fp8_cs are written down and not used
 _PRECISIONS: dict[str, dict[str, Any] | None] = {
     "fp32": None,
-    "bf16": {
-        "_target_": "cloudai_mbridge.training.mixed_precision.MixedPrecisionConfig",
-        "bf16": True,
-        "params_dtype": _BF16,
-        "pipeline_dtype": _BF16,
-        "grad_reduce_in_fp32": False,
-    },
+    "bf16": _MIXED,
+    "fp8_cs": {**_FP8, "fp8_recipe": "tensorwise", "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1},
+    "fp8_ds": {**_FP8, "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+    "fp8_mx": {**_FP8, "fp8_recipe": "mxfp8", "fp8": "e4m3", "reuse_grad_buf_for_mxfp8_param_ag": True},
+    "fp8_sc": {**_FP8, "fp8_recipe": "blockwise", "fp8_param_gather": False},
+    "nvfp4": {**_MIXED, "fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param_gather": True},
 }
+_GATHERS_FP4_SINCE = "0.17"
+
+# Of a hybrid of Mamba: its class is in bf16 by itself, and attention in it needs no positions
+_HYBRID = {"position_embedding_type": "none"}
+_HYBRID_FP32 = {"bf16": False, "params_dtype": {"_target_": "torch.float32"}}
 
 # What all of our recipes share and Megatron's defaults have otherwise. Fusions, precision, NaN checks and garbage
 # collection are those of Megatron-Bridge's performance recipes; `startup.prepare` takes back what a device cannot do
@@ -55,6 +69,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "moe_router_fusion": True,
     "moe_token_dispatcher_type": "alltoall",
 }
+_FUSED_ACTIVATIONS = ("gelu", "quick_gelu", "silu")  # with their bias, in Megatron-Core
 _SECTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
     "scheduler": {"lr_decay_style": "cosine"},
@@ -78,12 +93,21 @@ _SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the container of a recipe's sections, in which the arguments of a point are already set."""
+def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None = None) -> dict[str, Any]:
+    """Return the container of a recipe's sections, in which the arguments of a point are already set.
+
+    core: the release of Megatron-Core; None: a new one.
+    """
     given = {name: dict(values) for name, values in sections.items()}
-    model = {**MODEL_DEFAULTS, **given.pop("model")}
+    is_hybrid = "hybrid_layer_pattern" in given["model"]
+    model = {**MODEL_DEFAULTS, **(_HYBRID if is_hybrid else {}), **given.pop("model")}
     precision = model.pop("dtype", "bf16")
-    model["activation_func"] = {"_target_": ACTIVATIONS[model.pop("activation", "silu")]}
+    if is_hybrid and precision == "fp32":
+        model.update(_HYBRID_FP32)
+    activation = model.pop("activation", "silu")
+    model["activation_func"] = {"_target_": ACTIVATIONS[activation]}
+    if activation not in _FUSED_ACTIVATIONS and "bias_activation_fusion" not in sections["model"]:
+        model["bias_activation_fusion"] = False
     is_latent = bool(model.get("multi_latent_attention"))
     if is_latent:
         model.setdefault("rope_type", "rope")
@@ -93,8 +117,8 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if model.get("num_moe_experts") is None:
         model = {name: value for name, value in model.items() if not name.startswith("moe_")}
     data: dict[str, Any] = {
-        "model": {"_target_": f"{_MODELS}.{'MLAModelProvider' if is_latent else 'GPTModelProvider'}", **model},
-        "mixed_precision": copy.deepcopy(_PRECISIONS[precision]),
+        "model": {"_target_": f"{_MODELS}.{_provider(model)}", **model},
+        "mixed_precision": mixed_precision(precision, core),
     }
     for name in {**_SECTIONS, **given}:
         data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
@@ -104,19 +128,33 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def use_precision_aware_adam(data: dict[str, Any]) -> None:
-    """Use the precision-aware optimizer with bf16 weights, as upstream's launcher does with Adam.
+def mixed_precision(dtype: str, core: str | None = None) -> dict[str, Any] | None:
+    """Return the section of a number format; None in fp32. core: as of `container_data`."""
+    section = copy.deepcopy(_PRECISIONS[dtype])
+    if section and core is not None and core < _GATHERS_FP4_SINCE:
+        section.pop("fp4_param_gather", None)
+    return section
 
-    Megatron-Core 0.19 still keeps fp32 copies of the weights: `optimizer.fp8_recipe` is "tensorwise" in bf16, too. Only
-    the distributed optimizer and Adam can; in fp32 a recipe's 16-bit state goes too.
+
+def _provider(model: Mapping[str, Any]) -> str:
+    if "hybrid_layer_pattern" in model:
+        return "hybrid_provider.HybridModelProvider"
+    return f"gpt_provider.{'MLAModelProvider' if model.get('multi_latent_attention') else 'GPTModelProvider'}"
+
+
+def use_precision_aware_adam(data: dict[str, Any]) -> None:
+    """Use the precision-aware optimizer in bf16, as upstream's launcher does with Adam.
+
+    Megatron-Core 0.19 still keeps fp32 copies of the weights: `optimizer.fp8_recipe` is "tensorwise" in bf16, too. In
+    FP8 and FP4 it is the recipe's choice. Only the distributed optimizer and Adam can; where they do not, in fp32 and
+    for FP8 weights with delayed scaling a recipe's 16-bit state goes too.
     """
-    optimizer = data["optimizer"]
-    if (
-        data["mixed_precision"]
-        and optimizer.get("optimizer", "adam") == "adam"
-        and data["ddp"]["use_distributed_optimizer"]
-    ):
-        optimizer.setdefault("use_precision_aware_optimizer", True)
+    optimizer, precision = data["optimizer"], data["mixed_precision"]
+    is_adam = optimizer.get("optimizer", "adam") == "adam"
+    is_delayed = precision and precision.get("fp8_recipe") == "delayed" and keeps_fp8_weights(precision)
+    if precision and is_adam and data["ddp"]["use_distributed_optimizer"] and not is_delayed:
+        if not precision.get("fp8") and not precision.get("fp4"):
+            optimizer.setdefault("use_precision_aware_optimizer", True)
         return
     for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES):
         optimizer.pop(name, None)
@@ -125,7 +163,8 @@ def use_precision_aware_adam(data: dict[str, Any]) -> None:
 def gather_in_large_buckets(data: dict[str, Any], num_gpus: int) -> None:
     """Reduce and gather in the buckets of upstream's performance recipes; what is set already stays.
 
-    Interleaved stages gather together, and with Adam during the optimizer's step. num_gpus: ranks of the job.
+    Interleaved stages gather together, and with Adam during the optimizer's step, but for MXFP8 and NVFP4, where
+    upstream has seen gradients that are not numbers. num_gpus: ranks of the job.
     """
     model, optimizer, ddp = data["model"], data["optimizer"], data["ddp"]
     optimizer.setdefault("overlap_param_gather", ddp.get("overlap_param_gather", False))
@@ -137,8 +176,16 @@ def gather_in_large_buckets(data: dict[str, Any], num_gpus: int) -> None:
     if pp == 1 or (model.get("virtual_pipeline_model_parallel_size") or 1) == 1 or not ddp.get("overlap_param_gather"):
         return
     ddp.setdefault("align_param_gather", True)
-    if data["mixed_precision"] and optimizer.get("optimizer", "adam") == "adam":
+    precision = data["mixed_precision"]
+    if not precision or precision.get("fp8_recipe") == "mxfp8" or precision.get("fp4"):
+        return
+    if optimizer.get("optimizer", "adam") == "adam":
         optimizer.setdefault("overlap_param_gather_with_optimizer_step", True)
+
+
+def keeps_fp8_weights(precision: Mapping[str, Any]) -> bool:
+    """Return whether the weights are FP8 themselves, by either name."""
+    return bool(precision.get("fp8") and precision.get("fp8_param_gather", precision.get("fp8_param")))
 
 
 _LATENT_ONLY = (

@@ -9,7 +9,8 @@ from pathlib import Path
 from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
-from cloudai_mbridge.training.startup.variables import set_variables_of_file
+from cloudai_mbridge.training.startup.binding import bind
+from cloudai_mbridge.training.startup.variables import dump_variables, set_variables_of_file
 
 
 def main() -> int:
@@ -18,7 +19,9 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="such as train.train_iters=20 ~profiling")
     args = parser.parse_args()
     try:
+        bind()
         set_variables_of_file(args.config, args.overrides)
+        dump_variables()
         timeout_s = hang_timeout_s(os.environ)
     except ConfigError as error:
         return _refuse(error)

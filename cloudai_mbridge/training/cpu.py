@@ -52,7 +52,15 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     if not _done:
-        for replace in (_torch_cuda, follow_into_backward, _rng, _moe, _uneven_collectives, _device_meshes, _offloading):
+        for replace in (
+            _torch_cuda,
+            follow_into_backward,
+            _rng,
+            _moe,
+            _uneven_collectives,
+            _device_meshes,
+            _offloading,
+        ):
             replace()
         _done = True
     return True

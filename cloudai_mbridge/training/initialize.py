@@ -14,8 +14,10 @@ from megatron.core.jit import disable_jit_fuser
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from cloudai_mbridge.training.comm_overlap.start import start_user_buffers
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
-from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
 from cloudai_mbridge.training.process.loopback import use_loopback
@@ -54,6 +56,8 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
 def _start_process_group(config: ConfigContainer, store: Any) -> None:
     backend = config.dist.distributed_backend
     bind_local_device(backend)
+    if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
+        torch.cuda.set_stream(torch.cuda.Stream())  # graphs capture no work on the default one
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
     if store is None and "MASTER_ADDR" not in os.environ:
@@ -63,7 +67,7 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
 
 
 def initialize_megatron(config: ConfigContainer) -> None:
-    """Make Megatron's groups, unless they are up, seed every generator, set up the micro-batch count."""
+    """Make Megatron's groups, unless they are up, and user buffers; seed every generator; count micro-batches."""
     set_experimental_flag(config.dist.enable_megatron_core_experimental)
     if config.dist.disable_jit_fuser:
         disable_jit_fuser()  # of what is imported from now on, as upstream does
@@ -81,17 +85,27 @@ def initialize_megatron(config: ConfigContainer) -> None:
             # on a CPU the groups are gloo already
             create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
         )
-    _seed_generators(config.rng.seed)
+    _seed_generators(config)
     count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
+    start_user_buffers(config.model, required(config.train.micro_batch_size))
 
 
-def _seed_generators(seed: int) -> None:
-    """Seed as Megatron does: pipeline stages draw different numbers, so that dropout differs between them."""
-    own = seed + 100 * mpu.get_pipeline_model_parallel_rank()
+def _seed_generators(config: ConfigContainer) -> None:
+    """Seed as Megatron does: pipeline stages draw different numbers, so that dropout differs between them.
+
+    A tracker of another kind, which an earlier run of this process has left, is replaced; a CPU has one kind only.
+    """
+    own = config.rng.seed + 100 * mpu.get_pipeline_model_parallel_rank()
     random.seed(own)
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
-    model_parallel_cuda_manual_seed(own)
+    model_parallel_cuda_manual_seed(
+        own,
+        te_rng_tracker=config.rng.te_rng_tracker,
+        inference_rng_tracker=config.rng.inference_rng_tracker,
+        use_cudagraphable_rng=bool(cuda_graphs.implementation(config.model)),
+        force_reset_rng=current_device().type != "cpu",
+    )
 
 
 def destroy() -> None:

@@ -8,15 +8,17 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from cloudai_mbridge.training.compat.quantized import GATHERS_FP4
 from cloudai_mbridge.training.compat.transformer_engine import describe_te, te_is_at_least
 
 logger = logging.getLogger(__name__)
 
 _FP4_NEEDS_TE = "2.7.0.dev0"
 # One setting under two names: the model config says fp8_param, the DDP config fp8_param_gather
-_OTHER_NAME = {"fp8_param": "fp8_param_gather", "fp8_param_gather": "fp8_param"}
+_GATHER_OF = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
+_OTHER_NAME = _GATHER_OF | {gather: name for name, gather in _GATHER_OF.items()}
 # Left by __new__, taken away by __post_init__
-_GIVEN_ALONE = "_fp8_param_given_alone"
+_GIVEN_ALONE = "_given_alone"
 
 
 @dataclass(kw_only=True)
@@ -24,7 +26,7 @@ class MixedPrecisionConfig:
     """Hold the precision settings that `setup` copies onto the model, optimizer and DDP configs.
 
     `fp8_param` and `fp8_param_gather` always agree: setting one sets the other. Given both at construction and
-    different, `fp8_param_gather` wins, as in Megatron-Bridge.
+    different, `fp8_param_gather` wins, as in Megatron-Bridge. The same with `fp4_param` and `fp4_param_gather`.
     """
 
     fp32: bool = False
@@ -51,6 +53,8 @@ class MixedPrecisionConfig:
     fp4: str | None = None
     """Format of FP4 matrix products: "e2m1", or None for none. Excludes `fp8`."""
     fp4_recipe: str = "nvfp4"
+    fp4_param: bool | None = None
+    fp4_param_gather: bool = False
     loss_scale: float | None = None
     """Static loss scale; None scales dynamically (FP16 only)."""
     initial_loss_scale: float | None = 2**32
@@ -64,14 +68,15 @@ class MixedPrecisionConfig:
     def __new__(cls, **given: Any) -> Self:
         """Remember whether `fp8_param` came alone: `__init__` then assigns the other's default, which must not win."""
         self = super().__new__(cls)
-        if given.get("fp8_param") is not None and "fp8_param_gather" not in given:
-            object.__setattr__(self, _GIVEN_ALONE, given["fp8_param"])
+        alone = {name for name, gather in _GATHER_OF.items() if given.get(name) is not None and gather not in given}
+        if alone:
+            object.__setattr__(self, _GIVEN_ALONE, {name: given[name] for name in alone})
         return self
 
     def __post_init__(self) -> None:
         """Let `fp8_param`, where it alone was given, decide for both names."""
-        if _GIVEN_ALONE in self.__dict__:
-            self.fp8_param = self.__dict__.pop(_GIVEN_ALONE)
+        for name, value in self.__dict__.pop(_GIVEN_ALONE, {}).items():
+            setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field, and its other name where it has one."""
@@ -81,17 +86,17 @@ class MixedPrecisionConfig:
             object.__setattr__(self, str(other), value)
 
     def finalize(self) -> None:
-        """Fill in `fp8_param` and check the combination. May be called again after changes.
+        """Fill in `fp8_param` and `fp4_param`, and check the combination. May be called again after changes.
 
-        Raises AssertionError for an FP8 parameter gather with "mxfp8" that does not reuse the gradient buffer,
-        ValueError for FP4 together with FP8 or without a Transformer Engine that knows it.
+        Raises ValueError for FP4 together with FP8, without a Transformer Engine that knows it, or with weights in it
+        that this Megatron-Core does not gather.
         """
         if self.fp8_param is None:
             self.fp8_param = bool(self.fp8_param_gather)
-        if self.fp8_param_gather and self.fp8_recipe == "mxfp8" and not self.reuse_grad_buf_for_mxfp8_param_ag:
-            raise AssertionError(
-                'fp8_param_gather=True with fp8_recipe="mxfp8" requires reuse_grad_buf_for_mxfp8_param_ag=True'
-            )
+        if self.fp4_param is None:
+            self.fp4_param = bool(self.fp4_param_gather)
+        if self.fp4_param and not GATHERS_FP4:
+            raise ValueError("fp4_param_gather=True requires Megatron-Core >= 0.17; set it to False")
         if self.fp4 and self.fp8:
             raise ValueError(f'fp4="{self.fp4}" and fp8="{self.fp8}" exclude each other; set one of them to None')
         if self.fp4 and not te_is_at_least(_FP4_NEEDS_TE):
@@ -102,6 +107,19 @@ class MixedPrecisionConfig:
         for config in (model_config, optimizer_config, ddp_config):
             if config is not None:
                 update_config_with_precision_overrides(self, config)
+
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_FP8_RECIPES = {"delayed": "fp8_ds", "tensorwise": "fp8_cs", "mxfp8": "fp8_mx", "blockwise": "fp8_sc"}
+
+
+def number_format(model_config: Any) -> str:
+    """Return what the matrix products of the layers run in, as `cmd_args.compute_dtype` names it; "" if it does not."""
+    if getattr(model_config, "fp4", None):
+        return str(getattr(recipe := model_config.fp4_recipe, "value", recipe))
+    if getattr(model_config, "fp8", None):
+        return _FP8_RECIPES.get(getattr(recipe := model_config.fp8_recipe, "value", recipe), "fp8")
+    return _DTYPES.get(model_config.params_dtype, "")
 
 
 _Config = TypeVar("_Config")
@@ -173,7 +191,8 @@ _MXFP8 = _fp8("mxfp8", fp8="e4m3", reuse_grad_buf_for_mxfp8_param_ag=True)
 _CURRENT = _fp8("tensorwise")
 _BLOCKWISE = _fp8("blockwise")
 _SUBCHANNEL = _fp8("blockwise", gathers_params=False)
-_NVFP4: dict[str, Any] = dict(fp4="e2m1", fp4_recipe="nvfp4", fp8=None, fp8_recipe=None, fp8_param_gather=False)
+_NVFP4: dict[str, Any] = dict(fp4="e2m1", fp4_recipe="nvfp4", fp8=None, fp8_param_gather=False)
+_NVFP4 |= {"fp4_param_gather": GATHERS_FP4}
 
 
 def _bf16_layers(start: int, end: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
+from cloudai_mbridge.training.comm_overlap.start import stop_user_buffers
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.container import ConfigContainer, required
@@ -19,6 +20,8 @@ from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
 from cloudai_mbridge.training.loop.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
+from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
+from cloudai_mbridge.training.mixed_precision import number_format
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.device import current_device, describe_device
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, render_record, run_token, write_line
@@ -36,8 +39,6 @@ from cloudai_mbridge.training.startup.variables import set_variables
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.tokenizer import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
-
-_DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def pretrain(
@@ -73,15 +74,16 @@ def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any
         try:
             _run(setup(state), forward_step_func, adapted)
         except EarlyExit:
-            _leave(owns_group)
+            _leave(state.cfg, owns_group)
             raise
         except BaseException:
             abandon_saves(state.async_calls_queue)
             raise
-        _leave(owns_group)
+        _leave(state.cfg, owns_group)
 
 
-def _leave(owns_group: bool) -> None:
+def _leave(config: ConfigContainer, owns_group: bool) -> None:
+    stop_user_buffers(config.model)
     if owns_group:
         destroy()
 
@@ -133,7 +135,9 @@ def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
         if wanted:
             prefix = f"iteration {state.train_state.step} on {name} set"
             config, is_test = run.model[0].config, name == "test"
-            evaluate_and_print_results(state, prefix, forward_step_func, iterator, run.model, config, is_test=is_test)
+            step = forward_step_func
+            with without_forward_pre_hooks(run.model):  # on where nothing was trained
+                evaluate_and_print_results(state, prefix, step, iterator, run.model, config, is_test=is_test)
 
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:
@@ -147,7 +151,7 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "world_size": dist.get_world_size(),
         "backend": dist.get_backend(),
         "device": describe_device(),
-        "dtype": _DTYPE_NAMES.get(state.cfg.model.params_dtype, ""),
+        "dtype": number_format(state.cfg.model),
         "transformer_engine": has_transformer_engine(),
         "train_iters": state.cfg.train.train_iters,
         "first_iteration": state.train_state.step + 1,

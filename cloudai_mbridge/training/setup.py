@@ -1,15 +1,19 @@
 """Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.transformer.module import Float16Module
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
+from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
+from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.models.data_parallel import wrap_chunks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
@@ -80,6 +84,9 @@ def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: G
             megatron_config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
     if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
         megatron_config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
+    if config.optimizer.reuse_grad_buf_for_mxfp8_param_ag and config.ddp.overlap_param_gather:
+        for chunk in model:
+            setattr(chunk, param_hooks.STAGE, partial(quantized.stage, optimizer))
 
 
 def _one_or_all(functions: list[Any]) -> Any:
@@ -89,7 +96,9 @@ def _one_or_all(functions: list[Any]) -> Any:
 def build_model(config: ConfigContainer) -> list[Any]:
     """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up."""
     stages = config.model.virtual_pipeline_model_parallel_size
-    return wrap_chunks(config, [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))])
+    chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
+    with graphs.gradient_stream(config):
+        return wrap_chunks(config, chunks)
 
 
 def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
@@ -97,5 +106,6 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
     model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
-    is_half = config.model.bf16 or config.model.fp16
-    return Float16Module(config.model, model) if is_half else model
+    wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
+    correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
+    return wrapped

@@ -6,13 +6,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.full_cuda_graph import FullCudaGraphWrapper
 from megatron.core.num_microbatches_calculator import get_num_microbatches
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
+from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.loop.attention_logits import max_attention_logit
+from cloudai_mbridge.training.loop.paged_stash import with_second_try
 from cloudai_mbridge.training.process.collectives import (
     largest,
     logical_and_across_model_parallel_group,
@@ -72,18 +75,30 @@ def _forward_backward(
     for chunk in model:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
-    _handle_mxfp8_param_buffer_copy(
-        optimizer, cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag, cfg.ddp.overlap_param_gather
-    )
-    return run_schedule(forward_step_func, data_iterator, model, state, get_num_microbatches(), forward_only=False)
+    # Without hooks nothing would be gathered from the buffer, and it would stay in the gradients. A graph of the whole
+    # iteration gathers in any case
+    if param_hooks.are_enabled(model) or FullCudaGraphWrapper.cuda_graph.get("training") is not None:
+        _handle_mxfp8_param_buffer_copy(
+            optimizer, cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag, cfg.ddp.overlap_param_gather
+        )
+    count, options = get_num_microbatches(), {"optimizer": optimizer, "forward_only": False}
+    return run_schedule(forward_step_func, data_iterator, model, state, count, **options)
 
 
 def run_schedule(
-    forward_step_func: Any, data_iterator: Any, model: list[Any], state: GlobalState, count: int, **options: Any
+    forward_step_func: Any,
+    data_iterator: Any,
+    model: list[Any],
+    state: GlobalState,
+    count: int,
+    optimizer: Any = None,
+    **options: Any,
 ) -> list[Any]:
     """Run `count` micro-batches through Megatron's schedule; return what the loss functions report of each."""
     iterator, seq_length = _micro_batches(data_iterator, state, count)
-    reports: list[Any] = get_forward_backward_func()(
+    schedule = graphs.schedule(get_forward_backward_func(), state.cfg, options)
+    schedule = with_second_try(schedule, state, model, optimizer)
+    reports: list[Any] = schedule(
         forward_step_func=forward_step_func,
         data_iterator=iterator,
         model=model,
@@ -162,11 +177,8 @@ def _handle_mxfp8_param_buffer_copy(
     optimizer: Any, reuse_grad_buf_for_mxfp8_param_ag: bool, overlap_param_gather: bool
 ) -> None:
     """Copy the main parameters into the buffer that MXFP8 parameters are gathered from and gradients reduced in."""
-    if not (reuse_grad_buf_for_mxfp8_param_ag and overlap_param_gather):
-        return
-    for part in optimizer.chained_optimizers:
-        if isinstance(part, DistributedOptimizer):
-            part._copy_main_params_to_param_buffer()
+    if reuse_grad_buf_for_mxfp8_param_ag and overlap_param_gather:
+        quantized.copy_main_params(optimizer)
 
 
 def _release_memory(wanted: bool) -> None:

@@ -23,6 +23,7 @@ from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.eval import evaluate_and_print_results
+from cloudai_mbridge.training.loop import graphs
 from cloudai_mbridge.training.loop.after_step import (
     StepFlops,
     check_weights,
@@ -38,6 +39,7 @@ from cloudai_mbridge.training.loop.exits import (
     save_checkpoint_and_time,
 )
 from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
+from cloudai_mbridge.training.loop.graphs import TrainingGraphs
 from cloudai_mbridge.training.loop.param_hooks import (
     FirstStepHooks,
     disable_forward_pre_hook,
@@ -124,6 +126,7 @@ def train(
             run.begin_step()
             _update_batch_size(state, save)
             if not _should_skip_and_handle_iteration(state, train_data_iterator):
+                run.capture_graphs()
                 fault_tolerance.on_training_step_start(state)
                 fire("on_train_step_start")
                 loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
@@ -190,10 +193,11 @@ class _Run:
         if self.profiler is not None:
             self.profiler.start()
         self.flops = StepFlops(self.state)
+        self._graphs = TrainingGraphs(self.cfg, self.model, self.optimizer)
 
     def begin(self) -> None:
         """Begin the first step: without gathering parameters ahead, and with the clock running. A collective."""
-        self._hooks = FirstStepHooks(self.cfg, self.model)
+        self._hooks = FirstStepHooks(self.cfg, self.model, is_resumed=self.loaded_iteration > 0)
         if self.cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
             check_weights(self.model, self.state.train_state.step, toggle_hooks=False)
         self.state.timers("interval-time", log_level=0).start(barrier=True)
@@ -214,9 +218,14 @@ class _Run:
         if seconds is not None and self.state.train_state.step == self.loaded_iteration + 1:
             update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
 
+    def capture_graphs(self) -> None:
+        """Capture the CUDA graphs of layers after the warm-up, outside of the step time. A collective then."""
+        self._graphs.capture_if_due(partial(outside_step_time, self.state))
+
     def count_step(self, was_skipped: bool) -> None:
         """Count a step that was run: its samples and FLOPs."""
         self._hooks.step_done(was_skipped)
+        self._graphs.step_done(was_skipped)
         progress, train = self.state.train_state, self.cfg.train
         progress.step += 1
         batch = samples_per_step(self.state)
@@ -301,6 +310,7 @@ class _Run:
         """Leave everything as it should be found after training. A collective."""
         if self.state.tensorboard_logger is not None:
             self.state.tensorboard_logger.flush()
+        self._graphs.close()
         self._hooks.close()
         if self.cfg.train.manual_gc:
             gc.enable()
@@ -363,5 +373,6 @@ def _finish_train(global_state: GlobalState) -> None:
     """Close what outlives the loop: asynchronous saves, adapters, loggers. May be called again. A collective."""
     safe_shutdown_nvrx_straggler_manager(global_state.nvrx_straggler_manager)
     _finalize_async_save(global_state, blocking=True, terminate=True)
+    graphs.delete_all()
     fault_tolerance.shutdown(global_state)
     global_state.close()

@@ -18,7 +18,7 @@ from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
 
@@ -104,11 +104,24 @@ class SearchRequest:
             args["recompute_modules"] = options.recompute
         if graphs := self.graphs(options.precision):
             args |= {"cuda_graph_impl": "none"} if options.without_graphs else graphs
-        return args
+        return args | (self._switched_off(sizes, options) if self.launcher is Launcher.EMBEDDED else {})
+
+    def _switched_off(self, sizes: Sizes, options: Options) -> dict[str, Any]:
+        """Return what the recipe has and the layout cannot have; only the embedded loop lets a test take it back."""
+        values = preset_values(self.recipe, self.gpu, self.num_gpus, options.precision)
+        has_stages, is_interleaved = sizes.pp > 1, sizes.vp > 1
+        cannot = {
+            "use_megatron_fsdp": not options.use_megatron_fsdp,
+            "activation_offload_layers": has_stages or bool(options.recompute) or not options.use_megatron_fsdp,
+            "moe_a2a_overlap": sizes.ep == 1
+            or (has_stages and not is_interleaved)
+            or options.recompute in (ALL_LAYERS, "moe"),
+        }
+        return {name: type(values[name])() for name, is_off in cannot.items() if is_off and values.get(name)}
 
     def graphs(self, precision: Precision) -> dict[str, str]:
         """Return the arguments of the CUDA graphs that the recipe has in this number format; {} for none."""
-        if self.launcher is not Launcher.MEGATRON_BRIDGE:
+        if not self._takes("cuda_graph_impl"):
             return {}
         values = preset_values(self.recipe, self.gpu, self.num_gpus, precision)
         impl, scope = values.get("cuda_graph_impl"), values.get("cuda_graph_scope")
@@ -118,6 +131,9 @@ class SearchRequest:
             impl, scope = "local", [_FULL_ITERATION]
         return {"cuda_graph_impl": impl} | ({"cuda_graph_scope": ",".join(scope)} if scope else {})
 
+    def _takes(self, name: str) -> bool:
+        return self.launcher is Launcher.MEGATRON_BRIDGE or not ARGUMENTS[name].refused
+
     def always_shards(self, precision: Precision) -> bool:
         """Return whether the newest preset has Megatron-FSDP, which its launcher cannot switch off."""
         if self.launcher is not Launcher.MEGATRON_BRIDGE:
@@ -126,7 +142,7 @@ class SearchRequest:
 
     def layouts(self) -> Iterator[tuple[Sizes, bool]]:
         """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
-        num_gpus, has_fsdp = self.num_gpus, self.launcher is Launcher.MEGATRON_BRIDGE
+        num_gpus, has_fsdp = self.num_gpus, self._takes("use_megatron_fsdp")
         for tp in _divisors(num_gpus, self.model.num_attention_heads):
             if tp > self.gpu.nvlink_domain:
                 return  # tensor parallelism across the network is never worth it

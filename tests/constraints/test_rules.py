@@ -53,6 +53,7 @@ def _id(rule: Callable[..., object]) -> str:
 BY_ID = {_id(rule): rule for rule in RULES}
 
 # id -> (last legal, first illegal, not evaluated or None if the rule always has its inputs)
+DEEPSEEK_V3 = {"model_recipe_name": "deepseek_v3", "gpu_type": "gb200", "compute_dtype": "fp8_mx", "num_gpus": 256}
 BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     "C01": (_point(num_gpus=8, tp=8), _point(num_gpus=9, tp=8), None),
     "C03": (_point(num_gpus=8, tp=8), _point(num_gpus=7, tp=8), None),
@@ -171,6 +172,16 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
         None,
     ),
+    "E09": (
+        _point(recipe=EXPERTS, launcher="embedded", use_tokendrop=True),
+        _point(recipe=MODEL, launcher="embedded", use_tokendrop=True),
+        _point(launcher="embedded", use_tokendrop=True),
+    ),
+    "E10": (
+        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="b300"),
+        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="gb200"),
+        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep"),
+    ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
@@ -186,6 +197,16 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(LOCAL, launcher="embedded", container_image="x"),
         None,
     ),
+    "E07": (
+        _point(launcher="embedded", data="c4", c4_root="/c", index_mapping_dir="/i"),
+        _point(launcher="embedded", data="c4", index_mapping_dir="/i"),
+        _point(launcher="embedded", first_k_dense_replace=1),
+    ),
+    "E08": (
+        _point(launcher="embedded", **DEEPSEEK_V3, config_variant="large_scale"),
+        _point(launcher="embedded", **DEEPSEEK_V3, config_variant="huge"),
+        _point(launcher="embedded", config_variant="large_scale"),
+    ),
     "M01": (_point(SLURM4, 2, num_gpus=8), _point(SLURM4, 2, num_gpus=10), _point(num_gpus=8)),
     "E01": (
         _point(launcher="embedded", use_megatron_fsdp=False),
@@ -193,12 +214,41 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         None,
     ),
     "E02": (
-        _point(launcher="embedded", compute_dtype="fp32"),
-        _point(launcher="embedded", compute_dtype="fp8_mx"),
+        _point(launcher="embedded", compute_dtype="fp8", fp8_recipe="mx"),
+        _point(launcher="embedded", compute_dtype="fp8"),
         None,
     ),
     "E03": (_point(launcher="embedded", max_steps=1), _point(launcher="embedded", max_steps=0), None),
 }
+
+
+@pytest.mark.parametrize(
+    ("rule_id", "recipe", "args", "passes"),
+    [
+        ("E04", None, dict(lock_gpu_freq=1500), False),
+        ("E04", None, dict(enable_vboost=False, peak_mem_clk=-1), True),
+        ("E04", None, dict(preempt_time=60), False),
+        ("E07", None, dict(data="pile"), False),
+        ("E07", None, dict(data="rp2", dataset_paths="/a"), False),
+        ("E07", None, dict(data="mock", c4_root="/c"), False),
+        ("E07", None, dict(data="squad", dataset_root="/s", packed_sequence=True), True),
+        ("E07", None, dict(tokenizer_type="HuggingFaceTokenizer"), False),
+        ("E07", None, dict(tokenizer_type="NullTokenizer", tokenizer_model="/t"), False),
+        ("E07", None, dict(tokenizer_type="TikTokenizer", tokenizer_model="/t"), False),
+        ("E07", None, dict(optimizer_type="lion"), False),
+        ("E07", None, dict(preempt_time=65536), False),
+        ("E07", MODEL, dict(first_k_dense_replace=1), False),
+        ("E07", EXPERTS, dict(first_k_dense_replace=1), True),
+        ("E07", EXPERTS, dict(first_k_dense_replace=1000), False),
+        ("E08", None, dict(config_variant="v2", **DEEPSEEK_V3), True),
+        ("E08", None, dict(config_variant="large_scale", use_recipes=True, **DEEPSEEK_V3), False),
+    ],
+)
+def test_arguments_of_the_embedded_loop(
+    rule_id: str, recipe: Recipe | None, args: dict[str, Any], passes: bool
+) -> None:
+    point = _point(LOCAL, recipe=recipe, launcher="embedded", **args)
+    assert (not isinstance(BY_ID[rule_id](point), Violation)) is passes
 
 
 def test_every_rule_is_tested_here() -> None:
@@ -286,7 +336,7 @@ def test_the_message_names_every_operand_and_a_remedy() -> None:
 
 def test_every_broken_rule_is_reported() -> None:
     result = check(
-        ResolvedCmdArgs(launcher="embedded", num_gpus=4, tp=8, mb=1, gb=8, compute_dtype="nvfp4", max_steps=0), LOCAL
+        ResolvedCmdArgs(launcher="embedded", num_gpus=4, tp=8, mb=1, gb=8, compute_dtype="fp8", max_steps=0), LOCAL
     )
     assert [violation.rule_id for violation in result.violations] == ["C01", "C03", "C04", "E02", "E03"]
     assert not result.passed
@@ -300,7 +350,7 @@ def test_a_rule_that_lacked_an_input_is_listed() -> None:
 
 @pytest.mark.parametrize(
     ("rule_id", "args"),
-    [("E01", dict(use_megatron_fsdp=True)), ("E02", dict(compute_dtype="fp8_mx")), ("E03", dict(max_steps=0))],
+    [("E01", dict(use_megatron_fsdp=True)), ("E02", dict(compute_dtype="fp8")), ("E03", dict(max_steps=0))],
 )
 def test_the_upstream_launcher_is_not_bound_by_ours(rule_id: str, args: dict[str, Any]) -> None:
     assert BY_ID[rule_id](_point(launcher="megatron_bridge", **args)) is None

@@ -194,3 +194,26 @@ def test_sequence_parallelism_that_an_override_decides_is_not_judged() -> None:
     for overridden in (frozenset[str](), frozenset({"sequence_parallel"})):
         answer = m06_sequence_parallel_shares_are_whole(Point(args, overridden=overridden))
         assert isinstance(answer, NotEvaluated if overridden else Violation)
+
+
+@pytest.mark.parametrize(
+    ("rule_id", "core", "args"),
+    [
+        ("C05", "0.19", dict(use_megatron_fsdp=True, cuda_graph_impl="local", cuda_graph_scope="full_iteration")),
+        ("C11", "0.16", dict(moe_a2a_overlap=True, cuda_graph_impl="transformer_engine", cuda_graph_scope="attn")),
+        ("C11", "0.18", dict(moe_a2a_overlap=True, cuda_graph_impl="full_iteration")),
+        ("C13", "0.18", dict(cuda_graph_impl="full_iteration")),
+        (
+            "C17",
+            None,
+            dict(cuda_graph_impl="transformer_engine", cuda_graph_scope="attn", recompute_modules="core_attn"),
+        ),
+    ],
+)
+def test_the_embedded_loop_has_what_its_core_has(rule_id: str, core: str | None, args: dict[str, Any]) -> None:
+    given = ResolvedCmdArgs.model_validate({"launcher": "embedded", "num_gpus": 8, "ep": 8, **args})
+    result = check(given, core=core)
+    assert rule_id in {lifted.rule_id for lifted in result.lifted}
+    assert rule_id not in {broken.rule_id for broken in result.violations}
+    if core not in (None, "0.16"):
+        assert rule_id in {broken.rule_id for broken in check(given, core="0.17").violations}

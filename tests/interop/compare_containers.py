@@ -1,12 +1,19 @@
 """What differs between two containers as YAML: one of Megatron-Bridge, one of ours."""
 
 import json
+import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cloudai_mbridge.models.values.pipeline_layout import parse_layout
+
+# field -> (upstream's value, ours) -> in how many containers
+Found = dict[str, Counter[tuple[str, str]]]
 
 ABSENT = "absent"
 # They act through the fields that they set in other sections, which are compared
@@ -78,3 +85,44 @@ def differences(theirs: Mapping[str, Any], unset: list[str], ours: Mapping[str, 
 def _text(value: Any) -> str:
     text = value if value == ABSENT else json.dumps(value, sort_keys=True)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+class Reasons:
+    """Why fields differ: a file of patterns, of which the first that fits counts."""
+
+    def __init__(self, path: Path) -> None:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))["reason"]
+        self._rows = [(pattern, entry["why"]) for entry in entries for pattern in entry["fields"]]
+
+    def of(self, field: str) -> str | None:
+        """Return why a field differs, None where there is no reason."""
+        return next((why for pattern, why in self._rows if fnmatch(field, pattern)), None)
+
+    def check(self, found: Found) -> None:
+        """Every difference has a reason, and every pattern a difference."""
+        assert sorted(field for field in found if self.of(field) is None) == []
+        used = {next(pattern for pattern, _ in self._rows if fnmatch(field, pattern)) for field in found}
+        assert sorted(pattern for pattern, _ in self._rows if pattern not in used) == []
+
+    def tables(self, found: Found) -> Iterator[str]:
+        """Yield a line for each reason, then its table."""
+        for why in dict.fromkeys(why for _, why in self._rows):
+            rows = [
+                [f"`{field}`", _values(found[field], 0), _values(found[field], 1), str(found[field].total())]
+                for field in sorted(found)
+                if self.of(field) == why
+            ]
+            yield f"{why[0].upper()}{why[1:]}:\n"
+            yield table(["Field", "Upstream", "Ours", "Containers"], rows)
+
+
+def _values(counts: Counter[tuple[str, str]], side: int) -> str:
+    values = list(dict.fromkeys(pair[side] for pair, _ in counts.most_common()))
+    shown = [f"`{value}`".replace("|", "\\|") for value in values[:3]]
+    return ", ".join(shown) + (", ..." if len(values) > 3 else "")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)

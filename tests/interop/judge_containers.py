@@ -2,8 +2,9 @@
 
     python judge_containers.py < containers.jsonl > verdicts.jsonl
 
-A verdict is {"recipe", "gpu", "message", "needs"}: why the loop refuses it, null where it does not, and all fields for
-which it would. Real are our reader and `prepare`; there are no GPU and no kernels.
+A verdict is {"recipe", "gpu", "message", "needs", "prepared"}: why the loop refuses it, null where it does not, all
+fields for which it would, and the prepared container. Real are our reader and `prepare`; there are no GPU and no
+kernels.
 """
 
 import contextlib
@@ -154,14 +155,14 @@ def verdicts(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         given = json.loads(line)
         on(given["gpu"], given["num_gpus"])
-        message, needs = None, []
+        message, needs, prepared = None, [], None
         try:
-            read_and_prepare(data := parse_yaml(given["yaml"]))
+            prepared = read_and_prepare(data := parse_yaml(given["yaml"])).to_yaml()
         except ConfigError as error:
             if "tag:yaml.org,2002:set" in str(error):  # in the table of adapters
                 data = parse_yaml(given["yaml"].replace("!!set {}", "[]"))
             message, needs = str(error), needs_of(data)
-        yield {"recipe": given["recipe"], "gpu": given["gpu"], "message": message, "needs": needs}
+        yield {"recipe": given["recipe"], "gpu": given["gpu"], "message": message, "needs": needs, "prepared": prepared}
 
 
 def main() -> None:

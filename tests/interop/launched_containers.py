@@ -7,7 +7,6 @@ that have their classes' own values; or why it is "refused". Real and not real i
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -35,27 +34,12 @@ def load() -> Any:
     return run_script
 
 
-def unset(container: Any) -> list[str]:
-    """Return, as SECTION.FIELD, what has the value that its class gives it."""
-    sections = {each.name: getattr(container, each.name) for each in dataclasses.fields(container)}
-    return [
-        f"{name}.{each.name}"
-        for name, section in sections.items()
-        if dataclasses.is_dataclass(section)
-        for each in dataclasses.fields(section)
-        if hasattr(section, each.name) and getattr(section, each.name) == _default(each)
-    ]
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
 def main() -> None:
     """Answer each request."""
     answers, sys.stdout = sys.stdout, sys.stderr
     run_script = load()
     from megatron.bridge.training.config import ConfigContainer
+    from real_containers import unset
 
     seen: list[Any] = []
     write = ConfigContainer.to_yaml

@@ -2,12 +2,16 @@
 
     python real_containers.py LAUNCHER_DIRECTORY > containers.jsonl
 
-A line is {"recipe", "gpu", "num_gpus", "yaml"}. Real are the recipes, the bridges of the models, and the classes of
+A line is {"recipe", "gpu", "num_gpus", "yaml", "resolved", "unset"}: the container as the recipe returns it, as
+Megatron-Bridge's loop resolves and validates it on such a GPU with Transformer Engine (or "refused" and why), and the
+fields that have their classes' own values. Real are the recipes, the bridges of the models, and the classes of
 Megatron-Bridge and Megatron-Core; stand-ins are the kernels, the files of Hugging Face (`hugging_face.py`) and the GPU.
 """
 
+import dataclasses
 import importlib
 import json
+import os
 import pkgutil
 import re
 import sys
@@ -17,8 +21,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from absent_packages import OTHERS, stand_in_for
 from hugging_face import provider_of
-from real_presets import LAUNCHER, load_packages
+from judge_containers import be_a_gpu, on
+from real_presets import LAUNCHER
 
 NAME = re.compile(r"\w+_(?P<num_gpus>\d+)gpu_(?P<gpu>[a-z0-9]+)_\w+_config")
 
@@ -43,21 +49,55 @@ def stand_in_for_models() -> None:
     AutoBridge.from_hf_pretrained = classmethod(from_hf_pretrained)
 
 
+def resolved(container: Any, file: Path) -> dict[str, Any]:
+    """Return what Megatron-Bridge's loop makes of a container; it is changed."""
+    from megatron.bridge.training.config import runtime_config_update
+
+    before = dict(os.environ)  # a recipe sets variables
+    try:
+        runtime_config_update(container)
+    except (AssertionError, ValueError) as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    container.to_yaml(str(file))
+    return {"resolved": file.read_text(encoding="utf-8"), "unset": unset(container)}
+
+
+def unset(container: Any) -> list[str]:
+    """Return, as SECTION.FIELD, what has the value that its class gives it."""
+    sections = {each.name: getattr(container, each.name) for each in dataclasses.fields(container)}
+    return [
+        f"{name}.{each.name}"
+        for name, section in sections.items()
+        if dataclasses.is_dataclass(section)
+        for each in dataclasses.fields(section)
+        if hasattr(section, each.name) and getattr(section, each.name) == _default(each)
+    ]
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def main() -> None:
     """Print each recipe's container."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    torch = load_packages(LAUNCHER)
+    sys.path.insert(0, str(LAUNCHER / "src"))
+    be_a_gpu()
+    stand_in_for(OTHERS)
     stand_in_for_models()
     file = Path(tempfile.mkdtemp()) / "container.yaml"
     for name, function in recipes():
         found = NAME.fullmatch(name)
         assert found
-        gpu = found["gpu"]
-        device = SimpleNamespace(major=9 if gpu == "h100" else 10, minor=0, name=f"NVIDIA {gpu.upper()}")
-        torch.cuda.get_device_properties = lambda *args, device=device: device
-        function().to_yaml(str(file))
-        answer = {"recipe": name, "gpu": gpu, "num_gpus": int(found["num_gpus"])}
-        print(json.dumps({**answer, "yaml": file.read_text(encoding="utf-8")}), file=answers, flush=True)
+        gpu, num_gpus = found["gpu"], int(found["num_gpus"])
+        on(gpu, num_gpus)
+        container = function()
+        container.to_yaml(str(file))
+        answer = {"recipe": name, "gpu": gpu, "num_gpus": num_gpus, "yaml": file.read_text(encoding="utf-8")}
+        print(json.dumps({**answer, **resolved(container, file)}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

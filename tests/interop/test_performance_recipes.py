@@ -7,18 +7,20 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.interop.compare_containers import Found, Reasons, differences, read, table
 from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
 
 HERE = Path(__file__).parent
 CORE_0_6 = Path(sys.prefix) / "megatron-core-0.19"
 PAGE = REPOSITORY / "docs/performance-recipes.md"
+REASONS = Reasons(HERE / "resolved_differences.toml")
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 GPUS = {"h100": "H100", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300"}
 LATER = {"vr200": "VR200", "r100": "R100"}
@@ -70,11 +72,25 @@ def run(script: str, *arguments: str, given: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def verdicts() -> list[Verdict]:
-    """What our loop makes of each recipe's container."""
+    """What both loops make of each recipe's container."""
     if not (CORE_0_6 / "megatron/core").is_dir():
         pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
-    containers = run("real_containers.py", str(source(LAUNCHER_0_6)))
-    return [json.loads(line) for line in run("judge_containers.py", given=containers).splitlines()]
+    theirs = run("real_containers.py", str(source(LAUNCHER_0_6)))
+    ours = run("judge_containers.py", given=theirs)
+    pairs = zip(theirs.splitlines(), ours.splitlines(), strict=True)
+    return [{**json.loads(their), **json.loads(our)} for their, our in pairs]
+
+
+@pytest.fixture(scope="module")
+def found(verdicts: list[Verdict]) -> Found:
+    """What differs in the containers as the two loops resolve the same file."""
+    counts: Found = defaultdict(Counter)
+    for each in verdicts:
+        if each["prepared"] and "resolved" in each:
+            compared = differences(read(each["resolved"]), each["unset"], read(each["prepared"]))
+            for field, values in compared.items():
+                counts[field][values] += 1
+    return counts
 
 
 def test_every_recipe_has_a_verdict_with_its_reasons(verdicts: list[Verdict]) -> None:
@@ -89,8 +105,26 @@ def test_our_loop_takes_as_many_as_before(verdicts: list[Verdict], capsys: pytes
     assert len(_taken(verdicts, GPUS)) >= TAKEN_AT_LEAST
 
 
-def test_the_page_has_these_tables(verdicts: list[Verdict]) -> None:
-    check_page(PAGE, tables(verdicts))
+def test_both_loops_resolve_a_file_alike(found: Found) -> None:
+    REASONS.check(found)
+
+
+def test_the_page_has_these_tables(verdicts: list[Verdict], found: Found) -> None:
+    check_page(PAGE, "\n".join([tables(verdicts), _resolved(verdicts), *REASONS.tables(found)]))
+
+
+def _resolved(verdicts: list[Verdict]) -> str:
+    taken = [each for each in verdicts if each["message"] is None]
+    both = sum("resolved" in each for each in taken)
+    refused = "".join(
+        f"- `{each['recipe'].removesuffix('_config')}`: {each['refused'].splitlines()[0]}\n"
+        for each in taken
+        if "refused" in each
+    )
+    lines = [
+        f"Both loops resolve {both} of the {len(taken)} that are taken; the others Megatron-Bridge refuses itself:\n"
+    ]
+    return "\n".join([*lines, refused, "Of these, resolved, the two differ in this alone:\n"])
 
 
 def check_page(page: Path, tables: str) -> None:
@@ -141,9 +175,3 @@ def _word(field: str) -> str:
 
 def _words(verdict: Verdict) -> set[str]:
     return {_word(field) for field in verdict["needs"]}
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)

@@ -4,27 +4,21 @@ Upstream's is that of its launcher's dry run; ours has the sizes of the same pre
 """
 
 import json
-import tomllib
 from collections import Counter, defaultdict
-from fnmatch import fnmatch
-from functools import cache
 
 import pytest
 
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.recipes.load import recipe_names
-from tests.interop.compare_containers import differences, read
+from tests.interop.compare_containers import Found, Reasons, differences, read, table
 from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
-from tests.interop.test_performance_recipes import CORE_0_6, HERE, check_page, run, table
+from tests.interop.test_performance_recipes import CORE_0_6, HERE, check_page, run
 from tests.interop.test_presets import _argv, _key, _upstream_name
 
 PAGE = REPOSITORY / "docs/recipe-differences.md"
-REASONS = HERE / "container_differences.toml"
+REASONS = Reasons(HERE / "container_differences.toml")
 COMPARED_AT_LEAST = 231
-
-# field -> (upstream's value, ours) -> in how many presets
-Found = dict[str, Counter[tuple[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +60,7 @@ def found(answers: list[tuple[dict[str, object], dict[str, object]]]) -> Found:
 
 
 def test_every_difference_has_a_reason_and_every_reason_a_difference(found: Found) -> None:
-    assert sorted(path for path in found if _reason(path) is None) == []
-    used = {_pattern(path) for path in found}
-    assert sorted(pattern for pattern, _ in _reasons() if pattern not in used) == []
+    REASONS.check(found)
 
 
 def test_the_page_has_these_tables(
@@ -93,33 +85,4 @@ def tables(found: Found, answers: list[tuple[dict[str, object], dict[str, object
     columns = ("presets", "compared", "upstream", "here")
     counts = [[f"`{name}`", *(str(recipes[name][column]) for column in columns)] for name in sorted(recipes)]
     head = ["Recipe", "presets of 0.6", "compared", "refused by upstream itself", "refused here"]
-    parts = [table(head, counts)]
-    for why in dict.fromkeys(why for _, why in _reasons()):
-        rows = [
-            [f"`{path}`", _values(found[path], 0), _values(found[path], 1), str(found[path].total())]
-            for path in sorted(found)
-            if _reason(path) == why
-        ]
-        parts += [f"{why[0].upper()}{why[1:]}:\n", table(["Field", "Upstream", "Ours", "Presets"], rows)]
-    return "\n".join(parts)
-
-
-def _values(counts: Counter[tuple[str, str]], side: int) -> str:
-    values = list(dict.fromkeys(pair[side] for pair, _ in counts.most_common()))
-    shown = [f"`{value}`".replace("|", "\\|") for value in values[:3]]
-    return ", ".join(shown) + (", ..." if len(values) > 3 else "")
-
-
-@cache
-def _reasons() -> tuple[tuple[str, str], ...]:
-    """Return (pattern of fields, why), in order."""
-    entries = tomllib.loads(REASONS.read_text(encoding="utf-8"))["reason"]
-    return tuple((pattern, entry["why"]) for entry in entries for pattern in entry["fields"])
-
-
-def _pattern(path: str) -> str | None:
-    return next((pattern for pattern, _ in _reasons() if fnmatch(path, pattern)), None)
-
-
-def _reason(path: str) -> str | None:
-    return next((why for pattern, why in _reasons() if fnmatch(path, pattern)), None)
+    return "\n".join([table(head, counts), *REASONS.tables(found)])

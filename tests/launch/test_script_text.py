@@ -283,3 +283,14 @@ def test_an_output_directory_that_is_a_file_is_bad_input(tmp_path: Path) -> None
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(BadInput, match="cannot be written"):
             create_root(directory, "s", datetime(2026, 1, 2))
+
+
+def test_clocks_are_set_before_the_training_and_a_failure_ends_the_job() -> None:
+    run = _run(node_commands=("sudo nvidia-smi -lgc 1500",), preempt_time_s=60, num_nodes=2, container_image="x")
+    text = render_slurm_script(run, _slurm(gpus_per_node=2))
+    assert "#SBATCH --signal=TERM@60\n" in text
+    clocks = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 sudo nvidia-smi -lgc 1500 || {\n"
+    assert text.index(clocks) < text.index("--container-image=x")
+    after = text[text.index(clocks) :].split("\n")[1:4]
+    assert after[1] == '  echo "$_mbridge_exit" > exit_code.txt; exit "$_mbridge_exit"'
+    assert "-lgc" not in render_local_script(run, LOCAL)

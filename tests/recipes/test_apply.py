@@ -10,13 +10,15 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import MAPPED, training_config, unsupported_args, why_unsupported
+from cloudai_mbridge.recipes.apply import MAPPED, lacked_by, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
 DENSE, MOE, DEEPSEEK = "gpt_tiny", "moe_tiny", "deepseek_v3"
 
+_HELD_OUT = [[["/c/c4-validation-91205-samples.en_text_document"], None]] * 2
 # argument -> (its value, where it must be found in the training config)
 REACHES: dict[str, tuple[Any, str]] = {
     "tp": (2, "model.tensor_model_parallel_size"),
@@ -41,6 +43,8 @@ REACHES: dict[str, tuple[Any, str]] = {
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
     "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
+    "nccl_ub": (True, "ddp.nccl_ub"),
+    "num_moe_experts": (8, "model.num_moe_experts"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
 PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -58,6 +62,9 @@ PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "wandb_entity_name": ("e", "logger.wandb_entity", {"wandb_project_name": "p"}),
     "wandb_experiment_name": ("n", "logger.wandb_exp_name", {"wandb_project_name": "p"}),
     "wandb_save_dir": ("d", "logger.wandb_save_dir", {"wandb_project_name": "p"}),
+    "enable_nsys": (True, "profiling.use_nsys_profiler", {}),
+    "save_config_filepath": ("/x/config.yaml", "logger.save_config_filepath", {}),
+    "distributed_timeout_minutes": (3, "dist.distributed_timeout_minutes", {}),
 }
 
 # Arguments that do their work outside of the training process, or that only label. A new field must not slip in here
@@ -69,6 +76,7 @@ OUTSIDE = {
     "num_gpus",
     "gpus_per_node",
     "gpu_type",
+    "fp8_recipe",  # a part of compute_dtype
     "time_limit",
     "container_image",
     "hf_token",
@@ -78,7 +86,53 @@ OUTSIDE = {
     "max_retries",
     "nemorun_version",
     "custom_mounts",
+    # of `plan.process` and `launch.script`
+    "enable_vboost",
+    "lock_gpu_freq",
+    "peak_mem_clk",
+    "enable_pct_binding",
+    "preempt_time",
+    "nemo_home",
+    "offline",
+    "dump_env",
+    # which preset it is
+    "use_recipes",
+    "config_variant",
 }
+# argument -> (its value, what else has to be set, where it must be found, as what)
+DERIVED: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
+    "first_k_dense_replace": (2, {"model_recipe_name": MOE}, "model.moe_layer_freq", [0, 0, 1, 1]),
+    "optimizer_type": ("muon", {}, "optimizer.optimizer", "dist_muon"),
+    "use_tokendrop": (True, {"model_recipe_name": MOE}, "model.moe_pad_expert_input_to_capacity", True),
+    "deterministic": (True, {}, "model.deterministic_mode", True),
+    "preempt_time": (60, {}, "train.exit_signal_handler", True),
+    "data": ("c4", {"c4_root": "/c"}, "dataset.split", None),
+    "dataset_paths": (["0.5", "/a"], {"data": "rp2", "index_mapping_dir": "/i"}, "dataset.data_path", ["0.5", "/a"]),
+    "index_mapping_dir": ("/i", {"data": "rp2", "dataset_paths": "/a"}, "dataset.path_to_cache", "/i"),
+    "dataset_root": ("/s", {"data": "squad"}, "dataset.dataset_root", "/s"),
+    "packed_sequence": (
+        True,
+        {"data": "squad", "dataset_root": "/s"},
+        "dataset.dataset_kwargs",
+        {"pad_to_max_length": True},
+    ),
+    "tokenizer_type": ("SentencePieceTokenizer", {"tokenizer_model": "/t"}, "tokenizer.vocab_size", None),
+    "tokenizer_model": ("/t", {"tokenizer_type": "HuggingFaceTokenizer"}, "tokenizer.tokenizer_model", "/t"),
+    "c4_root": (
+        "/c",
+        {"data": "c4"},
+        "dataset.blend_per_split",
+        [[["/c/c4-train.en_6_text_document"], [50.0]], *_HELD_OUT],
+    ),
+    "c4_train_shards": (
+        [1],
+        {"data": "c4", "c4_root": "/c"},
+        "dataset.blend_per_split",
+        [[["/c/c4-train.en_1_text_document"], [50.0]], *_HELD_OUT],
+    ),
+}
+# options of a profiler, which `plan.process` reads
+OF_NSYS = {"nsys_trace", "nsys_extra_args", "profiling_gpu_metrics", "export_nsys_sqlite"}
 
 _SAMPLES: dict[str, Any] = {
     "time_limit": "00:10:00",
@@ -86,8 +140,8 @@ _SAMPLES: dict[str, Any] = {
     "profiling_ranks": 3,
     "cuda_graph_scope": "attn",
     "cuda_graph_impl": "local",
-    "task": "sft",
-    "data": "squad",
+    "task": "peft",
+    "packager": "git",
 }
 
 
@@ -133,13 +187,54 @@ def test_gradients_are_reduced_in_bf16_unless_set(key: str) -> None:
         _config(DENSE, {"mixed_precision.fp8": "hybrid"})
 
 
+@pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather"])
+def test_weights_of_a_format_are_chosen_by_either_name(name: str) -> None:
+    """The class would take the gather of the two where they differ."""
+    precision = _config(DENSE, {f"mixed_precision.{name}": "false"}, compute_dtype="fp8_cs")["mixed_precision"]
+    assert {key: value for key, value in precision.items() if key.startswith("fp8_param")} == {name: False}
+
+
+@pytest.mark.parametrize(("core", "gathers"), [("0.16", False), ("0.17", True), (None, True)])
+def test_weights_in_fp4_are_gathered_by_the_cores_that_can(core: str | None, gathers: bool) -> None:
+    args = ResolvedCmdArgs(model_recipe_name=DENSE, compute_dtype="nvfp4")
+    precision = training_config(load_recipe(DENSE), args, {}, core)["mixed_precision"]
+    assert ("fp4_param_gather" in precision) is gathers
+
+
+@pytest.mark.parametrize("recipe", ["cs", "fp8_cs", "tensorwise"])
+def test_cloudais_two_arguments_of_fp8_are_one_format(recipe: str) -> None:
+    given = {"compute_dtype": "fp8", "fp8_recipe": recipe}
+    args = ResolvedCmdArgs.model_validate({**given, "launcher": "embedded"})
+    assert (args.compute_dtype, args.fp8_recipe) == ("fp8_cs", None)
+    assert _config(DENSE, **args.model_dump(exclude_unset=True, exclude={"launcher"})) == _config(
+        DENSE, compute_dtype="fp8_cs"
+    )
+    assert ResolvedCmdArgs.model_validate(given).fp8_recipe == recipe, "upstream's launcher takes both"
+
+
+def test_a_machine_without_transformer_engine_is_told_before_a_job_is() -> None:
+    args = ResolvedCmdArgs(model_recipe_name=DENSE, compute_dtype="fp8_mx")
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == {"compute_dtype": TRANSFORMER_ENGINE}
+    assert not lacked_by(args, set())
+    with pytest.raises(BadInput, match=r"this machine cannot train that: mixed_precision.fp8 = 'e4m3' needs Trans"):
+        training_config(load_recipe(DENSE), args, {}, lacking={TRANSFORMER_ENGINE})
+
+
 def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
     assert _config("llama3_8b")["optimizer"]["use_precision_aware_optimizer"] is True
     assert "use_precision_aware_optimizer" not in _config(DENSE)["optimizer"], "without the distributed optimizer"
     muon = _config("llama3_8b", {"optimizer.optimizer": '"muon"'})["optimizer"]
     assert "use_precision_aware_optimizer" not in muon
-    in_fp32 = _config("deepseek_v3", compute_dtype="fp32")["optimizer"]
-    assert not {"exp_avg_dtype", "use_precision_aware_optimizer"} & in_fp32.keys()
+    for dtype in ("fp32", "fp8_ds"):  # whose weights its kernel does not take
+        optimizer = _config("deepseek_v3", compute_dtype=dtype)["optimizer"]
+        assert not {"exp_avg_dtype", "use_precision_aware_optimizer"} & optimizer.keys()
+    for dtype in ("fp8_cs", "fp8_mx", "fp8_sc", "nvfp4"):  # upstream's launcher leaves it to the recipe
+        assert "use_precision_aware_optimizer" not in _config("llama3_8b", compute_dtype=dtype)["optimizer"]
+        assert _config("deepseek_v3", compute_dtype=dtype)["optimizer"]["use_precision_aware_optimizer"] is True
+    weights_in_bf16 = {"mixed_precision.fp8_param": "false"}
+    assert (
+        "use_precision_aware_optimizer" in _config("deepseek_v3", weights_in_bf16, compute_dtype="fp8_ds")["optimizer"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,6 +244,9 @@ def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
         ({"num_gpus": 32, "pp": 4, "vp": 1}, {}, (2**27, None, None)),
         ({"num_gpus": 4, "pp": 4, "vp": 2}, {}, (None, None, None)),
         ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp32"}, {}, (2**27, True, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp8_cs"}, {}, (2**27, True, True)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "fp8_mx"}, {}, (2**27, True, None)),
+        ({"num_gpus": 32, "pp": 4, "vp": 2, "compute_dtype": "nvfp4"}, {}, (2**27, True, None)),
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {"ddp.num_buckets": "3"}, (None, True, True)),
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {"ddp.overlap_param_gather": "false"}, (2**27, None, None)),
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {"optimizer.optimizer": "sgd"}, (2**27, True, None)),
@@ -179,6 +277,32 @@ def test_an_argument_is_passed_on(name: str) -> None:
         _config(DENSE, override, **{name: value})
 
 
+@pytest.mark.parametrize("name", DERIVED)
+def test_an_argument_decides_several_fields(name: str) -> None:
+    value, others, place, expected = DERIVED[name]
+    given = {"model_recipe_name": DENSE, **others, name: value}
+    assert unsupported_args(ResolvedCmdArgs.model_validate(given)) == {}
+    recipe = given.pop("model_recipe_name")
+    config = _config(recipe, **given)
+    assert _at(config, place) == expected
+    others.pop("model_recipe_name", None)
+    with contextlib.suppress(KeyError, TypeError):  # what it needs alone is refused by rule E07
+        assert _config(recipe, **others) != config
+    ConfigContainer.from_dict(config)
+
+
+def test_muon_shards_its_own_state() -> None:
+    data = _config("llama3_8b", optimizer_type="muon")
+    assert data["ddp"].items() >= {"use_distributed_optimizer": False, "grad_reduce_in_fp32": True}.items()
+    assert data["mixed_precision"]["grad_reduce_in_fp32"] is True
+    assert not {"use_precision_aware_optimizer", "exp_avg_dtype"} & data["optimizer"].keys()
+    assert _config("llama3_8b", optimizer_type="adam")["optimizer"]["use_precision_aware_optimizer"] is True
+
+
+def test_at_most_ten_arguments_are_refused() -> None:
+    assert len([name for name, argument in ARGUMENTS.items() if argument.refused]) <= 18  # ten when all have landed
+
+
 @pytest.mark.parametrize(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
 def test_ranks_to_profile(text: Any, ranks: list[int]) -> None:
     assert _config(DENSE, profiling_ranks=text)["profiling"]["profile_ranks"] == ranks
@@ -196,10 +320,28 @@ def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
     assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
 
 
+def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
+    """NCCL has no average in the kernels that use them."""
+    assert _config(DENSE, nccl_ub=True)["ddp"].items() >= {"nccl_ub": True, "average_in_collective": False}.items()
+    assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
+    with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
+        training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
+
+
+@pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
+def test_experts_of_a_fixed_size_as_upstreams_launcher_sets_them(wanted: bool, factor: float | None) -> None:
+    model = _config(MOE, use_tokendrop=wanted)["model"]
+    assert model["moe_expert_capacity_factor"] == factor
+    assert model["moe_pad_expert_input_to_capacity"] is wanted
+    assert model["moe_router_force_load_balancing"] is not wanted
+    forced = _config(MOE, {"model.moe_router_force_load_balancing": "true"}, use_tokendrop=wanted)["model"]
+    assert forced["moe_router_force_load_balancing"] is True
+    assert _config(DENSE, use_tokendrop=wanted)["model"] == _config(DENSE)["model"]
+
+
 def test_what_is_said_to_be_reached_by_an_override_is() -> None:
     """Every section.field that a reason of the table names is a field of the training configuration."""
     named = {name for argument in ARGUMENTS.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", argument.refused)}
-    assert len(named) >= 8
     for name in named:
         try:
             _config(DENSE, {name: "true"})
@@ -215,6 +357,7 @@ def _at(data: dict[str, Any], place: str) -> Any:
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
 def test_every_argument_is_accounted_for(name: str) -> None:
     accounted = name in REACHES or name in OUTSIDE or (name in PASSED and not PASSED[name][2])
+    accounted |= name in DERIVED and not ARGUMENTS[name].needs
     assert (name in unsupported_args(_set(name))) is not accounted
 
 
@@ -230,7 +373,8 @@ def test_every_argument_maps_or_is_listed_with_the_reason_why_not() -> None:
     for name, argument in ARGUMENTS.items():
         places = (argument.config, argument.config_extra, argument.means, argument.refused)
         assert sum(map(bool, places)) == 1, name
-        assert argument.refused or not argument.harmless, name
+        assert argument.refused or argument.config_extra or argument.needs or not argument.harmless, name
+        assert not argument.means or argument.refused or name in {*OUTSIDE, *DERIVED, *OF_NSYS}, name
 
 
 @pytest.mark.parametrize(
@@ -244,18 +388,15 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("task", "sft"),
+        ("task", "peft"),
         ("domain", "vlm"),
         ("dryrun", True),
         ("use_megatron_fsdp", True),
-        ("enable_vboost", True),
         ("cuda_graph_impl", "local"),
         ("activation_offload_layers", 1),
         ("num_distributed_optimizer_instances", 2),
-        ("data", "squad"),
-        ("fp8_recipe", "mxfp8"),
-        ("enable_nsys", True),
-        ("first_k_dense_replace", 0),
+        ("dataset_root", "/s"),
+        ("nsys_trace", "cuda"),
     ],
 )
 def test_what_the_loop_does_not_do_is_reported(name: str, value: Any) -> None:
@@ -310,6 +451,13 @@ def test_recomputing_modules_is_selective(text: str) -> None:
     model = _config(DENSE, recompute_modules=text)["model"]
     assert model["recompute_modules"] == ["core_attn", "mlp"]
     assert model["recompute_granularity"] == "selective"
+
+
+@pytest.mark.parametrize(("modules", "lacked"), [("moe,layernorm", True), (["moe_act"], True), ("moe", False)])
+def test_modules_that_transformer_engine_recomputes(modules: Any, lacked: bool) -> None:
+    args = ResolvedCmdArgs(recompute_modules=modules)
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == ({"recompute_modules": TRANSFORMER_ENGINE} if lacked else {})
+    assert lacked_by(args, {GPU}) == {}
 
 
 def test_without_recompute_nothing_is_recomputed() -> None:

@@ -431,7 +431,7 @@ def test_expert_overlap_is_legal(changes: dict[str, Any]) -> None:
         ({"recompute_method": "uniform"}, 'recompute_method None, not "uniform"'),
         ({"recompute_num_layers": 1}, "recompute_num_layers None, not 1"),
         ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap off"),
-        ({"mtp_num_layers": 2}, "mtp_num_layers None or 1, not 2"),
+        ({"mtp_num_layers": 2}, "mtp_num_layers None, 0 or 1, not 2"),
     ],
 )
 def test_expert_overlap_is_illegal_and_then_nothing_is_written(changes: dict[str, Any], message: str) -> None:

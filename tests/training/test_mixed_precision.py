@@ -19,16 +19,19 @@ with warnings.catch_warnings():
     pytest.importorskip("megatron.core")
     import megatron.core.utils as megatron_utils
     from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.enums import Fp8Recipe
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
 
     from cloudai_mbridge.training import mixed_precision
     from cloudai_mbridge.training.compat import cuda_graphs
+    from cloudai_mbridge.training.compat.quantized import GATHERS_FP4
     from cloudai_mbridge.training.compat.transformer_engine import have_te
     from cloudai_mbridge.training.mixed_precision import (
         MIXED_PRECISION_RECIPES,
         MixedPrecisionConfig,
         get_mixed_precision_config,
+        number_format,
         register,
         update_config_with_precision_overrides,
     )
@@ -55,6 +58,8 @@ DEFAULTS: dict[str, Any] = {
     "fp8_param_gather": False,
     "fp4": None,
     "fp4_recipe": "nvfp4",
+    "fp4_param": None,
+    "fp4_param_gather": False,
     "loss_scale": None,
     "initial_loss_scale": 4294967296,
     "min_loss_scale": 1.0,
@@ -80,7 +85,7 @@ ONE_ONE = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "nu
 TWO_TWO = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 2}
 HYBRID = {"fp8": "hybrid"}
 BLOCKWISE = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
-NVFP4 = {"fp4": "e2m1", "fp8_recipe": None}
+NVFP4 = {"fp4": "e2m1"} | ({"fp4_param": True, "fp4_param_gather": True} if GATHERS_FP4 else {})
 
 # Everything in which a recipe differs from the defaults
 RECIPES: dict[str, dict[str, Any]] = {
@@ -202,18 +207,19 @@ def test_register_adds_a_recipe_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> 
         ({"fp8_param": True}, True),  # which Megatron-Bridge loses to the gather's default
     ],
 )
-def test_the_two_names_of_fp8_parameters_agree_from_the_start(given: dict[str, Any], both: bool) -> None:
-    config = MixedPrecisionConfig(**given)
-    assert (config.fp8_param, config.fp8_param_gather) == (both, both)
+@pytest.mark.parametrize("bits", ["fp8", "fp4"])
+def test_the_two_names_of_fp8_parameters_agree_from_the_start(bits: str, given: dict[str, Any], both: bool) -> None:
+    config = MixedPrecisionConfig(**{name.replace("fp8", bits): value for name, value in given.items()})
+    assert (getattr(config, f"{bits}_param"), getattr(config, f"{bits}_param_gather")) == (both, both)
     assert set(vars(config)) == set(DEFAULTS)
 
 
-@pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather"])
+@pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather"])
 def test_setting_one_name_of_fp8_parameters_sets_the_other(name: str) -> None:
     config = MixedPrecisionConfig()
     for value in (True, False, True):
         setattr(config, name, value)
-        assert (config.fp8_param, config.fp8_param_gather) == (value, value)
+        assert (getattr(config, name[:9]), getattr(config, f"{name[:9]}_gather")) == (value, value)
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
@@ -232,22 +238,18 @@ def test_finalize_accepts_every_recipe_and_changes_nothing_twice(name: str) -> N
     assert _values(config) == before
 
 
-def test_finalize_fills_in_an_unset_fp8_param() -> None:
+def test_finalize_fills_in_what_is_unset() -> None:
     config = MixedPrecisionConfig()
-    config.fp8_param = None
+    config.fp8_param = config.fp4_param = None
     config.finalize()
     assert (config.fp8_param, config.fp8_param_gather) == (False, False)
+    assert (config.fp4_param, config.fp4_param_gather) == (False, False)
 
 
-def test_an_mxfp8_gather_requires_the_reused_buffer() -> None:
-    config = get_mixed_precision_config("bf16_with_mxfp8_mixed")
-    config.reuse_grad_buf_for_mxfp8_param_ag = False
-    with pytest.raises(AssertionError, match="requires reuse_grad_buf_for_mxfp8_param_ag=True"):
-        config.finalize()
-    config.fp8_param_gather = False
-    config.finalize()
-    config.fp8_param_gather, config.fp8_recipe = True, "delayed"
-    config.finalize()
+def test_weights_in_fp4_need_a_megatron_core_that_gathers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_precision, "GATHERS_FP4", False)
+    with pytest.raises(ValueError, match=r"fp4_param_gather=True requires Megatron-Core >= 0\.17"):
+        MixedPrecisionConfig(fp4_param=True).finalize()
 
 
 def test_fp4_and_fp8_exclude_each_other() -> None:
@@ -341,3 +343,22 @@ def test_an_update_returns_the_config_and_logs_each_change(caplog: pytest.LogCap
     with caplog.at_level(logging.DEBUG, logger=mixed_precision.__name__):
         assert update_config_with_precision_overrides(MixedPrecisionConfig(), ddp) is ddp
     assert caplog.messages == ["DistributedDataParallelConfig.grad_reduce_in_fp32: False -> True"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "fp32"),
+        ({"params_dtype": torch.float16}, "fp16"),
+        ({"params_dtype": torch.int8}, ""),
+        ({"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "fp8_cs"),
+        ({"fp8": "hybrid", "fp8_recipe": Fp8Recipe.delayed}, "fp8_ds"),
+        ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "fp8_mx"),
+        ({"fp8": "hybrid", "fp8_recipe": "blockwise"}, "fp8_sc"),
+        ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8"),
+        ({"fp4": "e2m1", "fp4_recipe": "nvfp4"}, "nvfp4"),
+    ],
+)
+def test_a_run_names_its_format(settings: dict[str, Any], name: str) -> None:
+    """By it a report finds the peak that its share is of."""
+    assert number_format(types.SimpleNamespace(**{"params_dtype": torch.float32, **settings})) == name

@@ -1,6 +1,7 @@
 """Every recipe that ships is a valid container under its published parallelism, without a GPU."""
 
 import csv
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from cloudai_mbridge.estimate.published import TABLE
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
+from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
 
 MODELS = {
@@ -23,6 +26,15 @@ MODELS = {
     "GPT OSS 120B": "gpt_oss_120b",
 }
 GPUS = (1, 8, 64, 256)
+# Format -> the mixed-precision recipe that upstream's performance recipes take, and what they set otherwise
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bf16": ("bf16_mixed", {}),
+    "fp8_cs": ("bf16_with_fp8_current_scaling_mixed", {"first_last_layers_bf16": False}),
+    "fp8_ds": ("bf16_with_fp8_delayed_scaling_mixed", {}),
+    "fp8_mx": ("bf16_with_mxfp8_mixed", {}),
+    "fp8_sc": ("bf16_with_fp8_subchannel_scaling_mixed", {}),
+    "nvfp4": ("bf16_with_nvfp4_mixed", {}),
+}
 EMBEDDED = [name for name in recipe_names() if not load_recipe(name).not_embedded]
 
 
@@ -46,6 +58,15 @@ def container(recipe: str, layout: dict[str, int], gpus: int, monkeypatch: pytes
     adapt_to_device(config, has_gpu=False)
     runtime_config_update(config)
     return config
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_that_of_upstreams_performance_recipes(name: str) -> None:
+    recipe, others = FORMATS[name]
+    args = ResolvedCmdArgs(model_recipe_name="gpt_tiny", compute_dtype=name)
+    data = training_config(load_recipe("gpt_tiny"), args, {}, installed_release())
+    expected = replace(get_mixed_precision_config(recipe), grad_reduce_in_fp32=False, **others)
+    assert ConfigContainer.from_dict(data).mixed_precision == expected
 
 
 @pytest.mark.parametrize("gpus", GPUS)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training import step  # noqa: E402
+from cloudai_mbridge.training.compat import quantized  # noqa: E402
 from cloudai_mbridge.training.loop import after_step, exits, param_hooks  # noqa: E402
 from cloudai_mbridge.training.process.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
 
@@ -55,22 +56,77 @@ def test_only_wrapped_chunks_have_hooks() -> None:
 
 
 class _Buffers:
-    """Stands for an optimizer part."""
+    """Stands for an optimizer part with the chunks of a dense and an expert one."""
 
-    def __init__(self) -> None:
-        self.copied = 0
+    def __init__(self, calls: list[str], is_stub: bool = False) -> None:
+        self.is_stub_optimizer = is_stub
+        self.calls, group = calls, SimpleNamespace(param_gather_dispatched=True, param_gather_handle=None)
+        chunk = SimpleNamespace(bucket_groups=[group], expert_parallel_bucket_groups=[])
+        chunk.zero_grad_buffer = lambda: calls.append("zero")
+        self.group, self.model_chunks = group, [chunk, chunk]
 
     def _copy_main_params_to_param_buffer(self) -> None:
-        self.copied += 1
+        self.calls.append("copy")
 
 
 @pytest.mark.parametrize(("reuse", "overlap", "copied"), [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_main_parameters_are_copied(monkeypatch: pytest.MonkeyPatch, reuse: bool, overlap: bool, copied: int) -> None:
-    monkeypatch.setattr(step, "DistributedOptimizer", _Buffers)
-    part = _Buffers()
-    optimizer = SimpleNamespace(chained_optimizers=[part, object()])
+    """What was gathered before a step, for an evaluation, is gathered again in it."""
+    monkeypatch.setattr(quantized, "DistributedOptimizer", _Buffers)
+    calls: list[str] = []
+    part = _Buffers(calls)
+    optimizer = SimpleNamespace(chained_optimizers=[part, object(), _Buffers(calls, is_stub=True)])
     step._handle_mxfp8_param_buffer_copy(optimizer, reuse, overlap)
-    assert part.copied == copied
+    assert calls == ["copy"] * copied
+    assert part.group.param_gather_dispatched is not copied
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_nothing_is_copied_where_no_hook_would_gather_it(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
+    """In the first step: the main parameters would stay in the buffer, and be added to the gradients."""
+    calls: list[str] = []
+    chunk = _Chunk(is_enabled)
+    monkeypatch.setattr(chunk, "zero_grad_buffer", lambda: calls.append("zero"))
+    monkeypatch.setattr(step.quantized, "copy_main_params", lambda optimizer: calls.append("copy"))
+    monkeypatch.setattr(step, "run_schedule", lambda *_, **__: calls.append("forward"))
+    monkeypatch.setattr(step, "get_num_microbatches", lambda: 1)
+    shared = SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=True)
+    state: Any = SimpleNamespace(cfg=SimpleNamespace(optimizer=shared, ddp=SimpleNamespace(overlap_param_gather=True)))
+    step._forward_backward(None, None, [chunk], SimpleNamespace(zero_grad=lambda: None), state)
+    assert calls == ["zero", *["copy"] * is_enabled, "forward"]
+
+
+def test_a_forced_gather_takes_the_main_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the buffer is that of the gradients, it holds none of the parameters before."""
+    monkeypatch.setattr(quantized, "DistributedOptimizer", _Buffers)
+    chunk, calls = _Chunk(is_enabled=True), []
+    setattr(chunk, param_hooks.STAGE, lambda: quantized.stage(_Buffers(chunk.calls)))
+    param_hooks.disable_forward_pre_hook([chunk])
+    assert chunk.calls == [OFF, "zero", "copy", "gather"]
+    calls = chunk.calls = []
+    param_hooks.disable_forward_pre_hook([chunk], param_sync=False)
+    assert calls == [OFF]
+
+
+@pytest.mark.parametrize("ends_itself", [True, False])
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_older_releases_finish_a_forced_gather(
+    monkeypatch: pytest.MonkeyPatch, ends_itself: bool, in_flight: bool
+) -> None:
+    """Up to 0.17 a forced one leaves the transposes of FP8 parameters as they were: it is one of the hooks' instead."""
+    monkeypatch.setattr(quantized, "is_float8tensor", lambda parameter: True)
+    chunk = _Chunk(is_enabled=False)
+    chunk.weight = torch.nn.Parameter(torch.zeros(1))
+    handle = "handle" if in_flight else None
+    group = SimpleNamespace(param_gather_handle=handle, param_gather_dispatched=True)
+    if ends_itself:
+        group._post_param_sync = None
+    group.finish_param_sync = lambda skip_next_bucket_dispatch: chunk.calls.append(
+        ("finish", skip_next_bucket_dispatch, group.param_gather_dispatched)
+    )
+    chunk.bucket_groups = [group]
+    quantized.gather(chunk)
+    assert chunk.calls == (["gather"] if ends_itself else [("finish", True, in_flight)])
 
 
 def test_without_both_flags_the_optimizer_is_not_looked_at() -> None:
@@ -172,11 +228,15 @@ def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert not timer._started
 
 
+OFF = ("off", False)
+
+
 class _Chunk(param_hooks.DistributedDataParallel):
     """A wrapped chunk that only remembers what becomes of its hooks."""
 
     def __init__(self, is_enabled: bool) -> None:
         torch.nn.Module.__init__(self)
+        self.bucket_groups = self.expert_parallel_bucket_groups = []
         self.remove_forward_pre_hook_handles = {"module": "handle"} if is_enabled else {}
         self.calls: list[Any] = []
 
@@ -188,8 +248,13 @@ class _Chunk(param_hooks.DistributedDataParallel):
         self.calls.append(("off", param_sync))
         self.remove_forward_pre_hook_handles = {}
 
+    def start_param_sync(self, force_sync: bool) -> None:
+        assert force_sync
+        assert not torch.is_grad_enabled()
+        self.calls.append("gather")
 
-@pytest.mark.parametrize(("is_enabled", "calls"), [(True, [("off", True), "on"]), (False, [])])
+
+@pytest.mark.parametrize(("is_enabled", "calls"), [(True, [OFF, "gather", "on"]), (False, [])])
 def test_hooks_are_as_they_were_before(is_enabled: bool, calls: list[Any]) -> None:
     """Those that were off, as before the first step, stay off; an error changes nothing about it."""
     chunk = _Chunk(is_enabled)
@@ -202,19 +267,33 @@ def test_hooks_are_as_they_were_before(is_enabled: bool, calls: list[Any]) -> No
 def test_hooks_come_on_after_the_first_step_that_was_not_skipped() -> None:
     chunk = _Chunk(is_enabled=True)
     chunk.config = SimpleNamespace(param_sync_func="sync")
-    config: Any = SimpleNamespace(
+    hooks = param_hooks.FirstStepHooks(_with_hooks(None), [chunk], is_resumed=True)
+    assert (chunk.calls, chunk.config.param_sync_func) == ([OFF], None)
+    hooks.step_done(skipped=True)
+    assert chunk.calls == [OFF]
+    hooks.step_done(skipped=False)
+    assert (chunk.calls, chunk.config.param_sync_func) == ([OFF, "on"], "sync")
+    hooks.step_done(skipped=False)
+    hooks.close()
+    assert chunk.calls == [OFF, "on", OFF, "gather"]
+
+
+@pytest.mark.parametrize(("is_resumed", "calls"), [(True, []), (False, [OFF])])
+def test_hooks_are_on_from_the_start_in_a_resumed_run_in_mxfp8(is_resumed: bool, calls: list[Any]) -> None:
+    chunk = _Chunk(is_enabled=True)
+    chunk.config = SimpleNamespace(param_sync_func="sync")
+    hooks = param_hooks.FirstStepHooks(_with_hooks("e4m3"), [chunk], is_resumed)
+    assert chunk.calls == calls
+    hooks.step_done(skipped=False)
+    assert (chunk.config.param_sync_func, param_hooks.are_enabled([chunk])) == ("sync", True)
+
+
+def _with_hooks(fp8: str | None) -> Any:
+    return SimpleNamespace(
+        model=SimpleNamespace(fp8=fp8, fp8_recipe="mxfp8"),
         optimizer=SimpleNamespace(use_distributed_optimizer=True),
         ddp=SimpleNamespace(use_megatron_fsdp=False, overlap_param_gather=True),
     )
-    hooks = param_hooks.FirstStepHooks(config, [chunk])
-    assert (chunk.calls, chunk.config.param_sync_func) == ([("off", False)], None)
-    hooks.step_done(skipped=True)
-    assert chunk.calls == [("off", False)]
-    hooks.step_done(skipped=False)
-    assert (chunk.calls, chunk.config.param_sync_func) == ([("off", False), "on"], "sync")
-    hooks.step_done(skipped=False)
-    hooks.close()
-    assert chunk.calls == [("off", False), "on", ("off", True)]
 
 
 @pytest.mark.parametrize(("iteration", "asks", "left"), [(4, True, 0.0), (5, True, 7e9), (4, False, 7e9)])

@@ -12,6 +12,7 @@ _DTYPES = {
     "bf16": ("a100", *_HOPPER, *_BLACKWELL),
     "fp32": ("a100", *_HOPPER, *_BLACKWELL),
     "fp8_cs": (*_HOPPER, *_BLACKWELL),
+    "fp8_ds": (*_HOPPER, *_BLACKWELL),
     "fp8_sc": (*_HOPPER, *_BLACKWELL),
     "fp8_mx": _BLACKWELL,
     "nvfp4": _BLACKWELL,
@@ -21,8 +22,8 @@ _DTYPES = {
 def m14_recomputed_modules_are_known(point: Point) -> Answer:
     """Every module to recompute is one that Megatron can recompute, and that the model has.
 
-    Pass: recompute_modules="core_attn". Fail: recompute_modules="attention"; mla_up_proj without latent attention.
-    Not evaluated: mla_up_proj without a recipe.
+    Pass: recompute_modules="core_attn". Fail: recompute_modules="attention"; mla_up_proj without latent attention;
+    moe_act without experts. Not evaluated: mla_up_proj or moe_act without a recipe.
     Source: megatron.core.transformer.TransformerConfig.
     """
     modules = point.recompute_modules
@@ -33,14 +34,17 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
     if unknown := [module for module in modules if module not in known]:
         fact, remedy = f"{', '.join(unknown)} cannot be recomputed", f"use some of {', '.join(known)}"
         return point.breaks("M14", "recompute_modules", fact, remedy, "recompute_modules")
-    if "mla_up_proj" not in modules:
+    if not {"mla_up_proj", "moe_act"} & set(modules):
         return None
     if point.recipe is None:
         return NotEvaluated("M14", "recipe")
-    if point.of_recipe("multi_latent_attention"):
-        return None
-    fact = "mla_up_proj needs multi-latent attention"
-    return point.breaks("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
+    if "mla_up_proj" in modules and not point.of_recipe("multi_latent_attention"):
+        fact = "mla_up_proj needs multi-latent attention"
+        return point.breaks("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
+    if "moe_act" in modules and not point.num_moe_experts:
+        fact = "moe_act needs experts"
+        return point.breaks("M14", "recompute_modules", fact, "remove moe_act", "recompute_modules")
+    return None
 
 
 def _recomputable(point: Point) -> tuple[str, ...]:
@@ -96,9 +100,12 @@ def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
 
 
 def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
-    """Expert scopes need experts, the mlp scope needs a dense layer.
+    """Expert scopes need experts, the moe scope experts of a fixed capacity, the mlp scope a dense layer.
 
-    Pass: scope moe_router on a mixture of experts. Fail: scope moe_router on a dense model. Not evaluated: no recipe.
+    A graph replays fixed shapes: without use_tokendrop, the number of an expert's tokens is another one in every step.
+
+    Pass: scope moe_router on a mixture of experts. Fail: scope moe_router on a dense model. Not evaluated: no recipe,
+    or `extra_cmd_args` set model.moe_expert_capacity_factor.
     Source: megatron.core.transformer.TransformerConfig.
     """
     scopes = set(point.cuda_graph_scope)
@@ -111,6 +118,12 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
         fact, remedy = "the model has no experts", "remove moe scopes"
     elif "mlp" in scopes and not point.has_dense_layers:
         fact, remedy = "the model has no dense layer", "remove mlp"
+    elif "moe" not in scopes or point.graph_impl != "transformer_engine" or point.args.use_tokendrop:
+        return None
+    elif "moe_expert_capacity_factor" in point.overridden:
+        return NotEvaluated("M18", "moe_expert_capacity_factor, which extra_cmd_args set,")
+    elif point.of_recipe("moe_expert_capacity_factor") is None:
+        fact, remedy = "experts take any number of tokens", "set use_tokendrop to true, or remove moe"
     else:
         return None
     return point.breaks("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")

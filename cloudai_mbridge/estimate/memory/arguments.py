@@ -27,13 +27,16 @@ def layout_of(
     precision = _precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED
     is_split = bool(recipe.default("optimizer", "use_distributed_optimizer"))
+    has_own_state = is_split and precision is not Precision.FP8_DS
+    gpu = gpu or args.gpu_type.lower()
     given: dict[str, Any] = {
         "use_distributed_optimizer": is_split,
         "grad_reduce_in_fp32": False,
-        "optimizer_bytes": _optimizer_bytes(recipe) if is_split else MASTER_WEIGHTS,
+        "optimizer_bytes": _optimizer_bytes(recipe) if has_own_state else MASTER_WEIGHTS,
+        **_weights(precision, gpu),
     }
     if is_upstream:
-        given = _upstream(args, recipe, precision, gpu or args.gpu_type.lower())
+        given = _upstream(args, recipe, precision, gpu)
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
     if args.activation_offload_layers is not None:
@@ -91,10 +94,15 @@ def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision, gpu: 
         "use_distributed_optimizer": True,
         "grad_reduce_in_fp32": False,
         "fp32_logits": False,
-        "fp8_param_gather": precision in (Precision.FP8_CS, Precision.FP8_MX),
-        "has_fp8_transposes": gpu in ("h100", "h200", "gh200"),
+        **_weights(precision, gpu),
         **preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp)),
     }
+
+
+def _weights(precision: Precision, gpu: str) -> dict[str, bool]:
+    """Return how the weights are kept: the same of both launchers, whose number formats are the same."""
+    gathered = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX)
+    return {"fp8_param_gather": precision in gathered, "has_fp8_transposes": gpu in ("h100", "h200", "gh200")}
 
 
 def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tuple[int, int, str | None]:

@@ -11,6 +11,7 @@ from cloudai_mbridge.estimate.precision import Precision
 # Bytes per weight of one quantized copy, block scales included
 QUANTIZED = {
     Precision.FP8_CS: 1.0,
+    Precision.FP8_DS: 1.0,
     Precision.FP8_MX: 1 + 1 / 32,
     Precision.FP8_SC: 1 + 4 / (128 * 128),
     Precision.NVFP4: 0.5 + 1 / 16,

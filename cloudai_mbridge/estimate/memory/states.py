@@ -12,7 +12,7 @@ from cloudai_mbridge.estimate.memory.parameters import Parameters
 from cloudai_mbridge.estimate.memory.sizes import QUANTIZED
 from cloudai_mbridge.estimate.precision import Precision
 
-_PER_TENSOR = (Precision.FP8_CS, Precision.FP8_SC)
+_PER_TENSOR = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_SC)
 
 
 def states(parameters: Parameters, layout: ParallelLayout, unsharded: int) -> dict[str, float]:

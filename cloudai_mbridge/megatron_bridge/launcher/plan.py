@@ -14,6 +14,7 @@ from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
 from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.values.number_formats import FP8_RECIPES
 from cloudai_mbridge.training.credentials.find import is_secret
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
@@ -27,8 +28,6 @@ _AS_OVERRIDES = {
     "fp8_recipe": "mixed_precision.fp8_recipe",
     "num_distributed_optimizer_instances": "ddp.num_distributed_optimizer_instances",
 }
-# The second halves of compute_dtype's names, as Megatron-Core calls the recipes
-_FP8_RECIPES = {"cs": "tensorwise", "ds": "delayed", "mx": "mxfp8", "sc": "blockwise"}
 # CloudAI's own overrides, which the user's replace; the memory of upstream runs is read from TensorBoard
 _TENSORBOARD = {
     "logger.tensorboard_dir": "/nemo_run/tb_logs",
@@ -182,7 +181,7 @@ def graph_note(args: ResolvedCmdArgs) -> str | None:
 def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:
     values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items()}
     texts = {key: str(value) for key, value in values.items() if value not in (None, "")}
-    return {key: _FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
+    return {key: FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
 
 
 def _repo(repo: GitRepo) -> Repo:

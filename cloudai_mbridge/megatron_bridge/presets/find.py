@@ -57,9 +57,18 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
 
     gpu: as `gpu_label` returns it; "" where it is not known.
     """
-    if args.launcher is not Launcher.EMBEDDED or not gpu:
+    if args.launcher is not Launcher.EMBEDDED or not gpu or args.use_recipes:
         return None
-    return _preset(newest_release(), replace(_request(args), gpu=gpu, variant=""), args.num_gpus)
+    return _preset(newest_release(), replace(_request(args), gpu=gpu), args.num_gpus)
+
+
+def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
+    """Say why `loop_preset` returns None for a point that names a variant."""
+    if args.use_recipes:
+        return "use_recipes = true takes no preset"
+    known = catalog(newest_release())
+    assert known is not None  # it is shipped
+    return known.missing(replace(_request(args), gpu=gpu), args.num_gpus)
 
 
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:

@@ -68,9 +68,7 @@ class _Copies:
         """Load it as Megatron-Core does."""
         key = next(key for key in ("fp32_from_fp16_params", "fp32_from_fp16") if key in saved)
         pairs = zip(self._part.fp32_from_float16_groups, saved[key], strict=True)
-        saved[key] = [
-            [like(value, param) for param, value in zip(mine, theirs, strict=True)] for mine, theirs in pairs
-        ]
+        saved[key] = [[like(value, param) for param, value in zip(mine, theirs, strict=True)] for mine, theirs in pairs]
         self._load(saved)
 
     def remove(self) -> None:

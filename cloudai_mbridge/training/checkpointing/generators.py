@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing import ShardedObject
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from cloudai_mbridge.training.checkpointing.verify import read_metadata
+from cloudai_mbridge.training.process.generators import set_tracker_states, tracker_states
 
 KEY = "rng_state"
 _DIMENSIONS = ("pp", "tp", "dp")
@@ -63,7 +63,7 @@ def restore(loaded: Any) -> bool:
     kind, keys, position, has_gauss, cached = saved["np_rng_state"]
     np.random.set_state((kind, np.asarray(keys).astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(saved["torch_rng_state"])
-    get_cuda_rng_tracker().set_states(saved["rng_tracker_states"])
+    set_tracker_states(saved["rng_tracker_states"])
     return True
 
 
@@ -107,7 +107,7 @@ def state() -> State:
         "np_rng_state": np.random.get_state(),
         "torch_rng_state": torch.get_rng_state(),
         "cuda_rng_state": torch.cuda.get_rng_state(),
-        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
+        "rng_tracker_states": tracker_states(),
     }
 
 

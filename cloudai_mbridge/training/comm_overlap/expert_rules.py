@@ -42,7 +42,7 @@ def expert_overlap_rules(model: Any) -> Iterator[Rule]:
     yield model.recompute_method is None, f'recompute_method None, not "{model.recompute_method}"'
     yield model.recompute_num_layers is None, f"recompute_num_layers None, not {model.recompute_num_layers}"
     yield not model.moe_shared_expert_overlap, "moe_shared_expert_overlap off"
-    yield model.mtp_num_layers in (None, 1), f"mtp_num_layers None or 1, not {model.mtp_num_layers}"
+    yield model.mtp_num_layers in (None, 0, 1), f"mtp_num_layers None, 0 or 1, not {model.mtp_num_layers}"
 
 
 def delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: bool) -> Iterator[Rule]:

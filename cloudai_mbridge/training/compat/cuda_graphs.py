@@ -10,6 +10,7 @@ from megatron.core.transformer import TransformerConfig
 
 _OLD, _NEW = "cuda_graph_scope", "cuda_graph_modules"
 FULL_ITERATION = "full_iteration"
+_SWITCHES = {"enable_cuda_graph": "local", "external_cuda_graph": "transformer_engine"}
 HAS_NEW_NAMES = any(field.name == _NEW for field in fields(TransformerConfig))
 # What the installed release calls the field
 FIELD = _NEW if HAS_NEW_NAMES else _OLD
@@ -35,6 +36,18 @@ def captures_full_iteration(model: Any) -> bool:
     return implementation == FULL_ITERATION or (implementation == "local" and FULL_ITERATION in captured(model))
 
 
+def implementation(model: Any) -> str:
+    """Return who captures: "local", "transformer_engine", "full_iteration"; "" if there are no graphs."""
+    found = getattr(model, "cuda_graph_impl", None) or "none"
+    return FULL_ITERATION if captures_full_iteration(model) else "" if found == "none" else str(found)
+
+
+def captures_attention(model: Any) -> bool:
+    """Return whether attention is inside a graph: of the iteration, of whole layers, or of its own."""
+    names = captured(model) - {"full"}
+    return bool(implementation(model)) and (captures_full_iteration(model) or not names or "attn" in names)
+
+
 def capture_nothing(model: Any) -> None:
     """Empty the field of a model whose graphs are off."""
     if HAS_NEW_NAMES:
@@ -43,7 +56,15 @@ def capture_nothing(model: Any) -> None:
 
 
 def use_new_names(model: Any) -> None:
-    """Move what the old field says to the new one, where there is one; "full", the old default, is an empty list."""
+    """Move what the old field says to the new one, where there is one; "full", the old default, is an empty list.
+
+    The switches that `cuda_graph_impl` has replaced are moved, not copied: Megatron-Core refuses both together, and its
+    checks are repeated.
+    """
+    for switch, implementation in _SWITCHES.items():
+        if getattr(model, switch, False) and model.cuda_graph_impl == "none":
+            model.cuda_graph_impl = implementation
+            setattr(model, switch, False)
     asked = getattr(model, _OLD, None) if HAS_NEW_NAMES else None
     if asked is not None:
         names = names_in(asked)

@@ -6,6 +6,8 @@ import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.packed_seq_params import PackedSeqParams
 
+FIXED = "bounds_are_fixed"  # key of a micro-batch whose bounds and longest sequence need no look at their values
+
 
 def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     """Return the bounds [0, end of the first sequence, ...] of a packed micro-batch as int32; None if it is not packed.
@@ -15,8 +17,8 @@ def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
 
     Raises ValueError: more than one row, or bounds that do not ascend from 0 within the row.
     """
-    if rows.get("cu_seqlens") is None:
-        return None
+    if rows.get("cu_seqlens") is None or rows.get(FIXED):
+        return rows.get("cu_seqlens")
     padded, length = rows["cu_seqlens"], int(rows["tokens"].size(1))
     if rows["tokens"].size(0) != 1 or padded.numel() != padded.size(-1):
         raise ValueError(f"packed sequences need micro_batch_size = 1, not {rows['tokens'].size(0)} rows")
@@ -28,9 +30,25 @@ def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     return bounds if bounds[-1] == length else torch.cat([bounds, bounds.new_tensor([length])])
 
 
+def with_fixed_bounds(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return a micro-batch whose bounds have one shape in every step, and no index of their end: for a CUDA graph.
+
+    rows: as of `sequence_bounds`, from a data set that pads its bounds to one number; others are returned as they are.
+    The longest sequence is taken to be the whole row, which is true of every step.
+    """
+    if rows.get("cu_seqlens") is None:
+        return rows
+    sequence_bounds(rows)  # which checks them
+    bounds, length = rows["cu_seqlens"].reshape(-1), int(rows["tokens"].size(1))
+    fixed = torch.cat([torch.where(bounds < 0, length, bounds), bounds.new_tensor([length])]).to(torch.int32)
+    return {**rows, "cu_seqlens": fixed, "cu_seqlens_argmin": None, "max_seqlen": length, FIXED: True}
+
+
 def longest_sequence(rows: dict[str, Any], bounds: torch.Tensor) -> int:
     """Return the tokens of the longest sequence, or `max_seqlen` as the data set gives it, if that is larger."""
     claimed = rows.get("max_seqlen")
+    if rows.get(FIXED):
+        return int(rows["max_seqlen"])
     return max(int(bounds.diff().max()), 0 if claimed is None else int(claimed))
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.process.collectives import largest
@@ -127,8 +128,8 @@ def _differing(params: dict[str, Any], group: Any) -> list[str]:
 
 
 def _hash(param: Any) -> torch.Tensor:
-    """Hash the bits, the data type and the shape; a CPU tensor of bytes."""
-    data = param.detach().cpu().contiguous()
+    """Hash the bits, the data type and the shape, of FP8 and FP4 those of the values; a CPU tensor of bytes."""
+    data = quantized.values(param.detach()).cpu().contiguous()
     digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=16)
     digest.update(data.reshape(-1).view(torch.uint8).numpy())
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)

@@ -7,7 +7,11 @@ from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel
 
+from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
+
+# Attribute of the chunks whose parameters are gathered in the buffer of the gradients: prepares a forced gather
+STAGE = "stage_main_params"
 
 
 def should_disable_forward_pre_hook(
@@ -36,8 +40,15 @@ def disable_forward_pre_hook(model: list[DistributedDataParallel], param_sync: b
 
     Raises AssertionError: a chunk is not wrapped for data parallelism.
     """
-    for chunk in _wrapped(model):
-        chunk.disable_forward_pre_hook(param_sync=param_sync)
+    chunks = list(_wrapped(model))
+    for chunk in chunks:
+        chunk.disable_forward_pre_hook(param_sync=False)
+    if not param_sync:
+        return
+    if stage := getattr(chunks[0], STAGE, None):
+        stage()
+    for chunk in chunks:
+        quantized.gather(chunk)
 
 
 def _wrapped(model: list[DistributedDataParallel]) -> Iterator[DistributedDataParallel]:
@@ -65,11 +76,15 @@ def without_forward_pre_hooks(model: list[Any]) -> Iterator[None]:
 
 
 class FirstStepHooks:
-    """Keeps the hooks off until the first step has succeeded: before it the parameters are not sharded yet."""
+    """Keeps the hooks off until the first step has succeeded: before it the parameters are not sharded yet.
 
-    def __init__(self, config: ConfigContainer, model: list[Any]) -> None:
+    A resumed run in MXFP8 has them on from the start, as Megatron-Bridge 0.6: it takes the main parameters of the
+    checkpoint, as a run that was not interrupted does, not what was rounded to 8 bits.
+    """
+
+    def __init__(self, config: ConfigContainer, model: list[Any], is_resumed: bool = False) -> None:
         self._model = model
-        self._waiting = has_forward_pre_hooks(config)
+        self._waiting = has_forward_pre_hooks(config) and not (is_resumed and _is_mxfp8(config.model))
         if self._waiting:
             disable_forward_pre_hook(model, param_sync=False)
             self._param_sync_func = model[0].config.param_sync_func
@@ -86,3 +101,7 @@ class FirstStepHooks:
         """Disable the hooks for good, with all parameters gathered."""
         if are_enabled(self._model):
             disable_forward_pre_hook(self._model)
+
+
+def _is_mxfp8(model: Any) -> bool:
+    return bool(model.fp8) and str(model.fp8_recipe).lower().endswith("mxfp8")

@@ -10,6 +10,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch.distributed.tensor import DTensor, Replicate
 
+from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.process.device import current_device
 
 # (of an expert, a shard of the distributed optimizer's) -> this rank's share of the parameters
@@ -49,7 +50,7 @@ def calc_params_l2_norm(
             sharding_group = param.device_mesh.get_group()
             shares[is_expert, False].append(param.to_local().float())
         elif param.dtype == torch.float32 or not hasattr(param, "main_param") or force_create_fp32_copy:
-            shares[is_expert, False].append(param.float())
+            shares[is_expert, False].append(quantized.values(param).float())
         elif param.main_param is not None:
             shares[is_expert, bool(getattr(param, "main_param_sharded", False))].append(param.main_param)
     has_experts = bool(getattr(model_config, "num_moe_experts", None))

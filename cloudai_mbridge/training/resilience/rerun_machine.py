@@ -26,10 +26,10 @@ from megatron.core.rerun_state_machine import (
     RerunStateMachine,
     RerunValidationStatus,
 )
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.generators import set_tracker_states, tracker_states
 from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference, report_stats
 
 logger = logging.getLogger(__name__)
@@ -264,8 +264,8 @@ def initialize_rerun(cfg: ConfigContainer, result_rejected_tracker_filename: str
     """
     config = cfg.rerun_state_machine
     machine = RerunMachine(
-        state_save_func=_save_rng_tracker,
-        state_restore_func=lambda states: get_cuda_rng_tracker().set_states(states),
+        state_save_func=tracker_states,
+        state_restore_func=set_tracker_states,
         mode=mcore.RerunMode(config.rerun_mode),
         error_injector=mcore.RerunErrorInjector(
             error_injection_rate=config.error_injection_rate,
@@ -276,8 +276,3 @@ def initialize_rerun(cfg: ConfigContainer, result_rejected_tracker_filename: str
     )
     mcore.destroy_rerun_state_machine()
     mcore._set_rerun_state_machine(machine)
-
-
-def _save_rng_tracker() -> dict[str, Any]:
-    states = get_cuda_rng_tracker().get_states()
-    return {name: state.clone() if hasattr(state, "clone") else state.clone_state() for name, state in states.items()}

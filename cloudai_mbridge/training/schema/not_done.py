@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 
 _MISSING = object()
 
@@ -29,8 +29,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "checkpoint.ckpt_convert_format": (None,),
     "checkpoint.replication": (False,),
     "checkpoint.custom_manager_class": (None,),
-    "rng.te_rng_tracker": (False,),
-    "rng.inference_rng_tracker": (False,),
     "rng.data_parallel_random_init": (False,),
     "logger.log_device_memory_used": (False,),
     "logger.moe_routing_trace_path": (None,),
@@ -40,20 +38,9 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dist.use_decentralized_pg": (False,),
     "dist.external_gpu_device_mapping": (False,),
     "dist.flight_recorder_dump_path": (None,),
-    "ddp.nccl_ub": (False,),
-    "ddp.fp4_param_gather": (False,),
-    "model.tp_comm_overlap": (False,),
-    "model.fp4": (None,),
-    "model.experimental_attention_variant": (None,),
-    "model.use_transformer_engine_op_fuser": (False,),
     "model.use_transformer_engine_full_layer_spec": (False,),
     "model.restore_modelopt_state": (False,),
     "model.use_arbitrary_attention_mask": (None, False),
-    "model.cuda_graph_impl": ("none",),
-    "model.enable_cuda_graph": (False,),
-    "model.external_cuda_graph": (False,),
-    "model.moe_paged_stash": (False,),
-    "model.moe_expert_rank_capacity_factor": (None,),
     "model.gtp_weight_remat_size": (1,),
     "model.expert_gtp_weight_remat_size": (1,),
     "model.tensor_parallel_num_weight_shards": (None, 1),
@@ -63,11 +50,32 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "model.dynamic_context_parallel": (False,),
     "dataset.reset_attention_mask": (False,),
     "dataset.inter_document_masking": (False,),
-    "optimizer.optimizer_cuda_graph": (False,),
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
-NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {"model.fp8": (TRANSFORMER_ENGINE, (None,))}
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "model.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "model.experimental_attention_variant": (TRANSFORMER_ENGINE, (None,)),
+    "model.fp4": (TRANSFORMER_ENGINE, (None,)),
+    "mixed_precision.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "mixed_precision.fp4": (TRANSFORMER_ENGINE, (None,)),
+    "rng.te_rng_tracker": (TRANSFORMER_ENGINE, (False,)),
+    "rng.inference_rng_tracker": (GPU, (False,)),
+    "model.cuda_graph_impl": (GPU, ("none",)),
+    "model.enable_cuda_graph": (GPU, (False,)),
+    "model.external_cuda_graph": (TRANSFORMER_ENGINE, (False,)),
+    "optimizer.optimizer_cuda_graph": (TRANSFORMER_ENGINE, (False,)),
+    "model.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
+    "comm_overlap.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
+    "model.use_transformer_engine_op_fuser": (TRANSFORMER_ENGINE, (False,)),
+    "model.moe_expert_rank_capacity_factor": (TRANSFORMER_ENGINE, (None,)),
+    "model.moe_paged_stash": (TRANSFORMER_ENGINE, (False,)),
+    "ddp.nccl_ub": (GPU, (False,)),
+    "dist.use_sharp": (GPU, (False,)),
+    "dist.nccl_communicator_config_path": (GPU, (None,)),
+}
+# Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
+_NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "model.dense_grouped_gemm": (False,),
@@ -75,8 +83,8 @@ ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "tokenizer.null_tokenizer_pad_id": (-1,),
     "tokenizer.chat_template_path": (None,),
 }
-# Only graphs read these, and model.cuda_graph_impl is what asks for graphs
-WITHOUT_EFFECT = ("model.cuda_graph_modules",)
+# section.field -> the other field of the section, and the value of it with which the first has no effect
+WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda_graph_impl", "none")}
 
 
 def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
@@ -96,5 +104,22 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
     for path, (what, harmless) in NEEDS.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING) if what in lacking else _MISSING
-        if value is not _MISSING and value not in harmless:
+        if value is not _MISSING and value not in harmless and not (path == _IN_GROUPS and _is_one_rank(get)):
             yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"
+    modules = get("model", "recompute_modules", None) if TRANSFORMER_ENGINE in lacking else None
+    is_selective = get("model", "recompute_granularity", None) == "selective"
+    if is_selective and (wrong := [name for name in RECOMPUTED_BY_ENGINE if name in (modules or ())]):
+        yield f"model.recompute_modules = {modules!r} needs {TRANSFORMER_ENGINE} (remove {' and '.join(wrong)})"
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if TRANSFORMER_ENGINE in lacking else ():
+        if layers := [each for each in _NEEDING if each in (get("model", name, None) or "")]:
+            yield f"model.{name} with {', '.join(layers)} needs {TRANSFORMER_ENGINE} (use the layers *, - and E)"
+
+
+# Modules that Megatron-Core recomputes by functions of Transformer Engine, or in its layers alone
+RECOMPUTED_BY_ENGINE = ("layernorm", "moe_act")
+# Switched off, with a warning, where there is nothing to overlap with
+_IN_GROUPS = "comm_overlap.tp_comm_overlap"
+
+
+def _is_one_rank(get: Callable[[str, str, Any], Any]) -> bool:
+    return (get("model", "tensor_model_parallel_size", 1) or 1) < 2 or not get("model", "sequence_parallel", False)

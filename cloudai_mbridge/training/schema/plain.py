@@ -243,7 +243,7 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
         if key in ("_target_", "_call_"):
             continue
         if isinstance(key, str) and is_left_out(section, value, key, item, catalog):
-            _refuse_request(section, key, item, at, catalog)
+            _refuse_request(section, value, key, at, catalog)
             catalog.dropped[at] = item
             continue
         if name is None:
@@ -276,9 +276,11 @@ def is_left_out(section: Section, table: Mapping[Any, Any], key: str, item: Any,
     return name is None or (item is None and not fitting(section.fields[name].form, None, catalog))
 
 
-def _refuse_request(section: Section, key: str, item: Any, where: str, catalog: Catalog) -> None:
+def _refuse_request(section: Section, table: Mapping[Any, Any], key: str, where: str, catalog: Catalog) -> None:
     """Refuse to pass over a key that asks for something."""
-    if where in WITHOUT_EFFECT or item is None:
+    item = table[key]
+    decides, off = WITHOUT_EFFECT.get(where, ("", None))
+    if item is None or (decides and (item == [] or table.get(decides, off) == off)):
         return
     if (harmless := ASKS_FOR_NOTHING.get(where) or ASKS_FOR_NOTHING_IN_FILES.get(where)) is not None:
         if item not in harmless:

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.transformer import TransformerConfig
 
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
+from cloudai_mbridge.training.startup.kernels import check_kernels
 
 _CHANGED = "_changed_by_prepare"
 
@@ -44,6 +49,8 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     refuse_unsupported(config)
     _check_parallelism(config)
     _check_dispatcher(config.model)
+    check_kernels(config.model)
+    _check_fused_experts(config.model)
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
     earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
@@ -128,6 +135,26 @@ def _check_dispatcher(model: Any) -> None:
         )
 
 
+def _check_fused_experts(model: Any) -> None:
+    """Refuse experts without a form of fused operations: Megatron-Core fails in the middle of building the model."""
+    if not (model.num_moe_experts and getattr(model, "use_transformer_engine_op_fuser", False)):
+        return
+    etp = model.expert_tensor_parallel_size or model.tensor_model_parallel_size
+    is_named = os.environ.get(_FUSED_EXPERTS, "0") != "0"  # Megatron-Core 0.19 refuses without, on any GPU
+    needs = {
+        f"model.expert_tensor_parallel_size = 1, not {etp}": etp == 1,
+        "model.moe_grouped_gemm = True": model.moe_grouped_gemm,
+        "model.moe_apply_probs_on_input = False": not model.moe_apply_probs_on_input,
+        f"{_FUSED_EXPERTS}=1 in env_vars": is_named or not model.gated_linear_unit or installed_release() == "0.18",
+    }
+    if missing := [name for name, is_there in needs.items() if not is_there]:
+        raise ConfigError(
+            f"model.use_transformer_engine_op_fuser = True with experts needs {', '.join(missing)};"
+            " provide it, or set it to False"
+        )
+
+
+_FUSED_EXPERTS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 # They need Transformer Engine, Apex or CUDA extensions, or go through torch.compile.
 _FUSIONS = (
     "gradient_accumulation_fusion",
@@ -214,8 +241,16 @@ def refuse_unsupported(config: ConfigContainer) -> None:
 
     if asked := [*asked_for(get), *_asked_otherwise(config)]:
         raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
-    if missing := list(needed(get, _lacking())):
+    if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
+
+
+def _of_a_missing_engine(model: Any) -> Iterator[str]:
+    graphs = cuda_graphs.implementation(model)
+    if graphs == "transformer_engine" and torch.cuda.is_available() and not has_transformer_engine():
+        yield "model.cuda_graph_impl = 'transformer_engine' needs Transformer Engine (use 'local')"
+    if isinstance(model, HybridModelProvider) and model.pattern is None and not has_transformer_engine():
+        yield f"model = {type(model).__name__} without hybrid_layer_pattern: Mamba layers need {TRANSFORMER_ENGINE}"
 
 
 def _lacking() -> set[str]:
@@ -227,17 +262,23 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     model: Any = config.model
     if config.peft is not None:
         yield "peft (remove it)"
-    if not isinstance(model, GPTModelProvider):
-        yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
-    elif has_transformer_engine() and model.transformer_impl == "local":
-        yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    if isinstance(model, HybridModelProvider):
+        if (stages := model.virtual_pipeline_model_parallel_size) is not None:  # nor does Megatron-Bridge build them
+            yield f"model.virtual_pipeline_model_parallel_size = {stages} of a hybrid model (use None)"
+    elif not isinstance(model, GPTModelProvider):
+        yield f"model = {type(model).__name__} (use GPTModelProvider, MLAModelProvider or HybridModelProvider)"
     elif has_transformer_engine() and model.transformer_layer_spec is local_layer_spec:
         yield "model.transformer_layer_spec = local_layer_spec (Transformer Engine is installed, and used)"
+    if has_transformer_engine() and getattr(model, "transformer_impl", None) == "local":
+        yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
     tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
     if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
         field = "model.expert_tensor_parallel_size"
         yield f"{field} = {etp} with expert_model_parallel_size = 1 and tensor_model_parallel_size = {tp} (use {tp})"
+    fuser = "use_transformer_engine_op_fuser"
+    if model.num_moe_experts and getattr(model, fuser, False) and not _knows(fuser):
+        yield f"model.{fuser} = True with experts (use False: it needs Megatron-Core 0.18)"
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
     wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
@@ -246,6 +287,11 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield f"{field} = False (use True: without Transformer Engine attention is causal)"
     if isinstance(config.dataset, GPTFIMDatasetConfig):
         yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
+
+
+def _knows(field: str) -> bool:
+    """Tell whether the installed Megatron-Core reads a field of the model."""
+    return any(each.name == field for each in fields(TransformerConfig))
 
 
 def _clips_wrongly(config: ConfigContainer) -> Iterator[str]:

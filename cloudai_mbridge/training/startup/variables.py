@@ -8,6 +8,7 @@ from typing import Any
 from cloudai_mbridge.training.errors import ConfigError
 
 _SECTION = "env_vars"
+DUMP = "MBRIDGE_DUMP_ENV"  # set: rank 0 writes its environment
 
 
 def set_variables(variables: Mapping[str, Any]) -> None:
@@ -38,3 +39,21 @@ def set_variables_of_file(path: Path, overrides: Sequence[str]) -> None:
     except (OSError, ValueError, AttributeError, TypeError):
         return
     set_variables(table)
+
+
+def dump_variables(env: Mapping[str, str] = os.environ) -> None:
+    """Write the environment of rank 0 to env_JOB.log, readable by its owner alone, *** for what may be a credential.
+
+    ConfigError: it cannot be written.
+    """
+    if not env.get(DUMP) or env.get("RANK", "0") != "0":
+        return
+    from cloudai_mbridge.training.credentials.scrub import redacted_in
+
+    path = Path(f"env_{env.get('SLURM_JOB_ID', 'local')}.log")
+    lines = [f"{name}={value!r}\n" for name, value in sorted(redacted_in(dict(env)).items())]
+    try:
+        with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.writelines(lines)
+    except OSError as error:
+        raise ConfigError(f"dump_env: {path} cannot be written: {error.strerror}") from None

@@ -25,6 +25,7 @@ from cloudai_mbridge.training.config import (
 )
 from cloudai_mbridge.training.config.rules import validate
 from cloudai_mbridge.training.config.rules.validate import DeviceInfo
+from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 
 HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
 AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
@@ -89,6 +90,11 @@ _NO_OPTIMIZER_CHECK = {"optimizer.finalize": _nothing}
 _NO_MODEL_CHECK = {"model.finalize": _nothing}
 _DETERMINISTIC = {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False, "env.NCCL_ALGO": "Ring"}
 _PRECISION_AWARE = {**_NO_OPTIMIZER_CHECK, "optimizer.use_precision_aware_optimizer": True}
+_NO_REUSE = {"mixed_precision": MixedPrecisionConfig(fp8_recipe="mxfp8", fp8_param=True)}
+_DELAYED_SCALING = {
+    **{**_PRECISION_AWARE, **_NO_MODEL_CHECK, "model.bf16": True, "optimizer.bf16": True},
+    **{"model.fp8": "hybrid", "model.fp8_recipe": "delayed", "model.fp8_param": True},
+}
 _OFFLOADING = {**_NO_MODEL_CHECK, "model.fine_grained_activation_offloading": True}
 _FSDP = {"ddp.use_megatron_fsdp": True}
 _FSDP_SAVE = {**_FSDP, "checkpoint.save": "c"}
@@ -108,6 +114,69 @@ _CP16 = {"env.WORLD_SIZE": "16", "model.context_parallel_size": 16}
 _FINETUNING_CP2 = {**_CP2, "dataset": _finetuning(), "model.calculate_per_token_loss": True}
 _DEEPEP = {**_NO_MODEL_CHECK, "model.moe_token_dispatcher_type": "flex", "model.moe_flex_dispatcher_backend": "deepep"}
 _HYBRIDEP = {**_DEEPEP, "model.moe_flex_dispatcher_backend": "hybridep"}
+_FULL_GRAPH = {
+    **_LOCAL_GRAPH,
+    "model.cuda_graph_scope": [CudaGraphScope.full_iteration],
+    "rerun_state_machine.check_for_nan_in_loss": False,
+}
+_TE_GRAPH = {**_LOCAL_GRAPH, "model.cuda_graph_impl": "transformer_engine"}
+_TE_MLP, _TE_ATTN = ({**_TE_GRAPH, "model.cuda_graph_scope": name} for name in ("mlp", "attn"))
+_FULL_GATHER = {
+    **_FULL_GRAPH,
+    "ddp.overlap_param_gather": True,
+    "ddp.overlap_grad_reduce": True,
+    "optimizer.overlap_param_gather": True,
+    **_DIST_OPTIMIZER,
+}
+_FIXED = {"pad_to_max_length": True}
+
+
+def _in_packs(*, padded: bool) -> FinetuningDatasetConfig:
+    specs = PackedSequenceSpecs(packed_sequence_size=32, pad_cu_seqlens=padded)
+    return _finetuning(packed_sequence_specs=specs, dataset_kwargs=_FIXED)
+
+
+class _Captured(NamedTuple):
+    """A graph, what it can hold, and what it cannot."""
+
+    graph: dict[str, Any]
+    fits: dict[str, Any]
+    does_not: dict[str, Any]
+    message: str
+
+
+CAPTURED = [
+    _Captured(_FULL_GRAPH, {}, {"rerun_state_machine.check_for_spiky_loss": True}, "check_for_spiky_loss"),
+    _Captured(_FULL_GRAPH, {}, {"rerun_state_machine.rerun_mode": "validate_results"}, "use 'disabled'"),
+    _Captured(_FULL_GRAPH, {}, {"ddp.check_for_nan_in_grad": True}, "ddp.check_for_nan_in_grad"),
+    _Captured(_FULL_GRAPH, {"logger.timing_log_level": 0}, {"logger.timing_log_level": 1}, "timing_log_level = 1"),
+    _Captured(_FULL_GRAPH, {}, {"train.rampup_batch_size": [2, 2, 8]}, "a batch size that changes"),
+    _Captured(_FULL_GATHER, {"model.cuda_graph_warmup_steps": 1}, {"model.cuda_graph_warmup_steps": 0}, "at least 1"),
+    _Captured(_FULL_GATHER, {}, {"model.fp16": True, "optimizer.fp16": True}, "fp16 with ddp.overlap_param_gather"),
+    _Captured(_TE_MLP, {"model.log_max_attention_logit": True}, _TE_ATTN, "model.log_max_attention_logit"),
+    _Captured(_TE_MLP, {"dataset": _in_packs(padded=False)}, _TE_ATTN, "the attention of packed sequences"),
+    _Captured(
+        _FULL_GRAPH, {"dataset": _in_packs(padded=True)}, {"dataset": _in_packs(padded=False)}, "pad_cu_seqlens to True"
+    ),
+    _Captured(
+        _FULL_GRAPH,
+        {"dataset": _finetuning(dataset_kwargs=_FIXED)},
+        {"dataset": _finetuning()},
+        "pad_to_max_length to True",
+    ),
+    _Captured(
+        _LOCAL_GRAPH,
+        {"validation.eval_micro_batch_size": 1},
+        {"validation.eval_micro_batch_size": 2},
+        "eval_micro_batch_size = 2",
+    ),
+    _Captured(
+        _TE_GRAPH,
+        {"env.PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "env.NCCL_GRAPH_REGISTER": "0"},
+        {"env.NCCL_GRAPH_REGISTER": None},
+        "set NCCL_GRAPH_REGISTER=0",
+    ),
+]
 
 LEGAL = [
     Case("ensure_data_parallel_size", {"env.WORLD_SIZE": "4", "model.tensor_model_parallel_size": 4}),
@@ -130,19 +199,25 @@ LEGAL = [
     ),
     Case("check_full_iteration_graph", {**_LOCAL_GRAPH, "model.cuda_graph_scope": "full"}),
     Case("check_full_iteration_graph", {"model.cuda_graph_scope": [CudaGraphScope.full_iteration]}),
-    Case(
-        "check_full_iteration_graph",
-        {
-            **_LOCAL_GRAPH,
-            "model.cuda_graph_scope": [CudaGraphScope.full_iteration],
-            "rerun_state_machine.check_for_nan_in_loss": False,
-        },
-    ),
+    Case("check_full_iteration_graph", _FULL_GRAPH),
+    *(Case("check_graphs", {**graph, **fits}) for graph, fits, _, _ in CAPTURED),
     Case("check_one_fsdp", {"dist.use_torch_fsdp2": True}),
     Case("check_one_fsdp", {"dist.use_megatron_fsdp": True}),
     Case("apply_megatron_fsdp", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
     Case("apply_megatron_fsdp", _FSDP),
     Case("apply_megatron_fsdp", {"dist.use_tp_pp_dp_mapping": True}),
+    Case("check_mxfp8_gather", {**_NO_REUSE, **_FSDP}),
+    Case("check_mxfp8_gather", {"mixed_precision": MixedPrecisionConfig(fp8_recipe="delayed", fp8_param=True)}),
+    *(
+        Case("check_optimizer_of_delayed_scaling", {**_DELAYED_SCALING, **others})
+        for others in (
+            {"model.fp8": None},
+            {"model.fp8_recipe": "tensorwise"},
+            {"model.fp8_param": False},
+            {"optimizer.use_precision_aware_optimizer": False},
+            {"optimizer.store_param_remainders": False},
+        )
+    ),
     Case("check_modelopt_fusion", {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False}),
     Case("check_modelopt_fusion", {"model.gradient_accumulation_fusion": True}),
     Case("check_fsdp_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
@@ -271,6 +346,10 @@ ILLEGAL = [
             [CudaGraphScope.attn, CudaGraphScope.full_iteration],
         )
     ),
+    *(
+        Case("check_graphs", {**graph, **fits, **does_not}, ValueError, message)
+        for graph, fits, does_not, message in CAPTURED
+    ),
     Case(
         "check_one_fsdp",
         {"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True},
@@ -295,6 +374,13 @@ ILLEGAL = [
         )
         for path in ("save", "load")
     ),
+    Case(
+        "check_mxfp8_gather",
+        _NO_REUSE,
+        AssertionError,
+        "requires mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=True",
+    ),
+    Case("check_optimizer_of_delayed_scaling", _DELAYED_SCALING, ValueError, "cannot update FP8 weights with delayed"),
     Case(
         "check_modelopt_fusion",
         {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
@@ -868,10 +954,13 @@ def test_the_order_of_the_rules() -> None:
         "let_the_loss_scale_find_overflow",
         "_validate_fine_grained_activation_offloading",
         "check_full_iteration_graph",
+        "check_graphs",
         "clear_unused_graph_scope",
         "check_one_fsdp",
         "apply_megatron_fsdp",
         "drop_what_fsdp_lacks",
+        "check_mxfp8_gather",
+        "check_optimizer_of_delayed_scaling",
         "check_modelopt_fusion",
         "check_fsdp_format",
         "check_async_save_format",

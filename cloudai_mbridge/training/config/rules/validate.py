@@ -16,6 +16,8 @@ from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type, check_sequence_split
+from cloudai_mbridge.training.config.rules.cuda_graphs import check_full_iteration_graph, check_graphs
+from cloudai_mbridge.training.config.rules.number_formats import check_mxfp8_gather, check_optimizer_of_delayed_scaling
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
     check_training_scheduler_compatibility,
@@ -58,8 +60,14 @@ def finalize_sections(config: "ConfigContainer") -> None:
 
 
 def sync_te_rng_tracker(config: "ConfigContainer") -> None:
-    """Use Transformer Engine's random-number tracker in both places when either asks for it."""
-    if config.rng.te_rng_tracker or getattr(config.model, "use_te_rng_tracker", False):
+    """Use Transformer Engine's random-number tracker in both places when either asks for it.
+
+    Graphs ask for it too where the layers are Transformer Engine's, as in Megatron-LM: its attention takes no other
+    ("Unsupported RNG states tracker").
+    """
+    model = config.model
+    is_graphed = cuda_graphs.implementation(model) and model.transformer_impl == "transformer_engine"
+    if config.rng.te_rng_tracker or getattr(model, "use_te_rng_tracker", False) or is_graphed:
         config.rng.te_rng_tracker = config.model.use_te_rng_tracker = True
 
 
@@ -115,15 +123,6 @@ def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> N
         "model.fine_grained_activation_offloading with Transformer Engine >= 2.10.0 requires NVTE_CPU_OFFLOAD_V1=1 "
         "in the environment: without it weights are offloaded too"
     )
-
-
-def check_full_iteration_graph(config: "ConfigContainer") -> None:
-    """Check that no loss is read back inside a CUDA graph of the whole iteration."""
-    model = config.model
-    if cuda_graphs.captures_full_iteration(model):
-        assert not config.rerun_state_machine.check_for_nan_in_loss, (
-            "a full_iteration CUDA graph cannot look at the loss; set rerun_state_machine.check_for_nan_in_loss=False"
-        )
 
 
 def clear_unused_graph_scope(config: "ConfigContainer") -> None:
@@ -370,10 +369,13 @@ CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     let_the_loss_scale_find_overflow,
     _validate_fine_grained_activation_offloading,
     check_full_iteration_graph,
+    check_graphs,
     clear_unused_graph_scope,
     check_one_fsdp,
     apply_megatron_fsdp,
     drop_what_fsdp_lacks,
+    check_mxfp8_gather,
+    check_optimizer_of_delayed_scaling,
     check_modelopt_fusion,
     check_fsdp_format,
     check_async_save_format,

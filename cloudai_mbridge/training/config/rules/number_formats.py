@@ -1,0 +1,38 @@
+"""Rules on weights in FP8: how they are gathered, and which optimizer reads them."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.training.config.container import ConfigContainer
+
+
+def check_mxfp8_gather(config: "ConfigContainer") -> None:
+    """Check that MXFP8 weights are gathered in the buffer of the gradients; Megatron FSDP has buffers of its own."""
+    precision = config.mixed_precision
+    if config.dist.use_megatron_fsdp or config.ddp.use_megatron_fsdp or precision is None or isinstance(precision, str):
+        return
+    gathers = precision.fp8_param_gather and precision.fp8_recipe == "mxfp8"
+    assert not gathers or precision.reuse_grad_buf_for_mxfp8_param_ag, (
+        'mixed_precision.fp8_param_gather=True with fp8_recipe="mxfp8" requires '
+        "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=True"
+    )
+
+
+def check_optimizer_of_delayed_scaling(config: "ConfigContainer") -> None:
+    """Check that Transformer Engine's Adam can update FP8 weights with delayed scaling.
+
+    Its kernel for them reads fp32 main parameters, and finds the 16-bit remainders that it keeps beside bf16 weights:
+    "Master param tensor 0 has dtype=Int16", in the first step on an H200.
+
+    ValueError: the precision-aware optimizer, which leaves the main parameters to it, with remainders.
+    """
+    model, optimizer = config.model, config.optimizer
+    is_delayed = getattr(model, "fp8", None) and model.fp8_recipe == "delayed" and model.fp8_param
+    has_remainders = optimizer.store_param_remainders and optimizer.main_params_dtype == torch.float32
+    if is_delayed and optimizer.use_precision_aware_optimizer and has_remainders:
+        raise ValueError(
+            "optimizer.use_precision_aware_optimizer=True cannot update FP8 weights with delayed scaling; set it to"
+            " False, or mixed_precision.fp8_param=False"
+        )
