@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from cloudai_mbridge.training.checkpointing import generators
 from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
-from cloudai_mbridge.training.checkpointing.optimizer_state import loading
+from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading
 from cloudai_mbridge.training.checkpointing.verify import read_metadata
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.errors import CheckpointError
@@ -46,6 +46,7 @@ def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool)
     (chunk,) = model  # the format has no names for virtual stages
     tree: Tree = {"checkpoint_version": 3.0, "iteration": 0, "model": chunk.state_dict_for_save_checkpoint()}
     if optimizer is not None:
+        ensure_state(optimizer)  # also of parameters of which another rank has all: what follows are collectives
         tree["optimizer"] = optimizer.sharded_state_dict(tree, is_loading=is_loading, metadata=dict(METADATA))
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
