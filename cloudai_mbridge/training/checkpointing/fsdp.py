@@ -14,10 +14,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from cloudai_mbridge.training.checkpointing import generators
 from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
-from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading
+from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading, parts_of
 from cloudai_mbridge.training.checkpointing.verify import read_metadata
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.collectives import largest
 
 Tree = dict[str, Any]
 METADATA = {
@@ -46,11 +47,24 @@ def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool)
     (chunk,) = model  # the format has no names for virtual stages
     tree: Tree = {"checkpoint_version": 3.0, "iteration": 0, "model": chunk.state_dict_for_save_checkpoint()}
     if optimizer is not None:
-        ensure_state(optimizer)  # also of parameters of which another rank has all: what follows are collectives
+        _complete_states(optimizer)
         tree["optimizer"] = optimizer.sharded_state_dict(tree, is_loading=is_loading, metadata=dict(METADATA))
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
     return tree
+
+
+def _complete_states(optimizer: Any) -> None:
+    """Give a state to the parameters of which other ranks have all: what follows are collectives. A collective.
+
+    Their number of steps is the others': one rank's is saved.
+    """
+    ensure_state(optimizer)
+    states = [(param, state) for part in parts_of(optimizer) for param, state in part.optimizer.state.items()]
+    (steps,) = largest(max((float(state["step"]) for _, state in states if "step" in state), default=0.0))
+    for param, state in states:
+        if "step" in state and not param.to_local().numel():
+            state["step"].fill_(steps)
 
 
 def _place() -> str:
