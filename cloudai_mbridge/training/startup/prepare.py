@@ -187,6 +187,8 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
         change("model", "deallocate_pipeline_outputs", False)
         change("ddp", "average_in_collective", False)  # gloo has no average
+        if config.ddp.use_megatron_fsdp or config.dist.use_megatron_fsdp:
+            change("ddp", "gradient_reduce_div_fusion", False)  # nor a sum of scaled values
         if getattr(config.model, "moe_token_dispatcher_type", None) == "flex":
             change("model", "moe_token_dispatcher_type", "alltoall")
         change("model", "pipeline_model_parallel_comm_backend", None)
