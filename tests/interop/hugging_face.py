@@ -107,7 +107,11 @@ FILES: dict[str, tuple[str, File]] = {
 }  # fmt: skip
 # Without a file here: beginning of the name -> what the layers are, of no particular size
 _LAYERS: dict[str, File] = {
-    "Qwen/Qwen3-Next": {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 4},
+    "Qwen/Qwen3-Next": {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": 4,
+        "num_layers": 48,
+    },
     "zai-org/GLM-5": {"experimental_attention_variant": "dsa", "multi_latent_attention": True},
     "deepseek-ai/DeepSeek-V4": {"experimental_attention_variant": "dsv4_hybrid", "multi_latent_attention": True},
     "Qwen/": {},

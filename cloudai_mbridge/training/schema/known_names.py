@@ -60,6 +60,7 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
     "models.gpt_provider": ("GPTModelProvider", "MLAModelProvider"),
     "models.hybrid_provider": ("HybridModelProvider", "MambaModelProvider"),
     "models.other_providers": ("T5ModelProvider", "MIMOProvider"),
+    "models.quantization": ("RecipeConfig", "GlobMatcher"),
 }
 
 # Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
@@ -113,6 +114,9 @@ FIELD_CLASSES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "MIMOProvider": {"language_model": ("GPTModelProvider", "MLAModelProvider")},
 }
+
+# Values that no supported release of Megatron-Core has, and Megatron-Bridge's recipes do -> the release that will
+LATER_VALUES: Mapping[str, str] = {"dsv4_hybrid": "newer than 0.19"}
 
 # Fields that belong to the process, not to the run: a file would force one rank's value on all
 PROCESS_FIELDS = ("local_rank",)
