@@ -65,6 +65,7 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
 
 # Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
 _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
+    "models.quantization": ("megatron.core.quantization.quant_config",),
     "tokenizers.config": ("megatron.bridge.training.tokenizers.config",),
     "mixed_precision": ("megatron.bridge.training.mixed_precision",),
     "comm_overlap.config": ("megatron.bridge.training.comm_overlap",),
@@ -166,6 +167,9 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "megatron.core.fusions.fused_bias_geglu.quick_gelu": ("megatron.core.fusions.fused_bias_geglu", "quick_gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.transformer_engine_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    # what `default_layer_spec` makes of a model that has such a variant
+    "megatron.core.models.gpt.experimental_attention_variant_module_specs."
+    "get_transformer_block_with_experimental_attention_variant_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.local_layer_spec": (_LAYER_SPECS, "local_layer_spec"),
     "megatron.bridge.models.nemotron.nemotron_provider.squared_relu": ("megatron.core.activations", "squared_relu"),
 }
