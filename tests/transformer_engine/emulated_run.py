@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 from warnings import catch_warnings, simplefilter
 
 from tests.transformer_engine.engine import MODEL, MODELS, torch
@@ -24,6 +25,7 @@ from tests.transformer_engine.emulation import emulated
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)  # compute capabilities
 STEPS = 4
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 Sections = Mapping[str, Mapping[str, Any]]
 
 _LOCAL = """
@@ -94,7 +96,14 @@ def train(
     if precision is not None:
         config.mixed_precision = precision
     output = io.StringIO()
-    with TemporaryDirectory() as directory, chdir(directory), redirect_stdout(output), catch_warnings():
+    torch.set_num_threads(1)  # as quick for such sizes, and much quicker beside others
+    with (
+        TemporaryDirectory() as directory,
+        chdir(directory),
+        mock.patch.dict(os.environ, _ONE_THREAD),
+        redirect_stdout(output),
+        catch_warnings(),
+    ):
         simplefilter("ignore")  # Megatron-Core and torch warn of their own calls
         with emulated(capability):
             pretrain(config, forward_step, list(callbacks))
@@ -104,7 +113,7 @@ def train(
 def train_locally(cases: Mapping[str, dict[str, Any]]) -> dict[str, Run]:
     """Train containers on the layers of a CPU, one after the other, in a process without Transformer Engine."""
     path = [part for part in sys.path if part and not (Path(part) / "transformer_engine").is_dir()]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *path[:1]])}
+    environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join([os.getcwd(), *path[:1]])}
     with TemporaryDirectory() as directory:
         done = subprocess.run(
             [sys.executable, "-c", _LOCAL],
