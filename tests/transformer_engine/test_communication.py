@@ -101,6 +101,12 @@ def test_fused_operations_change_no_weight(model: str) -> None:
         assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
 
 
+def test_a_dense_layer_of_grouped_products() -> None:
+    built = _build("dense", **FUSED, use_grouped_gemm_for_dense_mlp=True)
+    assert type(built.model.decoder.layers[1].mlp).__name__ == "TEFusedMLPWithGroupedLinear"
+    assert built.weights.keys() == on_one_rank("dense", with_te=True).weights.keys()
+
+
 @pytest.mark.parametrize(
     ("world", "fields", "words"),
     [
