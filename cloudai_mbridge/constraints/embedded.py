@@ -18,6 +18,9 @@ _OF_SLURM = {
     "enable_pct_binding": "binding of cores",
     "preempt_time": "signal before a time limit",
 }
+_WITH_FLEX = ("deepep", "hybridep")
+_BALANCED_BY = (None, "aux_loss", "seq_aux_loss", "none")
+_WITHOUT_DEEPEP = ("gb200", "gb300", "vr200", "r100")
 
 
 def e01_every_argument_reaches_the_training(point: Point) -> Answer:
@@ -165,3 +168,46 @@ def e08_the_variant_exists(point: Point) -> Answer:
         return None
     fact = why_no_variant(point.args, gpu)
     return point.breaks("E08", "config_variant", fact, "use one of these, or remove config_variant", "config_variant")
+
+
+def e09_limited_experts_are_there_and_exchange_all_to_all(point: Point) -> Answer:
+    """Experts of a fixed size need experts, the all-to-all dispatcher, and balance by an auxiliary loss or none.
+
+    Pass: experts, use_tokendrop=true. Fail: use_tokendrop=true on a dense model. Not evaluated: no recipe.
+    Source: Megatron-Bridge 0.6.0, megatron.bridge.training.utils.moe_token_drop.
+    """
+    if not (point.is_embedded and point.args.use_tokendrop):
+        return None
+    if point.recipe is None:
+        return NotEvaluated("E09", "recipe")
+    needs = {
+        "experts": bool(point.num_moe_experts),
+        "moe_flex_dispatcher_backend other than deepep and hybridep": (
+            point.args.moe_flex_dispatcher_backend not in _WITH_FLEX
+        ),
+        "moe_router_load_balancing_type aux_loss, seq_aux_loss or none": (
+            point.of_recipe("moe_router_load_balancing_type") in _BALANCED_BY
+        ),
+    }
+    if not (missing := [name for name, is_there in needs.items() if not is_there]):
+        return None
+    fact, remedy = f"use_tokendrop needs {' and '.join(missing)}", "remove use_tokendrop, or provide it"
+    return point.breaks("E09", "use_tokendrop", fact, remedy, "use_tokendrop", "moe_flex_dispatcher_backend")
+
+
+def e10_the_gpu_has_the_backend(point: Point) -> Answer:
+    """DeepEP has no kernels for GPUs in one NVLink domain of several nodes.
+
+    Pass: moe_flex_dispatcher_backend="deepep", gpu_type="h100". Fail: the same with gpu_type="gb200".
+    Not evaluated: the GPU is not known.
+    Source: Megatron-Bridge 0.6.0, megatron.bridge.training.flex_dispatcher_backend.
+    """
+    backend = point.args.moe_flex_dispatcher_backend
+    if not point.is_embedded or backend != "deepep":
+        return None
+    if not (gpu := gpu_label(point.args, point.system)):
+        return NotEvaluated("E10", "gpu_type")
+    if gpu not in _WITHOUT_DEEPEP:
+        return None
+    name, fact = "moe_flex_dispatcher_backend", f"deepep does not run on {gpu}"
+    return point.breaks("E10", name, fact, "use hybridep, or None for all-to-all", name, gpu_type=gpu)

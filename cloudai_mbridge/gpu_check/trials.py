@@ -1,5 +1,6 @@
-"""Features that the loop refuses so far, tried on the proxy: what is found says whether the refusal can go."""
+"""Features tried on the proxy: number formats, and what the loop refuses so far."""
 
+import json
 import math
 import statistics
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
 from cloudai_mbridge.gpu_check.proxy import PROXY, proxy_losses, with_share
-from cloudai_mbridge.gpu_check.sweep import Trained, largest_difference
+from cloudai_mbridge.gpu_check.sweep import Trained, largest_difference, speed
 from cloudai_mbridge.gpu_check.workers.trial import GRAPHS_MARK
 
 CONFIG = "training.json"
@@ -20,10 +21,35 @@ GRAPH_TOLERANCE = 1e-2  # relative, of the loss at any of ten steps
 WARMUP_STEPS = 5  # graphs are captured at the end of the first step
 
 
-def fp8(kit: Kit) -> Figures:
-    """Train the proxy in FP8 with current scaling; its first and last layer stay in bf16, which is half of it."""
-    overrides = ["mixed_precision=bf16_with_fp8_current_scaling_mixed"]
-    figures, ours, expected = _try(kit, "fp8", ["model.fp8"], overrides)
+def fp8_current(kit: Kit) -> Figures:
+    """Train the proxy in FP8 with current scaling, and with FP8 weights."""
+    return _fp8(kit, "fp8_current", "fp8_cs")
+
+
+def fp8_delayed(kit: Kit) -> Figures:
+    """Train the proxy in FP8 with delayed scaling, and with FP8 weights."""
+    return _fp8(kit, "fp8_delayed", "fp8_ds")
+
+
+def fp8_blockwise(kit: Kit) -> Figures:
+    """Train the proxy in FP8 with scales of blocks; its weights stay in bf16."""
+    return _fp8(kit, "fp8_blockwise", "fp8_sc")
+
+
+def _fp8(kit: Kit, name: str, dtype: str) -> Figures:
+    """Train the proxy in a format, and compare it with bf16: losses, step time, memory."""
+    from cloudai_mbridge.recipes.container import mixed_precision
+
+    proxy_losses(kit)  # there is one
+    trained: Trained = kit.shared[PROXY]
+    data = json.loads((trained.directory(PROXY) / CONFIG).read_text(encoding="utf-8"))
+    data["mixed_precision"] = mixed_precision(dtype)
+    data["optimizer"]["use_precision_aware_optimizer"] = False  # as upstream's launcher
+    config = kit.work / f"{name}.json"
+    config.write_text(json.dumps(data), encoding="utf-8")
+    figures, ours, expected = _try(kit, name, [], [], config)
+    of_bf16 = speed(trained.good(PROXY))
+    figures |= {f"{key}_of_bf16": of_bf16[key] for key in ("step_time_s", "peak_memory_gib")}
     if figures["largest_relative_difference"] == 0:
         raise PartFailed("the losses are those of bf16 to the last digit: FP8 was not used", figures)
     first = largest_difference(ours[:1], expected[:1])
@@ -64,12 +90,13 @@ def cuda_graphs(kit: Kit) -> Figures:
 
 
 def _try(
-    kit: Kit, name: str, lift: Sequence[str], overrides: Sequence[str]
+    kit: Kit, name: str, lift: Sequence[str], overrides: Sequence[str], config: Path | None = None
 ) -> tuple[Figures, list[float], list[float]]:
-    """Train the proxy with what the loop refuses; return its figures, its losses and those of the plain proxy."""
+    """Train the proxy with overrides, or as `config`; return its figures, its losses and those of the plain proxy."""
     expected = proxy_losses(kit)
     trained: Trained = kit.shared[PROXY]
-    figures = with_share(kit, run_trial(kit, name, trained.directory(PROXY) / CONFIG, lift, overrides))
+    config = config or trained.directory(PROXY) / CONFIG
+    figures = with_share(kit, run_trial(kit, name, config, lift, overrides))
     ours: list[float] = figures.pop("losses")
     figures |= {"largest_relative_difference": largest_difference(ours, expected), "lifted": list(lift)}
     return figures, ours, expected

@@ -202,11 +202,15 @@ class ResolvedCmdArgs(_LauncherArgs):
         means="number of first layers without experts: model.moe_layer_freq of the embedded loop", estimated=READ
     )
 
-    use_tokendrop: bool | None = _argument(refused="the loop drops no tokens", harmless=(False,), estimated=NOT_READ)
+    use_tokendrop: bool | None = _argument(
+        "false: a router forced into balance",
+        means="experts of the embedded loop take their share of the tokens and drop others",
+        estimated=NOT_READ,
+    )
     use_megatron_fsdp: bool | None = _argument(
         refused="the loop shards no parameters", harmless=(False,), estimated=READ
     )
-    nccl_ub: bool | None = _argument(refused="it needs Megatron-FSDP or SHARP", harmless=(False,), estimated=NOT_READ)
+    nccl_ub: bool | None = _argument(config="ddp.nccl_ub", estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
         refused="the loop captures no CUDA graphs", harmless=("none", ""), estimated=READ
     )

@@ -13,6 +13,8 @@ from cloudai_mbridge.recipes.container import container_data, gather_in_large_bu
 from cloudai_mbridge.recipes.data_arguments import set_data
 from cloudai_mbridge.recipes.launcher_arguments import (
     leave_on_signal,
+    limit_experts,
+    register_buffers,
     set_dense_layers,
     set_deterministic,
     set_optimizer,
@@ -24,7 +26,7 @@ from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
-from cloudai_mbridge.training.schema.not_done import NEEDS, asked_for, needed
+from cloudai_mbridge.training.schema.not_done import NEEDS, RECOMPUTED_BY_ENGINE, asked_for, needed
 
 
 def place(key: str) -> tuple[str, str]:
@@ -105,13 +107,16 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
     """Return the arguments of the embedded loop that need what a machine lacks, with what that is."""
     is_quantized = args.compute_dtype in QUANTIZED and TRANSFORMER_ENGINE in lacking
     by_format = {"compute_dtype": TRANSFORMER_ENGINE} if is_quantized else {}
-    return by_format | {
+    found = by_format | {
         name: what
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
         if what in lacking and value not in harmless
     }
+    if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
+        found["recompute_modules"] = TRANSFORMER_ENGINE
+    return found
 
 
 def training_config(
@@ -138,6 +143,8 @@ def training_config(
     set_optimizer(data, args.optimizer_type)
     set_deterministic(data, args.deterministic)
     leave_on_signal(data, args.preempt_time)
+    register_buffers(data["ddp"])
+    limit_experts(data["model"], args.use_tokendrop)
     for name, (section, field) in PASSED_ON.items():
         if (value := getattr(args, name)) not in (None, "", *ARGUMENTS[name].harmless):
             if f"{section}.{field}" in extra:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, OPTIMIZER_DTYPES
 
-_MODELS = "cloudai_mbridge.training.models.gpt_provider"
+_MODELS = "cloudai_mbridge.training.models"
 _DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
 _BUCKET_SIZE = 128 * 1024**2  # elements
 RESOLVED_FILE = "resolved_config.yaml"
@@ -39,6 +39,10 @@ _PRECISIONS: dict[str, dict[str, Any] | None] = {
 }
 _GATHERS_FP4_SINCE = "0.17"
 
+# Of a hybrid of Mamba: its class is in bf16 by itself, and attention in it needs no positions
+_HYBRID = {"position_embedding_type": "none"}
+_HYBRID_FP32 = {"bf16": False, "params_dtype": {"_target_": "torch.float32"}}
+
 # What all of our recipes share and Megatron's defaults have otherwise. Fusions, precision, NaN checks and garbage
 # collection are those of Megatron-Bridge's performance recipes; `startup.prepare` takes back what a device cannot do
 MODEL_DEFAULTS: dict[str, Any] = {
@@ -65,6 +69,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "moe_router_fusion": True,
     "moe_token_dispatcher_type": "alltoall",
 }
+_FUSED_ACTIVATIONS = ("gelu", "quick_gelu", "silu")  # with their bias, in Megatron-Core
 _SECTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
     "scheduler": {"lr_decay_style": "cosine"},
@@ -94,9 +99,15 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
     core: the release of Megatron-Core; None: a new one.
     """
     given = {name: dict(values) for name, values in sections.items()}
-    model = {**MODEL_DEFAULTS, **given.pop("model")}
+    is_hybrid = "hybrid_layer_pattern" in given["model"]
+    model = {**MODEL_DEFAULTS, **(_HYBRID if is_hybrid else {}), **given.pop("model")}
     precision = model.pop("dtype", "bf16")
-    model["activation_func"] = {"_target_": ACTIVATIONS[model.pop("activation", "silu")]}
+    if is_hybrid and precision == "fp32":
+        model.update(_HYBRID_FP32)
+    activation = model.pop("activation", "silu")
+    model["activation_func"] = {"_target_": ACTIVATIONS[activation]}
+    if activation not in _FUSED_ACTIVATIONS and "bias_activation_fusion" not in sections["model"]:
+        model["bias_activation_fusion"] = False
     is_latent = bool(model.get("multi_latent_attention"))
     if is_latent:
         model.setdefault("rope_type", "rope")
@@ -106,17 +117,29 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
     if model.get("num_moe_experts") is None:
         model = {name: value for name, value in model.items() if not name.startswith("moe_")}
     data: dict[str, Any] = {
-        "model": {"_target_": f"{_MODELS}.{'MLAModelProvider' if is_latent else 'GPTModelProvider'}", **model},
-        "mixed_precision": copy.deepcopy(_PRECISIONS[precision]),
+        "model": {"_target_": f"{_MODELS}.{_provider(model)}", **model},
+        "mixed_precision": mixed_precision(precision, core),
     }
-    if precision == "nvfp4" and core is not None and core < _GATHERS_FP4_SINCE:
-        del data["mixed_precision"]["fp4_param_gather"]
     for name in {**_SECTIONS, **given}:
         data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
     data["dataset"].setdefault("sequence_length", model["seq_length"])
     data["tokenizer"].setdefault("vocab_size", model["vocab_size"])
     data["ddp"].setdefault("use_distributed_optimizer", data["optimizer"].get("use_distributed_optimizer", False))
     return data
+
+
+def mixed_precision(dtype: str, core: str | None = None) -> dict[str, Any] | None:
+    """Return the section of a number format; None in fp32. core: as of `container_data`."""
+    section = copy.deepcopy(_PRECISIONS[dtype])
+    if section and core is not None and core < _GATHERS_FP4_SINCE:
+        section.pop("fp4_param_gather", None)
+    return section
+
+
+def _provider(model: Mapping[str, Any]) -> str:
+    if "hybrid_layer_pattern" in model:
+        return "hybrid_provider.HybridModelProvider"
+    return f"gpt_provider.{'MLAModelProvider' if model.get('multi_latent_attention') else 'GPTModelProvider'}"
 
 
 def use_precision_aware_adam(data: dict[str, Any]) -> None:

@@ -58,3 +58,19 @@ def leave_on_signal(data: dict[str, Any], seconds: int | None) -> None:
     """Save and leave at the signal that Slurm sends before the time limit."""
     if seconds is not None:
         data["train"]["exit_signal_handler"] = True
+
+
+def register_buffers(ddp: dict[str, Any]) -> None:
+    """Add what goes with NCCL's user buffers: the kernels that use them have no average."""
+    if ddp.get("nccl_ub"):
+        ddp["average_in_collective"] = False
+        if ddp.get("use_megatron_fsdp"):
+            ddp["fsdp_manual_registration"] = True
+
+
+def limit_experts(model: dict[str, Any], wanted: bool | None) -> None:
+    """Limit every expert to its share of the tokens, or lift its limit and force balance. Rule E09 demands experts."""
+    if wanted is not None and model.get("num_moe_experts"):
+        model["moe_expert_capacity_factor"] = 1.0 if wanted else None
+        model["moe_pad_expert_input_to_capacity"] = wanted
+        model["moe_router_force_load_balancing"] = not wanted

@@ -52,7 +52,15 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     if not _done:
-        for replace in (_torch_cuda, follow_into_backward, _rng, _moe, _uneven_collectives, _device_meshes):
+        for replace in (
+            _torch_cuda,
+            follow_into_backward,
+            _rng,
+            _moe,
+            _uneven_collectives,
+            _device_meshes,
+            _offloading,
+        ):
             replace()
         _done = True
     return True
@@ -207,6 +215,37 @@ def _device_meshes() -> None:
     mesh.__init__ = init_on_cpu
 
 
+class _HostCopies(TorchFunctionMode):
+    """Take tensors for those of a GPU (`is_cuda`), except what `cpu()` returns and what is made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on_host: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_on_host = bool(args) and id(args[0]) in self._on_host
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return not is_on_host
+        result = func(*args, **(kwargs or {}))
+        if torch.is_tensor(result) and (is_on_host or func is torch.Tensor.cpu):
+            self._on_host[id(result)] = result
+        return result
+
+
+def _offloading() -> None:
+    """Let the optimizer that keeps a share of its states on the host choose that share."""
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+
+    optimizer: Any = HybridDeviceOptimizer
+    choose = optimizer._get_sub_optimizer_param_groups
+
+    def choose_of_all(self: Any, offload_fraction: float) -> Any:
+        with _HostCopies():
+            return choose(self, offload_fraction)
+
+    optimizer._get_sub_optimizer_param_groups = choose_of_all
+
+
 def _uneven(group: Any, sizes: Any) -> list[int] | None:
     ints = [] if sizes is None else [int(size) for size in sizes]
     return ints if group.size() > 1 and len(set(ints)) > 1 else None
@@ -249,7 +288,7 @@ class GpuMeansCpu(TorchFunctionMode):
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if func is torch.Tensor.cuda:
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         if func is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1]):
             args = (args[0], "cpu", *args[2:])

@@ -109,6 +109,19 @@ class MixedPrecisionConfig:
                 update_config_with_precision_overrides(self, config)
 
 
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_FP8_RECIPES = {"delayed": "fp8_ds", "tensorwise": "fp8_cs", "mxfp8": "fp8_mx", "blockwise": "fp8_sc"}
+
+
+def number_format(model_config: Any) -> str:
+    """Return what the matrix products of the layers run in, as `cmd_args.compute_dtype` names it; "" if it does not."""
+    if getattr(model_config, "fp4", None):
+        return str(getattr(recipe := model_config.fp4_recipe, "value", recipe))
+    if getattr(model_config, "fp8", None):
+        return _FP8_RECIPES.get(getattr(recipe := model_config.fp8_recipe, "value", recipe), "fp8")
+    return _DTYPES.get(model_config.params_dtype, "")
+
+
 _Config = TypeVar("_Config")
 
 

@@ -1,9 +1,11 @@
 """Megatron's optimizer and learning-rate scheduler."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from cloudai_mbridge.training.config.container import ConfigContainer
@@ -26,12 +28,40 @@ def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimi
         config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
         use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
     )
-    if on_cpu and config.optimizer.optimizer == "adam":
+    if on_cpu and config.optimizer.optimizer == "adam" and not config.optimizer.optimizer_cpu_offload:
         # torch's fused CPU AdamW takes half the time of its per-parameter loop
         for part in getattr(optimizer, "chained_optimizers", [optimizer]):
             for group in part.optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False
+    for inner in _offloaded(optimizer):
+        inner._update_fp32_params_by_new_state = partial(_take_saved_copies, inner)
+        if any(each not in inner.param_to_inner_param for group in inner.param_groups for each in group["params"]):
+            inner._init_sub_optimizers()  # Megatron has put main parameters in the place of those in 16 bits
     return optimizer
+
+
+def _take_saved_copies(inner: Any) -> None:
+    """Copy what a checkpoint holds of the copies: Megatron-Core expects all parameters to be in 16 bits."""
+    for param, state in inner.state.items():
+        inner.param_to_inner_param[param].data.copy_(state["master_param"])
+
+
+def _offloaded(optimizer: Any) -> list[Any]:
+    parts = [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+    return [inner for inner in parts if isinstance(inner, HybridDeviceOptimizer)]
+
+
+def sync_hybrid_device_optimizer_fp32_master_copies(optimizer: Any) -> bool:
+    """Copy the parameters as they are now into the copies that an offloaded optimizer steps; return whether it is one.
+
+    To be called when weights have been loaded without the optimizer's state: `reload_model_params` renews the main
+    parameters alone, and the next step would write the copies back over them.
+    """
+    for inner in (offloaded := _offloaded(optimizer)):
+        for param, copy in inner.param_to_inner_param.items():
+            if copy is not param:
+                copy.data.copy_(param.data)
+    return bool(offloaded)
 
 
 def setup_optimizer(

@@ -21,6 +21,7 @@ from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
 from cloudai_mbridge.training.loop.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
+from cloudai_mbridge.training.mixed_precision import number_format
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.device import current_device, describe_device
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, render_record, run_token, write_line
@@ -38,8 +39,6 @@ from cloudai_mbridge.training.startup.variables import set_variables
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.tokenizer import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
-
-_DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def pretrain(
@@ -152,7 +151,7 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "world_size": dist.get_world_size(),
         "backend": dist.get_backend(),
         "device": describe_device(),
-        "dtype": _DTYPE_NAMES.get(state.cfg.model.params_dtype, ""),
+        "dtype": number_format(state.cfg.model),
         "transformer_engine": has_transformer_engine(),
         "train_iters": state.cfg.train.train_iters,
         "first_iteration": state.train_state.step + 1,

@@ -172,6 +172,16 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
         None,
     ),
+    "E09": (
+        _point(recipe=EXPERTS, launcher="embedded", use_tokendrop=True),
+        _point(recipe=MODEL, launcher="embedded", use_tokendrop=True),
+        _point(launcher="embedded", use_tokendrop=True),
+    ),
+    "E10": (
+        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="b300"),
+        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="gb200"),
+        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep"),
+    ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),

@@ -196,7 +196,7 @@ def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any,
 
 
 @pytest.mark.parametrize(
-    ("trial", "why"), [(trials.fp8, "FP8 was not used"), (trials.cuda_graphs, "captured no graph")]
+    ("trial", "why"), [(trials.fp8_delayed, "FP8 was not used"), (trials.cuda_graphs, "captured no graph")]
 )
 def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any, why: str) -> None:
     stand_in(falling)
@@ -207,7 +207,7 @@ def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any
         trial(h100)
 
 
-@pytest.mark.parametrize("trial", [trials.fp8, trials.cuda_graphs])
+@pytest.mark.parametrize("trial", [trials.fp8_blockwise, trials.cuda_graphs])
 def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any) -> None:
     with pytest.raises(PartFailed, match="part proxy left nothing"):
         trial(h100)
@@ -223,6 +223,9 @@ def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatc
     with pytest.raises(PartFailed, match=r"loss(es)? differs? from part proxy by 0\.2"):
         trial(h100)
     assert configs[0]["model"]["num_layers"] == 4
+    is_fp8 = trial is trials.fp8_blockwise
+    assert configs[0]["mixed_precision"].get("fp8_recipe") == ("blockwise" if is_fp8 else None)
+    assert configs[0]["optimizer"]["use_precision_aware_optimizer"] is not is_fp8
 
 
 @pytest.mark.parametrize(
@@ -242,10 +245,12 @@ def test_fp8_has_to_learn_what_bf16_learns(
     proxy.proxy(h100)
     monkeypatch.setattr(trials, "run_trial", lambda *args: {"losses": losses})
     if not why:
-        assert trials.fp8(h100)["mean_decrease"] == pytest.approx(0.49)
+        figures = trials.fp8_current(h100)
+        assert figures["mean_decrease"] == pytest.approx(0.49)
+        assert (figures["step_time_s_of_bf16"], figures["peak_memory_gib_of_bf16"]) == (STEP_S, MEMORY_GIB)
         return
     with pytest.raises(PartFailed, match=why):
-        trials.fp8(h100)
+        trials.fp8_current(h100)
 
 
 @pytest.mark.long

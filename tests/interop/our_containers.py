@@ -36,7 +36,7 @@ def trained(given: dict[str, Any]) -> dict[str, Any]:
     assert preset, given
     recipe = load_recipe(asked.model_recipe_name)
     args = with_recipe_defaults(with_loop_preset(asked, preset).args, recipe)
-    args = args.model_copy(update={"compute_dtype": "bf16", "config_variant": None, "max_steps": STEPS})
+    args = args.model_copy(update={"config_variant": None, "max_steps": STEPS})
     config = ConfigContainer.from_dict(training_config(recipe, args, {}))
     config.logger.save_config_filepath = None  # its directory may not be there
     prepare(config)

@@ -12,7 +12,7 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import MAPPED, lacked_by, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
@@ -43,6 +43,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
     "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
+    "nccl_ub": (True, "ddp.nccl_ub"),
     "num_moe_experts": (8, "model.num_moe_experts"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
@@ -102,6 +103,7 @@ OUTSIDE = {
 DERIVED: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "first_k_dense_replace": (2, {"model_recipe_name": MOE}, "model.moe_layer_freq", [0, 0, 1, 1]),
     "optimizer_type": ("muon", {}, "optimizer.optimizer", "dist_muon"),
+    "use_tokendrop": (True, {"model_recipe_name": MOE}, "model.moe_pad_expert_input_to_capacity", True),
     "deterministic": (True, {}, "model.deterministic_mode", True),
     "preempt_time": (60, {}, "train.exit_signal_handler", True),
     "data": ("c4", {"c4_root": "/c"}, "dataset.split", None),
@@ -318,6 +320,25 @@ def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
     assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
 
 
+def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
+    """NCCL has no average in the kernels that use them."""
+    assert _config(DENSE, nccl_ub=True)["ddp"].items() >= {"nccl_ub": True, "average_in_collective": False}.items()
+    assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
+    with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
+        training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
+
+
+@pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
+def test_experts_of_a_fixed_size_as_upstreams_launcher_sets_them(wanted: bool, factor: float | None) -> None:
+    model = _config(MOE, use_tokendrop=wanted)["model"]
+    assert model["moe_expert_capacity_factor"] == factor
+    assert model["moe_pad_expert_input_to_capacity"] is wanted
+    assert model["moe_router_force_load_balancing"] is not wanted
+    forced = _config(MOE, {"model.moe_router_force_load_balancing": "true"}, use_tokendrop=wanted)["model"]
+    assert forced["moe_router_force_load_balancing"] is True
+    assert _config(DENSE, use_tokendrop=wanted)["model"] == _config(DENSE)["model"]
+
+
 def test_what_is_said_to_be_reached_by_an_override_is() -> None:
     """Every section.field that a reason of the table names is a field of the training configuration."""
     named = {name for argument in ARGUMENTS.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", argument.refused)}
@@ -430,6 +451,13 @@ def test_recomputing_modules_is_selective(text: str) -> None:
     model = _config(DENSE, recompute_modules=text)["model"]
     assert model["recompute_modules"] == ["core_attn", "mlp"]
     assert model["recompute_granularity"] == "selective"
+
+
+@pytest.mark.parametrize(("modules", "lacked"), [("moe,layernorm", True), (["moe_act"], True), ("moe", False)])
+def test_modules_that_transformer_engine_recomputes(modules: Any, lacked: bool) -> None:
+    args = ResolvedCmdArgs(recompute_modules=modules)
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == ({"recompute_modules": TRANSFORMER_ENGINE} if lacked else {})
+    assert lacked_by(args, {GPU}) == {}
 
 
 def test_without_recompute_nothing_is_recomputed() -> None:

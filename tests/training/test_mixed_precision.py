@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     pytest.importorskip("megatron.core")
     import megatron.core.utils as megatron_utils
     from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.enums import Fp8Recipe
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
 
@@ -30,6 +31,7 @@ with warnings.catch_warnings():
         MIXED_PRECISION_RECIPES,
         MixedPrecisionConfig,
         get_mixed_precision_config,
+        number_format,
         register,
         update_config_with_precision_overrides,
     )
@@ -341,3 +343,22 @@ def test_an_update_returns_the_config_and_logs_each_change(caplog: pytest.LogCap
     with caplog.at_level(logging.DEBUG, logger=mixed_precision.__name__):
         assert update_config_with_precision_overrides(MixedPrecisionConfig(), ddp) is ddp
     assert caplog.messages == ["DistributedDataParallelConfig.grad_reduce_in_fp32: False -> True"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "fp32"),
+        ({"params_dtype": torch.float16}, "fp16"),
+        ({"params_dtype": torch.int8}, ""),
+        ({"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "fp8_cs"),
+        ({"fp8": "hybrid", "fp8_recipe": Fp8Recipe.delayed}, "fp8_ds"),
+        ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, "fp8_mx"),
+        ({"fp8": "hybrid", "fp8_recipe": "blockwise"}, "fp8_sc"),
+        ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8"),
+        ({"fp4": "e2m1", "fp4_recipe": "nvfp4"}, "nvfp4"),
+    ],
+)
+def test_a_run_names_its_format(settings: dict[str, Any], name: str) -> None:
+    """By it a report finds the peak that its share is of."""
+    assert number_format(types.SimpleNamespace(**{"params_dtype": torch.float32, **settings})) == name

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
-from cloudai_mbridge.training.models.other_providers import MambaModelProvider, MIMOProvider, T5ModelProvider
+from cloudai_mbridge.training.models.hybrid_provider import MambaModelProvider
+from cloudai_mbridge.training.models.other_providers import MIMOProvider, T5ModelProvider
 from cloudai_mbridge.training.models.provider import CannotBuild
 from tests.training.conftest import run_ranks
 
@@ -81,7 +82,7 @@ def test_a_modality_needs_its_token() -> None:
         MIMOProvider(modality_encoders={"audio": object()}).finalize()
 
 
-@pytest.mark.parametrize("provider", PROVIDERS[2:], ids=lambda provider: type(provider).__name__)
+@pytest.mark.parametrize("provider", PROVIDERS[3:], ids=lambda provider: type(provider).__name__)
 def test_what_is_not_built_says_so(provider: Any) -> None:
     with pytest.raises(CannotBuild, match=type(provider).__name__):
         provider.provide()

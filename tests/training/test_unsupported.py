@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
+from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
 from cloudai_mbridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -18,7 +19,7 @@ from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.resilience import packages
-from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
+from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, NEEDS
 from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
 from cloudai_mbridge.training.startup import prepare
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
@@ -56,6 +57,41 @@ def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path
     with pytest.raises(ConfigError, match=rf"{path} = 'something' \(use ") as caught:
         refuse_unsupported(config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", NEEDS)
+def test_what_only_other_machines_can_train_is_refused_by_name(
+    config: ConfigContainer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, _, name = path.partition(".")
+    what, harmless = NEEDS[path]
+    config.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    config.model.tensor_model_parallel_size, config.model.sequence_parallel = 2, True
+    if not hasattr(target := getattr(config, section), name):
+        pytest.skip("this release of Megatron-Core has no such field")
+    setattr(target, name, "something")
+    with pytest.raises(ConfigError, match=rf"cannot train that: {path} = 'something' needs {what} \(use ") as caught:
+        refuse_unsupported(config)
+    assert "\n" not in str(caught.value)
+    setattr(target, name, harmless[0])
+    refuse_unsupported(config)
+    setattr(target, name, "something")
+    monkeypatch.setattr(prepare, "_lacking", set)
+    refuse_unsupported(config)
+
+
+def test_overlap_with_one_rank_needs_nothing(config: ConfigContainer) -> None:
+    config.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)
+    refuse_unsupported(config)
+
+
+@pytest.mark.parametrize(("modules", "wrong"), [(["moe", "moe_act"], "moe_act"), (["layernorm"], "layernorm")])
+def test_modules_that_transformer_engine_recomputes(config: ConfigContainer, modules: list[str], wrong: str) -> None:
+    config.model.recompute_granularity, config.model.recompute_modules = "selective", modules
+    with pytest.raises(ConfigError, match=rf"recompute_modules = .* needs .* \(remove {wrong}\)"):
+        refuse_unsupported(config)
+    config.model.recompute_granularity = None
+    refuse_unsupported(config)
 
 
 def test_experts_that_megatron_would_train_wrongly(config: ConfigContainer) -> None:

@@ -108,7 +108,7 @@ def test_settings_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "layers.yaml"
     path.write_text("qkv_dgrad: {method: bulk, num_sm: 4}\n")
     assert layer_settings(str(path)) == LAYERS
-    for text, words in (("[1]\n", "no table of layers"), ("{", "while parsing")):
+    for text, words in (("[1]\n", "no table of layers"), ("{", "expected the node content")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=words) as caught:
             layer_settings(str(path))

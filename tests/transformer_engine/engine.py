@@ -26,7 +26,9 @@ if torch.cuda.is_available():
     pytest.skip("this machine has a GPU: these tests are for one without", allow_module_level=True)
 
 from cloudai_mbridge.training import cpu
+from tests.interop.absent_packages import stand_in_for
 
+stand_in_for(("mamba_ssm", "causal_conv1d", "fla", "fast_hadamard_transform"))  # kernels that building does not call
 cpu.install()
 
 import torch.distributed as dist
@@ -78,6 +80,45 @@ MODELS: dict[str, dict[str, Any]] = {
     "grouped": {**MOE, "moe_grouped_gemm": True},
     "mtp": {**MOE, "moe_grouped_gemm": True, "mtp_num_layers": 1},
 }
+# Families with layers of their own, which a CPU has not
+MAMBA = {
+    "hybrid_layer_pattern": "M*-E",
+    "num_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_num_groups": 4,
+    "mamba_state_dim": 8,
+    "gated_linear_unit": False,
+    "activation": "squared_relu",
+    "attention_backend": "auto",  # another one than the class's: Megatron-Core keeps it in the environment
+    **{name: value for name, value in MOE.items() if name != "moe_layer_freq"},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "nemotron_h": MAMBA,
+    "nemotron_3": {**MAMBA, "moe_latent_size": 32, "hybrid_layer_pattern": "M*-E/*E"},
+    "qwen3_next": {
+        **MOE,
+        "qk_layernorm": True,
+        "attention_output_gate": True,
+        "moe_shared_expert_gate": True,
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "mtp_num_layers": 1,
+    },
+    "glm5": {
+        **MOE,
+        **MLA,
+        "qk_layernorm": True,
+        "experimental_attention_variant": "dsa",
+        "dsa_indexer_n_heads": 4,
+        "dsa_indexer_head_dim": 16,
+        "dsa_indexer_topk": 8,
+    },
+}
 
 
 Place = tuple[str, tuple[int, ...], tuple[int, ...]]  # in a checkpoint: key, shape of the whole, offset
@@ -99,9 +140,9 @@ class Built:
 
 
 def configure(model: str, **fields: Any) -> ConfigContainer:
-    """Return the configuration of one of MODELS in bf16, with these fields of the model on top."""
+    """Return the configuration of one of MODELS or FAMILIES in bf16, with these fields of the model on top."""
     sections: dict[str, dict[str, Any]] = {
-        "model": {**MODEL, **MODELS[model], **fields},
+        "model": {**MODEL, **(MODELS | FAMILIES)[model], **fields},
         "train": {"train_iters": 1, "micro_batch_size": 1, "global_batch_size": 8},
         "optimizer": {"lr": 1e-3},
         "scheduler": {},

@@ -1,6 +1,6 @@
 """Published presets, scaled down, built with Transformer Engine's layers.
 
-One of every model, number format, kind of CUDA graphs and sharding.
+One of every model, number format, kind of CUDA graphs and sharding. Weights are quantized by the emulation.
 """
 
 from typing import Any
@@ -19,6 +19,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.recipes.load import load_recipe, recipe_names
 from cloudai_mbridge.training.config.container import ConfigContainer
+from tests.transformer_engine.emulation import emulated
 
 RELEASE = Release("0.6.0", "shipped")
 POINTS_AT_LEAST = 40
@@ -106,7 +107,7 @@ def test_there_is_a_point_of_every_kind() -> None:
 def test_built(kind: str) -> None:
     row = PUBLISHED[kind]
     config, ranks = scaled(row)
-    with gpu(row.gpu):
+    with gpu(row.gpu), emulated((9, 0) if row.gpu == "h100" else (10, 0)):
         built = build(config, rank=ranks - 1, world=ranks)
     assert built.checkpoint
     assert built.weights

@@ -15,7 +15,7 @@ from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing import generators
 from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
-from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state
+from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, without_classes
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
@@ -94,7 +94,7 @@ def model_tree(model: list[Any], metadata: Metadata) -> dict[str, Any]:
 def optimizer_tree(optimizer: Any, models: dict[str, Any], metadata: Metadata, *, is_loading: bool) -> Any:
     """Return the sharded state of the optimizer over the chunks in `models`. A collective."""
     ensure_state(optimizer)
-    return optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=dict(metadata))
+    return without_classes(optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=dict(metadata)))
 
 
 def tree_to_save(

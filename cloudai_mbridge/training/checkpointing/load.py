@@ -12,12 +12,14 @@ from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing import content, generators
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
+from cloudai_mbridge.training.checkpointing.dtensors import states_like_parameters, weights_like
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
 from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
 from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
 from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, forget_metadata, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.optim import sync_hybrid_device_optimizer_fp32_master_copies
 from cloudai_mbridge.training.process.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
@@ -157,7 +159,7 @@ class _Load:
         if not skip_model_and_optimizer:
             strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
             for key, chunk in zip(content.model_keys(self.model), unwrap_model(self.model), strict=True):
-                chunk.load_state_dict(loaded[key], strict=strict)
+                chunk.load_state_dict(weights_like(loaded[key], chunk), strict=strict)
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
@@ -175,9 +177,11 @@ class _Load:
             if self.optimizer is not None:  # its copies in high precision follow the weights
                 weights = loaded if self.config.load_main_params_from_ckpt else None
                 self.optimizer.reload_model_params(state_dict=weights)
+                sync_hybrid_device_optimizer_fp32_master_copies(self.optimizer)
             return
         keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
-        with loading(self.optimizer, saved_groups(loaded["optimizer"]), keep_schedule=keep_schedule):
+        groups = saved_groups(loaded["optimizer"])
+        with loading(self.optimizer, groups, keep_schedule=keep_schedule), states_like_parameters(self.optimizer):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
             self.scheduler.load_state_dict(loaded["opt_param_scheduler"])

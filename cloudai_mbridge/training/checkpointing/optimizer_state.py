@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
@@ -20,7 +21,8 @@ from cloudai_mbridge.training.checkpointing.verify import read_common
 from cloudai_mbridge.training.compat.optimizer_groups import KIND, found_by_kind, kind_of
 from cloudai_mbridge.training.errors import CheckpointError
 
-_OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable")
+_CLASSES = ("cpu_optimizer_cls", "gpu_optimizer_cls")  # in the groups of an offloaded optimizer
+_OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable", "offload_fraction", *_CLASSES)
 _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
@@ -34,9 +36,22 @@ def ensure_state(optimizer: Any) -> None:
     for part in parts_of(optimizer):
         if getattr(part, "init_state_fn", None) is None:  # SGD: Megatron calls it all the same
             part.init_state_fn = lambda inner, config=None: None
-        for group in part.optimizer.param_groups:
-            for param in group["params"]:
-                _ensure_param_state(part.optimizer, group, param)
+        offloaded = isinstance(part.optimizer, HybridDeviceOptimizer)
+        for inner in part.optimizer.sub_optimizers if offloaded else [part.optimizer]:
+            for group in inner.param_groups:
+                for param in group["params"]:
+                    _ensure_param_state(inner, group, param)
+        if offloaded:
+            part.optimizer._sync_sub_optimizers_state_to_hdo()
+
+
+def without_classes(tree: dict[Any, Any]) -> dict[Any, Any]:
+    """Return what is saved of the optimizer without classes: only plain values are read back."""
+    for groups in saved_groups(tree):
+        for group in groups:
+            for name in _CLASSES:
+                group.pop(name, None)
+    return tree
 
 
 def _ensure_param_state(inner: Any, group: dict[str, Any], param: torch.Tensor) -> None:

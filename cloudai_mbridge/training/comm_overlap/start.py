@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
+from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
 
 
@@ -49,9 +48,9 @@ def layer_settings(given: str | dict[str, Any] | None) -> dict[str, Any]:
     if not isinstance(given, str):
         return given or {}
     try:
-        settings = yaml.safe_load(Path(given).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"model.tp_comm_overlap_cfg = {given!r}: {' '.join(str(error).split())}") from error
+        settings = read_yaml(Path(given))
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"model.tp_comm_overlap_cfg = {given!r}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"model.tp_comm_overlap_cfg = {given!r}: no table of layers, such as qkv_fprop, is in it")
     return settings

@@ -12,6 +12,7 @@ class PackedSequenceSpecs:
     """How several short samples share one sequence; sizes are in tokens."""
 
     packed_sequence_size: int = -1  # not positive: no packing
+    max_single_sequence_length: int | None = None  # of a sample; None: dataset.seq_length
     tokenizer_model_name: str | None = None
     num_tokenizer_workers: int = -1
     packed_train_data_path: str | None = None
@@ -35,6 +36,11 @@ class FinetuningDatasetConfig(DataloaderConfig):
     dataset_kwargs: dict[str, Any] | None = None
     do_validation: bool = True
     do_test: bool = True
+
+    @property
+    def sample_options(self) -> dict[str, Any]:
+        """How a line becomes a sample."""
+        return self.dataset_kwargs or {}
 
 
 @dataclass(init=False)

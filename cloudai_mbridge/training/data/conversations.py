@@ -26,6 +26,9 @@ class SampleOptions:
     answer_only_loss: bool = True
     pad_to_max_length: bool = False
     chat_template: str | None = None  # None: the tokenizer's
+    input_key: str = "input"
+    label_key: str = "output"
+    strip_whitespace: bool = False  # spaces around prompt and answer
 
     @classmethod
     def of(cls, given: dict[str, Any] | None) -> "SampleOptions":
@@ -64,13 +67,16 @@ class Encoder:
         return self._finish(ids, learned, ends=not is_chat if self._options.add_eos is None else self._options.add_eos)
 
     def _pair(self, line: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-        if not all(isinstance(line.get(key), str) for key in ("input", "output")):
-            raise ValueError('needs the texts "input" and "output", or the list "messages"')
+        keys = self._options.input_key, self._options.label_key
+        texts = [line.get(key) for key in keys]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f'needs the texts "{keys[0]}" and "{keys[1]}", or the list "messages"')
+        prompt, answer = (str(text).strip(" ") if self._options.strip_whitespace else str(text) for text in texts)
         before, _, rest = self._options.prompt_template.partition(_PLACES[0])
         between, _, after = rest.partition(_PLACES[1])
         gap = between[len(between.rstrip()) :]  # a space before the answer is the answer's, as tokenizers want it
-        yield before + line["input"] + between.rstrip(), False
-        yield gap + line["output"] + after, True
+        yield before + prompt + between.rstrip(), False
+        yield gap + answer + after, True
 
     def _conversation(self, messages: Any) -> Iterator[tuple[str, bool]]:
         """Yield the rendered conversation in pieces: what the assistant says is to be learned."""

@@ -1,5 +1,6 @@
 """Fine-tuning data: JSON lines under `dataset_root`, padded or packed."""
 
+import copy
 import json
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from cloudai_mbridge.training.data import packing
 from cloudai_mbridge.training.data.collate import Pad, StackPacked, length_unit, stack
 from cloudai_mbridge.training.data.conversations import Encoder, Sample, SampleOptions
 from cloudai_mbridge.training.data.gpt import Datasets
+from cloudai_mbridge.training.data.hugging_face import check_source, prepare_files
 from cloudai_mbridge.training.data.loader import Collate
 from cloudai_mbridge.training.errors import ConfigError
 
@@ -50,6 +52,11 @@ def build_finetuning_datasets(config: ConfigContainer, tokenizer: Any, sizes: It
     Raises ConfigError: a file is missing, empty or has a line that cannot be used.
     """
     dataset: Any = config.dataset
+    if getattr(dataset, "hf_dataset", None) is not None:
+        dataset = copy.copy(dataset)
+        dataset.dataset_root = prepare_files(dataset)
+        config = copy.copy(config)
+        config.dataset = dataset
     train, valid, test = (
         _build_split(config, tokenizer, split)
         if count != 0 and getattr(dataset, _SWITCHES.get(split, ""), True)
@@ -76,19 +83,21 @@ def collate_for(config: ConfigContainer, dataset: Any) -> Collate:
         return StackPacked(dataset.max_boundaries if fixed else None, dataset.longest if fixed else None)
     if not isinstance(dataset, FinetuningDataset):
         return stack
-    to_longest = kind.dataloader_type == "batch" and not SampleOptions.of(kind.dataset_kwargs).pad_to_max_length
+    to_longest = kind.dataloader_type == "batch" and not SampleOptions.of(kind.sample_options).pad_to_max_length
     return Pad(dataset.lengths if to_longest else None, kind.seq_length, _unit(config), dataset.pad_id)
 
 
 def check_finetuning(config: ConfigContainer) -> None:
     """Check what needs no tokenizer. Raises ConfigError: key, value, remedy."""
     dataset: Any = config.dataset
-    if dataset.dataset_root is None:
+    if getattr(dataset, "hf_dataset", None) is not None:
+        check_source(dataset)
+    elif dataset.dataset_root is None:
         raise ConfigError(f"dataset.dataset_root is not set: the directory of {_FILES['train']}")
     if dataset.max_train_samples is not None and dataset.max_train_samples < 1:
         raise ConfigError(f"dataset.max_train_samples = {dataset.max_train_samples}: use at least 1, or leave it out")
     try:
-        SampleOptions.of(dataset.dataset_kwargs)
+        SampleOptions.of(dataset.sample_options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"dataset.dataset_kwargs: {error}") from error
     if is_packed(dataset):
@@ -131,7 +140,7 @@ def _build_split(config: ConfigContainer, tokenizer: Any, split: str) -> Any:
     if not is_packed(dataset):
         return FinetuningDataset(_encode_split(dataset, tokenizer, split, dataset.seq_length), pad_id)
     specs = dataset.packed_sequence_specs
-    limit = min(dataset.seq_length, specs.packed_sequence_size)
+    limit = min(specs.max_single_sequence_length or dataset.seq_length, specs.packed_sequence_size)
     path = {"train": specs.packed_train_data_path, "valid": specs.packed_val_data_path}.get(split)
     options = packing.PackOptions(
         size=specs.packed_sequence_size,
@@ -147,7 +156,7 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
     """Tokenize one file; `limit` is in tokens that the model sees, one less than the ids of a sample."""
     path = Path(str(dataset.dataset_root)) / _FILES[split]
     switch = f", or set dataset.{_SWITCHES[split]}=False" if split in _SWITCHES else ""
-    encoder = Encoder(tokenizer, SampleOptions.of(dataset.dataset_kwargs), limit + 1)
+    encoder = Encoder(tokenizer, SampleOptions.of(dataset.sample_options), limit + 1)
     lines = read_lines(path, switch)
     samples = []
     for number, line in lines[: dataset.max_train_samples if split == "train" else None]:

@@ -10,7 +10,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -113,7 +113,9 @@ def _fixed(iterators: Any) -> Any:
     """Give the packed batches of one iterator, or of a list of them, bounds of one shape; they are on the host yet."""
     if isinstance(iterators, list):
         return [_fixed(each) for each in iterators]
-    return iterators if iterators is None else map(with_fixed_bounds, iterators)
+    if iterators is None:
+        return None
+    return map(with_fixed_bounds, iter(partial(next, iterators), None))  # Megatron-Core's iterators only have `next`
 
 
 def gradient_stream(config: ConfigContainer) -> AbstractContextManager[None]:

@@ -11,9 +11,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     """Return the chunks, each wrapped as the configuration sets. The process groups must be up; a collective."""
     if config.dist.use_torch_fsdp2:
-        from megatron.core.distributed import TorchFullyShardedDataParallel
-
-        return [TorchFullyShardedDataParallel(config.model, config.ddp, chunk) for chunk in chunks]
+        return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
     kind: Any = DistributedDataParallel
     if config.ddp.use_megatron_fsdp:
         from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel as kind
@@ -22,6 +20,16 @@ def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
         kind(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
         for i, chunk in enumerate(chunks)
     ]
+
+
+def _torch_fsdp2() -> Any:
+    from megatron.core.distributed import TorchFullyShardedDataParallel
+
+    class Wrapped(TorchFullyShardedDataParallel):  # type: ignore[misc]
+        def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
+            """Do nothing: the backward pass has reduced the gradients. Megatron-Core 0.16 takes no arguments here."""
+
+    return Wrapped
 
 
 def sized(ddp: Any, chunk: Any) -> Any:

@@ -94,15 +94,6 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
             )
         self.run_post_init()
 
-    @property
-    def padded_vocab_size(self) -> int:
-        """The vocabulary, rounded up so that every tensor-parallel rank holds an equal, aligned share."""
-        assert self.vocab_size is not None, "model.vocab_size is not set; set it, or take the tokenizer's"
-        if not self.should_pad_vocab:
-            return self.vocab_size
-        multiple = self.make_vocab_size_divisible_by * self.tensor_model_parallel_size
-        return int(-(-self.vocab_size // multiple) * multiple)
-
     def provide(
         self, pre_process: bool | None = None, post_process: bool | None = None, vp_stage: int | None = None
     ) -> GPTModel:

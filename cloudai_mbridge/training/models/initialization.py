@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from megatron.core import parallel_state as mpu
 
+from cloudai_mbridge.training.models.mixers import MixerWeight, mixer_weights, of_mixer
+
 # A routed expert's parameter. Sequential layers: `experts.local_experts.3.linear_fc1.weight`; Transformer Engine's
 # grouped ones: `experts.linear_fc1.weight3`, or `experts.linear_fc1.weight` for all experts of the rank
 _EXPERT = re.compile(r"\bexperts\.(?:local_experts\.(\d+)\.)?linear_fc([12])\.(weight|bias)(\d*)$")
 # Megatron-Core 0.16's own grouped layers: the transposed matrices of all experts of the rank
 _TRANSPOSED = re.compile(r"\bexperts\.weight([12])$")
+
+_MAMBA_KERNEL = 4  # the width of its convolution, which Megatron-Core does not let choose
 
 # (name, shape of the shard, its dimension or -1, tensor-parallel size, rank) -> the shard
 _Draw = Callable[[str, Sequence[int], int, int, int], torch.Tensor]
@@ -24,10 +28,14 @@ _Draw = Callable[[str, Sequence[int], int, int, int], torch.Tensor]
 
 @torch.no_grad()
 def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
-    """Fill every matrix of `model` with this rank's shard of its global value; norms and biases keep theirs."""
+    """Fill every matrix of `model` with this rank's shard of its global value; norms and biases keep theirs.
+
+    Mamba's and Gated DeltaNet's layers have random vectors as well.
+    """
+    mixers = mixer_weights(model)
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1 and not name.endswith(".bias"):
-            value = _value(_globalize(name, model), parameter, config, seed)
+        if name in mixers or (parameter.dim() > 1 and not name.endswith(".bias")):
+            value = _value(_globalize(name, model), parameter, config, seed, mixers.get(name))
             parameter.copy_(value)
             # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
             read_kept = getattr(parameter, "get_high_precision_init_val", None)
@@ -62,10 +70,14 @@ def _globalize(name: str, model: Any) -> str:
     return name
 
 
-def _value(name: str, parameter: torch.Tensor, config: Any, seed: int) -> torch.Tensor:
+def _value(
+    name: str, parameter: torch.Tensor, config: Any, seed: int, mixer: MixerWeight | None = None
+) -> torch.Tensor:
     """Return what this rank holds of a parameter with this global name."""
     # the same numbers on every device
     device = torch.device("cpu") if config.use_cpu_initialization else parameter.device
+    if mixer is not None:
+        return _value_of_mixer(name, mixer, parameter, config, seed, device)
     draw = partial(_draw, config=config, seed=seed, device=device)
     if found := _TRANSPOSED.search(name):
         return _transposed_experts(found, parameter, config, draw)
@@ -73,6 +85,22 @@ def _value(name: str, parameter: torch.Tensor, config: Any, seed: int) -> torch.
         return _experts(found, parameter, config, draw)
     tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     return draw(name, parameter.shape, _shard_dim(parameter), tp, rank)
+
+
+def _value_of_mixer(
+    name: str, mixer: MixerWeight, parameter: torch.Tensor, config: Any, seed: int, device: torch.device
+) -> torch.Tensor:
+    tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    whole = [parameter.shape[0] * tp, *parameter.shape[1:]]
+    generator = _generator(name.replace("conv1d_", "conv1d."), seed, device)
+    full = torch.empty(whole, device=device)
+    if mixer.is_matrix:
+        full.normal_(0.0, _std(name, config), generator=generator)
+    else:
+        kernel = config.linear_conv_kernel_dim if ".self_attention." in name else _MAMBA_KERNEL
+        full = of_mixer(mixer.leaf, full.uniform_(generator=generator), kernel)
+    parts = torch.split(full, [rows * tp for rows in mixer.rows])
+    return torch.cat([part.chunk(tp)[rank] for part in parts])
 
 
 def _experts(name: re.Match[str], parameter: torch.Tensor, config: Any, draw: _Draw) -> torch.Tensor:
@@ -120,15 +148,24 @@ def _draw(
     name: str, shape: Sequence[int], dim: int, tp: int, rank: int, *, config: Any, seed: int, device: torch.device
 ) -> torch.Tensor:
     """Draw a whole matrix and return this rank's shard of it, which has `shape`; dim: -1 if it is not sharded."""
-    std = config.init_method_std
-    if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
-        std /= math.sqrt(2 * config.num_layers)
+    whole = [size * tp if i == dim else size for i, size in enumerate(shape)]
+    generator = _generator(name, seed, device)
+    full = torch.empty(whole, device=device).normal_(0.0, _std(name, config), generator=generator)
+    return _shard(full, dim, config.gated_linear_unit and "linear_fc1" in name, tp, rank)
+
+
+def _generator(name: str, seed: int, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
+
+
+def _std(name: str, config: Any) -> float:
+    """Return the standard deviation of a matrix; those that add to the residual are smaller."""
+    std = float(config.init_method_std)
+    if name.endswith(("linear_proj.weight", "linear_fc2.weight", "out_proj.weight")):
+        std /= math.sqrt((1 if getattr(config, "is_hybrid_model", False) else 2) * config.num_layers)
     if getattr(config, "use_mup", False) and not name.startswith(("embedding.", "output_layer.")):
         std /= math.sqrt(config.mup_width_mult)
-    whole = [size * tp if i == dim else size for i, size in enumerate(shape)]
-    generator = torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
-    full = torch.empty(whole, device=device).normal_(0.0, std, generator=generator)
-    return _shard(full, dim, config.gated_linear_unit and "linear_fc1" in name, tp, rank)
+    return std
 
 
 def _shard(full: torch.Tensor, dim: int, gated: bool, tp: int, rank: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import experimental_attention_variant_module_specs as variant_specs
 from megatron.core.models.gpt import gpt_layer_specs
 
 from cloudai_mbridge.training.models.attention import SDPACoreAttention, TorchNorm
@@ -14,7 +15,12 @@ def has_transformer_engine() -> bool:
 
 
 def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
-    """Return the layers of one pipeline stage; dense and MoE layers follow `config.moe_layer_freq`."""
+    """Return the layers of one pipeline stage; dense and MoE layers follow `config.moe_layer_freq`.
+
+    Linear attention follows `config.linear_attention_freq`.
+    """
+    if config.experimental_attention_variant is not None:
+        return variant_specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
     if not has_transformer_engine():
         return local_layer_spec(config, vp_stage)
     block = gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
@@ -31,20 +37,42 @@ def local_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
         config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )
     for layer in block.layer_specs:
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = TorchNorm
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = SDPACoreAttention
-        for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
-            if "Norm" in getattr(getattr(attention, name, None), "__name__", ""):
-                setattr(attention, name, TorchNorm)
+        put_on_torch(layer)
     block.layer_norm = TorchNorm
     return block
+
+
+def put_on_torch(layer: Any) -> None:
+    """Replace a local layer's norms and its core attention."""
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = TorchNorm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = SDPACoreAttention
+    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+        if "Norm" in getattr(getattr(attention, name, None), "__name__", ""):
+            setattr(attention, name, TorchNorm)
 
 
 def mtp_block_spec(config: Any, layer_spec: Any, vp_stage: int | None) -> Any:
     """Return the multi-token-prediction layers, None without any."""
     if not getattr(config, "mtp_num_layers", None):
         return None
-    return gpt_layer_specs.get_gpt_mtp_block_spec(
-        config, layer_spec, use_transformer_engine=has_transformer_engine(), vp_stage=vp_stage
+    has_te = has_transformer_engine()
+    if not getattr(layer_spec, "layer_specs", True):  # a stage of prediction alone
+        layer_spec = _last_layer(config)
+    block = gpt_layer_specs.get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=has_te, vp_stage=vp_stage)
+    for layer in () if block is None or has_te else block.submodules.layer_specs:
+        layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = TorchNorm
+    return block
+
+
+def _last_layer(config: Any) -> Any:
+    """Return the last layer of the decoder, as which that of prediction is made."""
+    if config.experimental_attention_variant is not None:
+        return variant_specs.get_transformer_layer_with_experimental_attention_variant_spec(config)[-1]
+    has_te = has_transformer_engine()
+    layers = gpt_layer_specs.get_gpt_decoder_layer_specs(
+        config, use_transformer_engine=has_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
+    if not has_te:
+        put_on_torch(layers[-1])
+    return layers[-1]

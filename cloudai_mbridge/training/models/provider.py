@@ -26,6 +26,16 @@ class CannotBuild(NotImplementedError):
 class ModelProvider(Generic[M]):
     """A model's config that builds the model."""
 
+    @property
+    def padded_vocab_size(self) -> int:
+        """The vocabulary, rounded up so that every tensor-parallel rank holds an equal, aligned share."""
+        model: Any = self
+        assert model.vocab_size is not None, "model.vocab_size is not set; set it, or take the tokenizer's"
+        if not model.should_pad_vocab:
+            return int(model.vocab_size)
+        multiple = model.make_vocab_size_divisible_by * model.tensor_model_parallel_size
+        return int(-(-model.vocab_size // multiple) * multiple)
+
     def provide(
         self, pre_process: bool | None = None, post_process: bool | None = None, vp_stage: int | None = None
     ) -> M:

@@ -13,6 +13,8 @@ def as_meant(path: str, field: str, value: Any) -> Any:
             return value != 0
         case "PipelineOverlapCfg", "fp8_buf", [False]:  # a comma too many in the class's default
             return False
-        case "GPTModelProvider" | "MLAModelProvider", "moe_router_dtype", {"_target_": "torch.float32"}:
+        case _, "moe_router_dtype", {"_target_": "torch.float32"}:
             return "fp32"
+        case _, "moe_router_dtype", "bf16":  # Megatron-Core takes what it does not know for the type of the layer
+            return None
     return value

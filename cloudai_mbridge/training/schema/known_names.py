@@ -40,6 +40,12 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
         "SyntheticGPTDatasetConfig",
     ),
     "config.finetuning": ("FinetuningDatasetConfig", "GPTFIMDatasetConfig", "PackedSequenceSpecs"),
+    "config.sft": (
+        "GPTSFTDatasetConfig",
+        "HFDatasetSourceConfig",
+        "ChatSFTPreprocessingConfig",
+        "PromptCompletionSFTPreprocessingConfig",
+    ),
     "config.container": ("ConfigContainer",),
     "tokenizers.config": ("TokenizerConfig",),
     "mixed_precision": ("MixedPrecisionConfig",),
@@ -52,7 +58,8 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
         "BulkOverlapCfg",
     ),
     "models.gpt_provider": ("GPTModelProvider", "MLAModelProvider"),
-    "models.other_providers": ("MambaModelProvider", "T5ModelProvider", "MIMOProvider"),
+    "models.hybrid_provider": ("HybridModelProvider", "MambaModelProvider"),
+    "models.other_providers": ("T5ModelProvider", "MIMOProvider"),
 }
 
 # Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
@@ -62,11 +69,11 @@ _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
     "comm_overlap.config": ("megatron.bridge.training.comm_overlap",),
     "comm_overlap.user_buffers": ("megatron.bridge.training.comm_overlap",),
     "models.gpt_provider": ("megatron.bridge.models.gpt_provider", "megatron.bridge.models.mla_provider"),
-    "models.other_providers": (
+    "models.hybrid_provider": (
+        "megatron.bridge.models.hybrid.hybrid_provider",
         "megatron.bridge.models.mamba.mamba_provider",
-        "megatron.bridge.models.t5_provider",
-        "megatron.bridge.models.mimo.mimo_provider",
     ),
+    "models.other_providers": ("megatron.bridge.models.t5_provider", "megatron.bridge.models.mimo.mimo_provider"),
 }
 # Since Megatron-Bridge 0.4 some classes are Megatron-LM's own
 _REFERENCE_CONFIG = (
@@ -81,7 +88,11 @@ _REFERENCE_EXTRA: Mapping[str, tuple[str, ...]] = {
         "megatron.core.distributed.distributed_data_parallel_config",
     ),
     "GPTDatasetConfig": ("megatron.core.datasets.gpt_dataset",),
-    "PackedSequenceSpecs": ("megatron.bridge.data.datasets.packed_sequence",),
+    "PackedSequenceSpecs": ("megatron.bridge.data.datasets.packed_sequence", "megatron.bridge.data.packing.config"),
+    "GPTSFTDatasetConfig": ("megatron.bridge.data.builders.gpt_sft", "megatron.bridge.data.builders"),
+    "HFDatasetSourceConfig": ("megatron.bridge.data.sources.hf",),
+    "ChatSFTPreprocessingConfig": ("megatron.bridge.data.sft_processing",),
+    "PromptCompletionSFTPreprocessingConfig": ("megatron.bridge.data.sft_processing",),
 }
 
 # Keys that a class takes under a second name: (class name, second name) -> field. Subclasses take them as well.
@@ -94,7 +105,10 @@ KEY_ALIASES: Mapping[str, Mapping[str, str]] = {
 # `_target_` is read as the first.
 FIELD_CLASSES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ConfigContainer": {
-        "model": ("GPTModelProvider", "MLAModelProvider", "MambaModelProvider", "T5ModelProvider", "MIMOProvider"),
+        "model": (
+            *("GPTModelProvider", "MLAModelProvider", "HybridModelProvider", "MambaModelProvider"),
+            *("T5ModelProvider", "MIMOProvider"),
+        ),
         "peft": (),
     },
     "MIMOProvider": {"language_model": ("GPTModelProvider", "MLAModelProvider")},

@@ -38,7 +38,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "dist.use_decentralized_pg": (False,),
     "dist.external_gpu_device_mapping": (False,),
     "dist.flight_recorder_dump_path": (None,),
-    "model.experimental_attention_variant": (None,),
     "model.use_transformer_engine_full_layer_spec": (False,),
     "model.restore_modelopt_state": (False,),
     "model.use_arbitrary_attention_mask": (None, False),
@@ -56,6 +55,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
 # section.field -> what a machine must have for it, and the values that need nothing
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.fp8": (TRANSFORMER_ENGINE, (None,)),
+    "model.experimental_attention_variant": (TRANSFORMER_ENGINE, (None,)),
     "model.fp4": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp8": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp4": (TRANSFORMER_ENGINE, (None,)),
@@ -74,6 +74,8 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
 }
+# Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
+_NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
     "model.dense_grouped_gemm": (False,),
@@ -102,5 +104,22 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
     for path, (what, harmless) in NEEDS.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING) if what in lacking else _MISSING
-        if value is not _MISSING and value not in harmless:
+        if value is not _MISSING and value not in harmless and not (path == _IN_GROUPS and _is_one_rank(get)):
             yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"
+    modules = get("model", "recompute_modules", None) if TRANSFORMER_ENGINE in lacking else None
+    is_selective = get("model", "recompute_granularity", None) == "selective"
+    if is_selective and (wrong := [name for name in RECOMPUTED_BY_ENGINE if name in (modules or ())]):
+        yield f"model.recompute_modules = {modules!r} needs {TRANSFORMER_ENGINE} (remove {' and '.join(wrong)})"
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if TRANSFORMER_ENGINE in lacking else ():
+        if layers := [each for each in _NEEDING if each in (get("model", name, None) or "")]:
+            yield f"model.{name} with {', '.join(layers)} needs {TRANSFORMER_ENGINE} (use the layers *, - and E)"
+
+
+# Modules that Megatron-Core recomputes by functions of Transformer Engine, or in its layers alone
+RECOMPUTED_BY_ENGINE = ("layernorm", "moe_act")
+# Switched off, with a warning, where there is nothing to overlap with
+_IN_GROUPS = "comm_overlap.tp_comm_overlap"
+
+
+def _is_one_rank(get: Callable[[str, str, Any], Any]) -> bool:
+    return (get("model", "tensor_model_parallel_size", 1) or 1) < 2 or not get("model", "sequence_parallel", False)

@@ -19,9 +19,11 @@ from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
+from cloudai_mbridge.training.startup.kernels import check_kernels
 
 _CHANGED = "_changed_by_prepare"
 
@@ -47,6 +49,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     refuse_unsupported(config)
     _check_parallelism(config)
     _check_dispatcher(config.model)
+    check_kernels(config.model)
     _check_fused_experts(config.model)
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
@@ -236,14 +239,16 @@ def refuse_unsupported(config: ConfigContainer) -> None:
 
     if asked := [*asked_for(get), *_asked_otherwise(config)]:
         raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
-    if missing := [*needed(get, _lacking()), *_graphs_of_a_missing_engine(config.model)]:
+    if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
 
 
-def _graphs_of_a_missing_engine(model: Any) -> Iterator[str]:
+def _of_a_missing_engine(model: Any) -> Iterator[str]:
     graphs = cuda_graphs.implementation(model)
     if graphs == "transformer_engine" and torch.cuda.is_available() and not has_transformer_engine():
         yield "model.cuda_graph_impl = 'transformer_engine' needs Transformer Engine (use 'local')"
+    if isinstance(model, HybridModelProvider) and model.pattern is None and not has_transformer_engine():
+        yield f"model = {type(model).__name__} without hybrid_layer_pattern: Mamba layers need {TRANSFORMER_ENGINE}"
 
 
 def _lacking() -> set[str]:
@@ -255,12 +260,15 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     model: Any = config.model
     if config.peft is not None:
         yield "peft (remove it)"
-    if not isinstance(model, GPTModelProvider):
-        yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
-    elif has_transformer_engine() and model.transformer_impl == "local":
-        yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    if isinstance(model, HybridModelProvider):
+        if (stages := model.virtual_pipeline_model_parallel_size) is not None:  # nor does Megatron-Bridge build them
+            yield f"model.virtual_pipeline_model_parallel_size = {stages} of a hybrid model (use None)"
+    elif not isinstance(model, GPTModelProvider):
+        yield f"model = {type(model).__name__} (use GPTModelProvider, MLAModelProvider or HybridModelProvider)"
     elif has_transformer_engine() and model.transformer_layer_spec is local_layer_spec:
         yield "model.transformer_layer_spec = local_layer_spec (Transformer Engine is installed, and used)"
+    if has_transformer_engine() and getattr(model, "transformer_impl", None) == "local":
+        yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
     tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
     if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from megatron.core.transformer import TransformerConfig
 
-    import cloudai_mbridge.training.models.other_providers
+    import cloudai_mbridge.training.models.hybrid_provider
     from cloudai_mbridge.training.compat.versions import RELEASES, installed_release
     from cloudai_mbridge.training.config.container import ConfigContainer
     from cloudai_mbridge.training.config.text.schema_file import generate_schema
@@ -202,7 +202,7 @@ def test_everything_that_a_file_may_name_exists() -> None:
     assert enums
     for module, name in [*FUNCTIONS.values(), *enums]:
         assert callable(getattr(importlib.import_module(module), name))
-    assert cloudai_mbridge.training.models.other_providers.MambaModelProvider
+    assert cloudai_mbridge.training.models.hybrid_provider.MambaModelProvider
 
 
 @pytest.mark.parametrize("backend", ["auto", "flashinfer", "torch"])

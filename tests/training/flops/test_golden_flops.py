@@ -11,7 +11,7 @@ from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import FLOPS_FORMULA, NEW, OLD, Formula, flops_per_token
 from cloudai_mbridge.training.flops.quantities import padded_vocab_size
-from cloudai_mbridge.training.models.other_providers import MambaModelProvider
+from cloudai_mbridge.training.models.hybrid_provider import MambaModelProvider
 
 # At the recipe's own sequence length and tensor-parallel size 1 unless said otherwise
 GOLDEN = {
