@@ -9,14 +9,16 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 import transformer_engine_torch as tex
+from megatron.core.distributed import param_and_grad_buffer
 from transformer_engine.pytorch import permutation, quantization
 from transformer_engine.pytorch.cpp_extensions import gemm as te_gemm
 from transformer_engine.pytorch.triton import cross_entropy as triton_cross_entropy
 
-from tests.transformer_engine.emulation import activations, attention, gemm, loss, moe, norms, optimizer, quantize
+from tests.transformer_engine.emulation import activations, attention, gemm, loss, master_weights, moe, norms, optimizer, quantize
 
-_MODULES = (norms, attention, gemm, moe, optimizer, quantize)
+_MODULES = (norms, attention, gemm, moe, optimizer, quantize, master_weights)
 _MACHINE: dict[str, Callable[..., Any]] = {
     "get_fused_attn_backend": lambda parameters: (tex.NVTE_Fused_Attn_Backend.NVTE_No_Backend, "emulated"),
     "get_cublasLt_version": lambda: 130500,
@@ -88,7 +90,27 @@ def _answers(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     for name in ("_FP8_SUPPORT", "_MXFP8_SUPPORT", "_NVFP4_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT"):
         yield quantization, name, None
     yield te_gemm, "get_cublas_workspace_size_bytes", lambda: 1024
+    yield param_and_grad_buffer, "_coalescing_manager", _one_by_one
     yield torch.Tensor, "is_cuda", property(_is_cuda)
+
+
+@contextmanager
+def _one_by_one(group: Any, async_ops: bool = False) -> Iterator[Any]:
+    """Run the collectives of a group of buckets each by itself: gloo puts bytes and bf16 into one buffer of bytes."""
+    works: list[Any] = []
+
+    def started(collective: Any) -> Any:
+        return lambda *args, **kwargs: works.append(collective(*args, **{**kwargs, "async_op": True}))
+
+    names = ("dist_all_gather_func", "dist_reduce_scatter_func")
+    functions = {name: started(getattr(param_and_grad_buffer, name)) for name in names}
+    with mock.patch.multiple(param_and_grad_buffer, **functions), mock.patch.object(
+        dist, "all_reduce", started(dist.all_reduce)
+    ):
+        handle = SimpleNamespace(wait=lambda: [work.wait() for work in works])
+        yield handle
+    if not async_ops:
+        handle.wait()
 
 
 def _is_cuda(tensor: torch.Tensor) -> bool:

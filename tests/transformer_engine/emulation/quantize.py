@@ -21,7 +21,7 @@ from tests.transformer_engine.emulation import formats
 from tests.transformer_engine.emulation.formats import MAX, block_amax, from_fp8, scale_of, spread, to_fp8
 
 _ROUNDING = torch.Generator().manual_seed(0)  # of NVFP4's gradients
-_FP4_STEPS = 6.0 * 448.0  # the largest value of e2m1 times that of its scales
+FP4_STEPS = 6.0 * 448.0  # the largest value of e2m1 times that of its scales
 
 
 def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
@@ -88,7 +88,7 @@ def read(tensor: Any, columnwise: bool) -> torch.Tensor:
     assert isinstance(tensor, NVFP4TensorStorage), type(tensor)
     values = formats.from_fp4(data).flatten(1) if columnwise else formats.from_fp4(data).flatten(0, -2)
     amax = tensor._amax_columnwise if columnwise else tensor._amax_rowwise
-    matrix = values * spread(scales.view(torch.float8_e4m3fn).float(), 1, 16, values.shape) * (amax / _FP4_STEPS)
+    matrix = values * spread(scales.view(torch.float8_e4m3fn).float(), 1, 16, values.shape) * (amax / FP4_STEPS)
     return matrix.T if columnwise else matrix
 
 
@@ -116,7 +116,8 @@ def _read_blockwise(tensor: Any, data: torch.Tensor, scales: torch.Tensor, colum
 def _write(quantizer: Any, values: torch.Tensor, output: Any) -> None:
     matrix = values.reshape(-1, values.shape[-1])
     if isinstance(quantizer, Float8Quantizer):
-        quantizer.amax.copy_(torch.maximum(quantizer.amax, values.abs().max()) if quantizer.amax.numel() else values)
+        if quantizer.amax.numel():
+            quantizer.amax.copy_(torch.maximum(quantizer.amax, values.abs().max()))
         _write_float8(output, values, quantizer.scale, quantizer)
     elif isinstance(quantizer, Float8CurrentScalingQuantizer):
         amax = _reduced(values.abs().max().view(1), quantizer)
@@ -192,7 +193,7 @@ def nvfp4(
     values: torch.Tensor, amax: torch.Tensor, whole: torch.Tensor, generator: torch.Generator | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return packed e2m1 and the e4m3 scales of its blocks; amax: of 16 columns of each row, whole: of all values."""
-    encode = torch.where(whole > 0, _FP4_STEPS / whole, 1.0).clamp(max=torch.finfo(torch.float32).max)
+    encode = torch.where(whole > 0, FP4_STEPS / whole, 1.0).clamp(max=torch.finfo(torch.float32).max)
     scales = (amax * (encode / 6.0)).clamp(max=448.0).to(torch.float8_e4m3fn)
     factors = (1.0 / (scales.float() / encode)).clamp(max=torch.finfo(torch.float32).max)
     return formats.to_fp4(values * spread(factors, 1, 16, values.shape), generator), scales
