@@ -112,7 +112,7 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
-        if what in lacking and value not in harmless
+        if what in lacking and value not in (*harmless, *ARGUMENTS[name].harmless)
     }
     if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
         found["recompute_modules"] = TRANSFORMER_ENGINE
@@ -136,6 +136,7 @@ def training_config(
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
+    _capture(sections)
     set_dense_layers(sections["model"], args.first_k_dense_replace)
     data = container_data(sections, core)
     _overlap_experts(data)
@@ -231,6 +232,19 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
         layers = model["num_layers"]
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+
+
+def _capture(sections: dict[str, dict[str, Any]]) -> None:
+    """Set what goes with CUDA graphs, as upstream's launcher does: the random numbers of Transformer Engine."""
+    model = sections["model"]
+    kind = str(model.pop("cuda_graph_impl", None) or "none").strip().lower()
+    scopes = [name.lower() for name in names_in(model.pop("cuda_graph_scope", None))]
+    if kind in ("none", "null"):
+        return
+    sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
+    model["cuda_graph_impl"] = kind
+    if scopes := [name for name in scopes if name != kind]:
+        model["cuda_graph_scope"] = scopes
 
 
 def _choose_dispatcher(model: dict[str, Any]) -> None:

@@ -121,8 +121,6 @@ class SearchRequest:
 
     def graphs(self, precision: Precision) -> dict[str, str]:
         """Return the arguments of the CUDA graphs that the recipe has in this number format; {} for none."""
-        if not self._takes("cuda_graph_impl"):
-            return {}
         values = preset_values(self.recipe, self.gpu, self.num_gpus, precision)
         impl, scope = values.get("cuda_graph_impl"), values.get("cuda_graph_scope")
         if impl in (None, "none"):

@@ -109,21 +109,22 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
     Source: megatron.core.transformer.TransformerConfig.
     """
     scopes = set(point.cuda_graph_scope)
-    if not point.graph_impl or not scopes & {"moe", "moe_router", "mlp"}:
+    of_experts = scopes & {"moe", "moe_router", "moe_preprocess"}
+    if not point.graph_impl or not (of_experts or "mlp" in scopes):
         return None
     if point.recipe is None:
         return NotEvaluated("M18", "recipe")
     experts = point.num_moe_experts
-    if scopes & {"moe", "moe_router"} and (experts or 0) <= 1:
+    if of_experts and (experts or 0) <= 1:
         fact, remedy = "the model has no experts", "remove moe scopes"
     elif "mlp" in scopes and not point.has_dense_layers:
         fact, remedy = "the model has no dense layer", "remove mlp"
-    elif "moe" not in scopes or point.graph_impl != "transformer_engine" or point.args.use_tokendrop:
-        return None
+    elif "moe" not in scopes or not point.is_embedded or point.args.use_tokendrop:
+        return None  # upstream's recipes may have capacities that are not known here
     elif "moe_expert_capacity_factor" in point.overridden:
         return NotEvaluated("M18", "moe_expert_capacity_factor, which extra_cmd_args set,")
     elif point.of_recipe("moe_expert_capacity_factor") is None:
-        fact, remedy = "experts take any number of tokens", "set use_tokendrop to true, or remove moe"
+        fact, remedy = "experts without a capacity take any number of tokens", "use moe_router, or use_tokendrop"
     else:
         return None
     return point.breaks("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")
