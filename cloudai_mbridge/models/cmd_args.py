@@ -214,7 +214,6 @@ class ResolvedCmdArgs(_LauncherArgs):
     cuda_graph_impl: Text | None = _argument(
         "none local transformer_engine; full_iteration since Megatron-Core 0.18",
         config="model.cuda_graph_impl",
-        harmless=("none", ""),
         estimated=READ,
     )
     cuda_graph_scope: Text | list[Text] | None = _argument(

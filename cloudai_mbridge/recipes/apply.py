@@ -48,6 +48,7 @@ _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
+_NO_GRAPHS = ("", "none", "null")
 _ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -112,7 +113,7 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
-        if what in lacking and value not in (*harmless, *ARGUMENTS[name].harmless)
+        if what in lacking and value not in harmless and str(value).strip().lower() not in _NO_GRAPHS
     }
     if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
         found["recompute_modules"] = TRANSFORMER_ENGINE
@@ -239,7 +240,7 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
     model = sections["model"]
     kind = str(model.pop("cuda_graph_impl", None) or "none").strip().lower()
     scopes = [name.lower() for name in names_in(model.pop("cuda_graph_scope", None))]
-    if kind in ("none", "null"):
+    if kind in _NO_GRAPHS:
         return
     sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
     model["cuda_graph_impl"] = kind

@@ -207,7 +207,7 @@ def test_rules_and_megatron_core_agree(
     assert counts["taken by both"] > 600 // share
 
 
-# Rules of CloudAI's on what a graph captures. C05, C11 and C12, on what runs beside it, refuse more
+# Rules of CloudAI's on what a graph captures; C05, C11 and C12, on what runs beside it, refuse more
 OF_GRAPHS = ("C13", "C14", "C15", "C16", "C17")
 FEATURES: dict[str, tuple[Any, ...]] = {
     "model_recipe_name": ("gpt_tiny", "moe_tiny"),
