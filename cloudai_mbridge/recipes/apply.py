@@ -48,7 +48,7 @@ _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
-_NO_GRAPHS = ("", "none", "null")
+_NO_GRAPHS, _FULL_ITERATION = ("", "none", "null"), "full_iteration"
 _ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -243,8 +243,10 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
     if kind in _NO_GRAPHS:
         return
     sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
+    if kind == _FULL_ITERATION:  # the words of every release
+        kind, scopes = "local", [_FULL_ITERATION, *(name for name in scopes if name != kind)]
     model["cuda_graph_impl"] = kind
-    if scopes := [name for name in scopes if name != kind]:
+    if scopes:
         model["cuda_graph_scope"] = scopes
 
 

@@ -176,7 +176,7 @@ def test_an_argument_reaches_its_place(name: str) -> None:
     ("args", "expected"),
     [
         ({"cuda_graph_impl": " Local ", "cuda_graph_scope": "[full_iteration]"}, ("local", ["full_iteration"], True)),
-        ({"cuda_graph_impl": "full_iteration", "cuda_graph_scope": "full_iteration"}, ("full_iteration", None, True)),
+        ({"cuda_graph_impl": "full_iteration"}, ("local", ["full_iteration"], True)),
         ({"cuda_graph_impl": "transformer_engine"}, ("transformer_engine", None, True)),
         ({"cuda_graph_impl": "None", "cuda_graph_scope": "attn"}, (None, None, None)),
     ],
