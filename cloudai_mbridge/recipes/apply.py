@@ -20,6 +20,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
     set_optimizer,
 )
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.recipes.sharding import offload_layers, shard_parameters
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
@@ -145,6 +146,9 @@ def training_config(
     set_optimizer(data, args.optimizer_type)
     set_deterministic(data, args.deterministic)
     leave_on_signal(data, args.preempt_time)
+    has_checkpoints = bool(args.save_dir or args.load_dir or {"checkpoint.save", "checkpoint.load"} & extra.keys())
+    shard_parameters(data, has_checkpoints=has_checkpoints)
+    offload_layers(data["model"])
     register_buffers(data["ddp"])
     limit_experts(data["model"], args.use_tokendrop)
     for name, (section, field) in PASSED_ON.items():

@@ -62,6 +62,8 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "rng.te_rng_tracker": (TRANSFORMER_ENGINE, (False,)),
     "rng.inference_rng_tracker": (GPU, (False,)),
     "model.cuda_graph_impl": (GPU, ("none",)),
+    "model.cpu_offloading": (TRANSFORMER_ENGINE, (False,)),
+    "model.cpu_offloading_num_layers": (TRANSFORMER_ENGINE, (0,)),
     "model.enable_cuda_graph": (GPU, (False,)),
     "model.external_cuda_graph": (TRANSFORMER_ENGINE, (False,)),
     "optimizer.optimizer_cuda_graph": (TRANSFORMER_ENGINE, (False,)),
