@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
+from cloudai_mbridge.constraints.lifts import ask_loop
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
-from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask, ask_of_loop
+from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, origin, with_preset
 from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -54,7 +55,7 @@ def check(
     env = {**(system.global_env_vars if system else {}), **(env or {})}
     point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core, env=env)
     if upstream is None:
-        answers = [ask_of_loop(rule, point) for rule in RULES]
+        answers = [ask_loop(rule, point) for rule in RULES]
     else:
         trained = upstream.trained(point, TrainedArgs(with_preset(cmd_args, upstream.preset), cmd_args, upstream))
         answers = [ask(rule, point, trained, upstream) for rule in RULES]

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from cloudai_mbridge.constraints.rule import Point
+from cloudai_mbridge.constraints.rule import Answer, Lifted, Point, Rule, Violation
 
 
 @dataclass(frozen=True)
 class Lift:
-    """since: the first release without the rule. applies: for which points; given with what the launcher fills in.
+    """since: the first release without the rule. core: its Megatron-Core, or an older one that has the feature.
 
-    core: the first Megatron-Core with which the embedded loop does not have the rule, for the same points.
+    applies: for which points; given with what the launcher fills in.
     """
 
     rule_id: str
@@ -40,7 +40,7 @@ _ROWS = (
     Lift(
         "C05",
         "0.6",
-        "0.18",
+        "0.19",
         "Megatron FSDP runs with a graph of the full iteration",
         "0.6.0 perf_recipes with use_megatron_fsdp and a full-iteration graph",
         lambda point: point.has_full_iteration_graph,
@@ -106,3 +106,14 @@ _ROWS = (
 LIFTS: Mapping[str, tuple[Lift, ...]] = {
     rule_id: tuple(rows) for rule_id, rows in groupby(_ROWS, key=attrgetter("rule_id"))
 }
+
+
+def ask_loop(rule: Rule, point: Point) -> Answer:
+    """Return what a rule says of a point whose arguments are all there; the embedded loop has CloudAI's lifts."""
+    answer = rule(point)
+    if not isinstance(answer, Violation) or not point.is_embedded:
+        return answer
+    for lift in LIFTS.get(answer.rule_id, ()):
+        if point.has_core(lift.core) is not False and lift.applies(point):
+            return Lifted(answer.rule_id, "", lift.reason)
+    return answer

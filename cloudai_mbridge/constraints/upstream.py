@@ -29,7 +29,6 @@ from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES
 from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
-from cloudai_mbridge.training.compat.versions import RELEASES
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
 # Of what the user says twice, the launcher keeps one.
@@ -167,24 +166,6 @@ def _lift(broken: str, trained: Point, upstream: Upstream) -> Lift | None:
             if upstream.release and upstream.release.key >= version_key(lift.since) and lift.applies(trained):
                 return lift
     return None
-
-
-def ask_of_loop(rule: Rule, point: Point) -> Answer:
-    """Return what a rule says of a point whose arguments are all there is.
-
-    The embedded loop has what the installed Megatron-Core has: a rule of CloudAI's that this one has lifted is none.
-    """
-    answer = rule(point)
-    if not isinstance(answer, Violation) or not point.is_embedded:
-        return answer
-    for lift in LIFTS.get(answer.rule_id, ()):
-        if not lift.applies(point):
-            continue
-        if lift.core == RELEASES[0] or point.has_core(lift.core):
-            return None
-        if point.core is None:
-            return NotEvaluated(answer.rule_id, "the release of Megatron-Core")
-    return answer
 
 
 def rule_id(rule: Rule) -> str:

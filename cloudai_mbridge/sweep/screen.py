@@ -11,8 +11,9 @@ from operator import itemgetter
 from typing import Any
 
 from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES, with_origins
+from cloudai_mbridge.constraints.lifts import ask_loop
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
-from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask, ask_of_loop
+from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
 from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON, filled_in
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -137,7 +138,7 @@ class Screen:
         point = Point(args, self._system, self._recipe, nodes, overridden=self._overridden, core=core, env=env)
         upstream = self._upstream
         if upstream is None or (len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE):  # often run for every point
-            answers = [ask_of_loop(rule, point) for rule in rules]
+            answers = [ask_loop(rule, point) for rule in rules]
         else:
             trained = upstream.trained(point, self._trained_type(chosen, looked))
             answers = [ask(rule, point, trained, upstream) for rule in rules]

@@ -17,6 +17,7 @@ _DTYPES = {
     "fp8_mx": _BLACKWELL,
     "nvfp4": _BLACKWELL,
 }
+_OF_MODULES = ("transformer_engine", "local")  # implementations that capture modules by name
 
 
 def m14_recomputed_modules_are_known(point: Point) -> Answer:
@@ -119,12 +120,12 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
         fact, remedy = "the model has no experts", "remove moe scopes"
     elif "mlp" in scopes and not point.has_dense_layers:
         fact, remedy = "the model has no dense layer", "remove mlp"
-    elif "moe" not in scopes or not point.is_embedded or point.args.use_tokendrop:
-        return None  # upstream's recipes may have capacities that are not known here
+    elif "moe" not in scopes or point.graph_impl not in _OF_MODULES or point.args.use_tokendrop:
+        return None
     elif "moe_expert_capacity_factor" in point.overridden:
         return NotEvaluated("M18", "moe_expert_capacity_factor, which extra_cmd_args set,")
     elif point.of_recipe("moe_expert_capacity_factor") is None:
-        fact, remedy = "experts without a capacity take any number of tokens", "use moe_router, or use_tokendrop"
+        fact, remedy = "experts take any number of tokens", "set use_tokendrop to true, or remove moe"
     else:
         return None
     return point.breaks("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")
