@@ -14,10 +14,12 @@ from cloudai_mbridge.recipes.data_arguments import set_data
 from cloudai_mbridge.recipes.launcher_arguments import (
     leave_on_signal,
     limit_experts,
+    offload_layers,
     register_buffers,
     set_dense_layers,
     set_deterministic,
     set_optimizer,
+    shard,
 )
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat import machine
@@ -114,6 +116,8 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
         if what in lacking and value not in harmless
     }
+    if TRANSFORMER_ENGINE in lacking and args.activation_offload_layers:
+        found["activation_offload_layers"] = TRANSFORMER_ENGINE
     if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
         found["recompute_modules"] = TRANSFORMER_ENGINE
     return found
@@ -143,6 +147,8 @@ def training_config(
     set_optimizer(data, args.optimizer_type)
     set_deterministic(data, args.deterministic)
     leave_on_signal(data, args.preempt_time)
+    shard(data, args.use_megatron_fsdp)
+    offload_layers(data["model"], args.activation_offload_layers)
     register_buffers(data["ddp"])
     limit_experts(data["model"], args.use_tokendrop)
     for name, (section, field) in PASSED_ON.items():

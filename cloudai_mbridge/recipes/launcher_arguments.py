@@ -60,6 +60,28 @@ def leave_on_signal(data: dict[str, Any], seconds: int | None) -> None:
         data["train"]["exit_signal_handler"] = True
 
 
+def shard(data: dict[str, Any], is_on: bool | None) -> None:
+    """Shard parameters, gradients and optimizer state by Megatron-FSDP, as upstream's launcher does."""
+    if not is_on:
+        return
+    data["ddp"] |= {
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": "optim_grads_params",
+        "keep_fp8_transpose_cache": False,
+        "average_in_collective": False,
+    }
+    data["model"] |= {"init_model_with_meta_device": True, "gradient_accumulation_fusion": True}
+    if data.get("comm_overlap", {}).get("defer_embedding_wgrad_compute"):
+        data["comm_overlap"]["defer_embedding_wgrad_compute"] = False
+    data.setdefault("checkpoint", {})["ckpt_format"] = "fsdp_dtensor"
+
+
+def offload_layers(model: dict[str, Any], layers: int | None) -> None:
+    """Keep the activations of the first layers on the host."""
+    if layers:
+        model |= {"cpu_offloading": True, "cpu_offloading_weights": False, "cpu_offloading_num_layers": layers}
+
+
 def register_buffers(ddp: dict[str, Any]) -> None:
     """Add what goes with NCCL's user buffers: the kernels that use them have no average."""
     if ddp.get("nccl_ub"):
