@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.proxy import PROXY, proxy_losses, with_share
+from cloudai_mbridge.gpu_check.proxy import PROXY, SAME_LOSS, proxy_losses, with_share
 from cloudai_mbridge.gpu_check.sweep import Trained, largest_difference, speed
 
 CONFIG = "training.json"
@@ -104,6 +104,14 @@ def _graphs(kit: Kit, name: str, implementation: str, scope: str) -> Figures:
         raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {GRAPH_TOLERANCE:g}", figures)
     if not figures["captured"]:
         raise PartFailed("no graph was captured", figures)
+    return figures
+
+
+def op_fuser(kit: Kit) -> Figures:
+    """Train the proxy with the fused operations of Transformer Engine in its dense layers."""
+    figures, *_ = _try(kit, "op_fuser", [], ["model.use_transformer_engine_op_fuser=true"])
+    if (difference := figures["largest_relative_difference"]) > SAME_LOSS:
+        raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g}", figures)
     return figures
 
 

@@ -21,7 +21,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
 )
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat import machine
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
@@ -115,6 +115,8 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
         if what in lacking and value not in harmless and str(value).strip().lower() not in _NO_GRAPHS
     }
+    if GPU in lacking and args.moe_flex_dispatcher_backend not in (None, *_ALL_TO_ALL):
+        found["moe_flex_dispatcher_backend"] = GPU
     if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
         found["recompute_modules"] = TRANSFORMER_ENGINE
     return found

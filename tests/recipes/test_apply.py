@@ -478,6 +478,13 @@ def test_modules_that_transformer_engine_recomputes(modules: Any, lacked: bool) 
     assert lacked_by(args, {GPU}) == {}
 
 
+def test_backends_of_a_gpu_are_not_replaced_without_one() -> None:
+    args = ResolvedCmdArgs(moe_flex_dispatcher_backend="hybridep")
+    assert lacked_by(args, {GPU}) == {"moe_flex_dispatcher_backend": GPU}
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == lacked_by(ResolvedCmdArgs(), {GPU}) == {}
+    assert lacked_by(ResolvedCmdArgs(moe_flex_dispatcher_backend="None"), {GPU}) == {}
+
+
 def test_without_recompute_nothing_is_recomputed() -> None:
     model = _config(DENSE, recompute_num_layers=0)["model"]
     assert model.get("recompute_granularity") is None
