@@ -165,7 +165,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     "M23": (
         _point(launcher="embedded", core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         _point(launcher="embedded", core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
-        _point(launcher="embedded", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        None,
     ),
     "M24": (
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "2"}),

@@ -224,16 +224,13 @@ def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
     """A graph of the full iteration captures no modules by name: since Megatron-Core 0.18 it is an implementation.
 
     Pass: cuda_graph_impl="full_iteration". Fail: cuda_graph_impl="full_iteration", cuda_graph_scope="attn".
-    Not evaluated: the release of Megatron-Core is unknown. Older ones lack the implementation, which is C13. For the
-    upstream launcher it passes: that is sent scope full_iteration alone, and a note says so.
+    Older releases of Megatron-Core lack the implementation, which is C13. For the upstream launcher it passes: that is
+    sent scope full_iteration alone, and a note says so.
     Source: megatron.core.transformer.TransformerConfig (cuda_graph_modules must be empty).
     """
     scopes = ",".join(scope for scope in point.cuda_graph_scope if scope != "full_iteration")
-    if not point.is_embedded or point.graph_impl != "full_iteration" or not scopes:
-        return None
-    if (is_implementation := point.has_core("0.18")) is None:
-        return NotEvaluated("M23", "the release of Megatron-Core")
-    if not is_implementation:
+    is_lacking = point.has_core("0.18") is False
+    if not point.is_embedded or point.graph_impl != "full_iteration" or not scopes or is_lacking:
         return None
     where, fact = "cuda_graph_scope", "a full-iteration graph captures no modules by name"
     operands = {"cuda_graph_scope": scopes, "core": point.core}
