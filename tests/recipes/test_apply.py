@@ -44,6 +44,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "recompute_modules": ("core_attn", "model.recompute_modules"),
     "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
     "nccl_ub": (True, "ddp.nccl_ub"),
+    "num_distributed_optimizer_instances": (2, "ddp.num_distributed_optimizer_instances"),
     "num_moe_experts": (8, "model.num_moe_experts"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
@@ -103,6 +104,8 @@ OUTSIDE = {
 DERIVED: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "first_k_dense_replace": (2, {"model_recipe_name": MOE}, "model.moe_layer_freq", [0, 0, 1, 1]),
     "optimizer_type": ("muon", {}, "optimizer.optimizer", "dist_muon"),
+    "use_megatron_fsdp": (True, {}, "ddp.use_megatron_fsdp", True),
+    "activation_offload_layers": (2, {}, "model.cpu_offloading_num_layers", 2),
     "use_tokendrop": (True, {"model_recipe_name": MOE}, "model.moe_pad_expert_input_to_capacity", True),
     "deterministic": (True, {}, "model.deterministic_mode", True),
     "preempt_time": (60, {}, "train.exit_signal_handler", True),
@@ -328,6 +331,18 @@ def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
         training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
 
 
+def test_shards_and_offloaded_layers_as_upstreams_launcher_sets_them() -> None:
+    data = _config(DENSE, use_megatron_fsdp=True)
+    beside = {"data_parallel_sharding_strategy": "optim_grads_params", "keep_fp8_transpose_cache": False}
+    assert data["ddp"].items() >= {"average_in_collective": False, **beside}.items()
+    assert data["model"].items() >= {"init_model_with_meta_device": True, "gradient_accumulation_fusion": True}.items()
+    assert data["checkpoint"]["ckpt_format"] == "fsdp_dtensor"
+    assert _config(DENSE, use_megatron_fsdp=False) == _config(DENSE)
+    offloaded = _config(DENSE, activation_offload_layers=2)["model"]
+    assert offloaded.items() >= {"cpu_offloading": True, "cpu_offloading_weights": False}.items()
+    assert _config(DENSE, activation_offload_layers=0) == _config(DENSE)
+
+
 @pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
 def test_experts_of_a_fixed_size_as_upstreams_launcher_sets_them(wanted: bool, factor: float | None) -> None:
     model = _config(MOE, use_tokendrop=wanted)["model"]
@@ -391,10 +406,7 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
         ("task", "peft"),
         ("domain", "vlm"),
         ("dryrun", True),
-        ("use_megatron_fsdp", True),
         ("cuda_graph_impl", "local"),
-        ("activation_offload_layers", 1),
-        ("num_distributed_optimizer_instances", 2),
         ("dataset_root", "/s"),
         ("nsys_trace", "cuda"),
     ],

@@ -407,7 +407,7 @@ ILLEGAL = [
             "check_async_save_format",
             {"checkpoint.async_save": True, "checkpoint.save": "c", "checkpoint.ckpt_format": name},
             AssertionError,
-            f"ckpt_format='torch_dist', got '{name}'",
+            f"ckpt_format='torch_dist' or 'fsdp_dtensor', got '{name}'",
         )
         for name in ("torch", "torch_dcp")
     ),
