@@ -19,6 +19,7 @@ from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
 from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
 from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, forget_metadata, read_common
 from cloudai_mbridge.training.compat import checkpoints
+from cloudai_mbridge.training.compat.transformer_engine import load_weights
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.optim import sync_hybrid_device_optimizer_fp32_master_copies
 from cloudai_mbridge.training.process.log_lines import write_line
@@ -183,7 +184,7 @@ class _Load:
         if not skip_model_and_optimizer:
             strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
             for key, chunk in zip(content.model_keys(self.model), unwrap_model(self.model), strict=True):
-                chunk.load_state_dict(weights_like(loaded[key], chunk), strict=strict)
+                load_weights(chunk, weights_like(loaded[key], chunk), strict=strict)
             self._apply_optimizer(loaded)
         if self.weights_only:
             return

@@ -76,6 +76,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.fine_grained_activation_offloading": (TRANSFORMER_ENGINE, (False,)),
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
+    "dist.high_priority_stream_groups": (GPU, (None, [])),
 }
 # Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
 _NEEDING = "MGD+"

@@ -220,6 +220,7 @@ def _derive(config: ConfigContainer) -> None:
     model: Any = config.model
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
+    _pad_uneven_dispatch(model)
     model.log_max_attention_logit |= config.logger.log_max_attention_logit
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
@@ -229,6 +230,15 @@ def _derive(config: ConfigContainer) -> None:
     is_null = tokenizer.tokenizer_type in (None, "NullTokenizer") and tokenizer.metadata_path is None
     if getattr(model, "vocab_size", None) is None and is_null and tokenizer.vocab_size is not None:
         take_vocabulary(model, tokenizer.vocab_size)
+
+
+def _pad_uneven_dispatch(model: Any) -> None:
+    """Let ranks hand HybridEP different numbers of tokens, as Megatron-Bridge does: without graphs, whose shapes are fixed."""
+    dispatcher = getattr(model, "moe_token_dispatcher_type", None), getattr(model, "moe_flex_dispatcher_backend", None)
+    if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model):
+        for name in ("moe_hybridep_pad_uneven_dispatch_inputs", "moe_hybridep_pad_variable_tokens"):
+            if hasattr(model, name):
+                setattr(model, name, True)
 
 
 def take_vocabulary(model: Any, vocab_size: int) -> None:
