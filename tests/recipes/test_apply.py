@@ -108,6 +108,8 @@ OUTSIDE = {
 DERIVED: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "first_k_dense_replace": (2, {"model_recipe_name": MOE}, "model.moe_layer_freq", [0, 0, 1, 1]),
     "optimizer_type": ("muon", {}, "optimizer.optimizer", "dist_muon"),
+    "use_megatron_fsdp": (True, {}, "ddp.use_megatron_fsdp", True),
+    "activation_offload_layers": (2, {}, "model.cpu_offloading_num_layers", 2),
     "use_tokendrop": (True, {"model_recipe_name": MOE}, "model.moe_pad_expert_input_to_capacity", True),
     "deterministic": (True, {}, "model.deterministic_mode", True),
     "preempt_time": (60, {}, "train.exit_signal_handler", True),
@@ -367,6 +369,18 @@ def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
     assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
     with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
         training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
+
+
+def test_shards_and_offloaded_layers_as_upstreams_launcher_sets_them() -> None:
+    data = _config(DENSE, use_megatron_fsdp=True)
+    beside = {"data_parallel_sharding_strategy": "optim_grads_params", "keep_fp8_transpose_cache": False}
+    assert data["ddp"].items() >= {"average_in_collective": False, **beside}.items()
+    assert data["model"].items() >= {"init_model_with_meta_device": True, "gradient_accumulation_fusion": True}.items()
+    assert data["checkpoint"]["ckpt_format"] == "fsdp_dtensor"
+    assert _config(DENSE, use_megatron_fsdp=False) == _config(DENSE)
+    offloaded = _config(DENSE, activation_offload_layers=2)["model"]
+    assert offloaded.items() >= {"cpu_offloading": True, "cpu_offloading_weights": False}.items()
+    assert _config(DENSE, activation_offload_layers=0) == _config(DENSE)
 
 
 @pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])

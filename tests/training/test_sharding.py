@@ -58,9 +58,8 @@ def test_an_offloaded_optimizer_trains_and_resumes(train: Train, tmp_path: Path)
     assert resumed.losses == {step: whole.losses[step] for step in (3, 4)}
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_first_step_keeps_weights_that_were_loaded(train: Train, tmp_path: Path, dtype: str) -> None:
-    half = {"model": {"dtype": dtype}}
+def test_the_first_step_keeps_weights_that_were_loaded(train: Train, tmp_path: Path) -> None:
+    half = {"model": {"dtype": "bf16"}}
     saved = train(1, _sections(half, save=str(tmp_path / "saved"), save_interval=STEPS))
     kept = {"pretrained_checkpoint": str(tmp_path / "saved")}
     plain, offloaded = (train(1, _sections({**half, **kind}, **kept)).losses for kind in ({}, OFFLOADED))
@@ -89,6 +88,6 @@ def test_refused_before_anything_starts(train: Train, sections: dict[str, Any], 
 def test_a_checkpoint_of_the_other_format(train: Train, tmp_path: Path) -> None:
     place = str(tmp_path / "saved")
     train(1, _sections({}, save=place, save_interval=STEPS))
-    done = train(1, _sections(KINDS["megatron-fsdp"], load=place), code=1)
+    done = train(1, _sections(KINDS["megatron-fsdp"], load=place), code=2)
     assert "is in the format 'torch_dist', which needs ddp.use_megatron_fsdp = False" in done.stderr
     assert json.loads((Path(place) / "iter_0000004" / "metadata.json").read_text())["sharded_backend"] == "torch_dist"

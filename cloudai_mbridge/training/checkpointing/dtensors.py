@@ -1,4 +1,4 @@
-"""Checkpoints of torch's FSDP2, in the format "torch_dist": of each DTensor Megatron-Core saves and loads local parts."""
+"""Checkpoints of torch's FSDP2, in the format "torch_dist": Megatron-Core saves the local parts of DTensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -204,6 +204,8 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
             if getattr(getattr(config, section), "delay_wgrad_compute", None):
                 change(section, "delay_wgrad_compute", False)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
+    if config.dist.use_torch_fsdp2:
+        change("model", "gradient_accumulation_fusion", False)  # there is no buffer to accumulate in
     _derive(config)
     if config.comm_overlap is None:
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing

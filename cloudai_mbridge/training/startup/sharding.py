@@ -22,7 +22,6 @@ def _of_fsdp2(config: ConfigContainer) -> Iterator[str]:
         ("optimizer.use_distributed_optimizer", config.optimizer.use_distributed_optimizer, False),
         ("model.expert_model_parallel_size", model.expert_model_parallel_size, 1),  # it would average different experts
         ("model.calculate_per_token_loss", model.calculate_per_token_loss, False),  # nothing divides the gradients
-        ("model.gradient_accumulation_fusion", model.gradient_accumulation_fusion, False),
         ("ddp.num_distributed_optimizer_instances", config.ddp.num_distributed_optimizer_instances, 1),
     )
     for field, value, harmless in combined:
