@@ -20,6 +20,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
     set_optimizer,
 )
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.recipes.patterns import fit_pattern
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
@@ -135,6 +136,8 @@ def training_config(
     for name, (section, field) in MAPPED.items():
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
+    if (predicted := extra.get("model.mtp_num_layers")) is not None:
+        sections["model"]["mtp_num_layers"] = parse_value(predicted)
     _derive(sections["model"], recipe)
     set_dense_layers(sections["model"], args.first_k_dense_replace)
     data = container_data(sections, core)
@@ -213,10 +216,12 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model[field] = model.get(field) or 1
     if model.get("virtual_pipeline_model_parallel_size") == 1:
         model["virtual_pipeline_model_parallel_size"] = None
+    predicted = model.setdefault("mtp_num_layers", recipe.mtp_num_layers or None)
     if not model.get("pipeline_model_parallel_layout"):
         pp, vp = model["pipeline_model_parallel_size"], model.get("virtual_pipeline_model_parallel_size")
         is_whole = model["num_layers"] == recipe.default("model", "num_layers")
-        model["pipeline_model_parallel_layout"] = recipe_layout(recipe, pp, vp, with_mtp=False) if is_whole else None
+        layout = recipe_layout(recipe, pp, vp, with_mtp=predicted not in (None, 0)) if is_whole else None
+        model["pipeline_model_parallel_layout"] = layout
     elif model.get("virtual_pipeline_model_parallel_size") is None:
         virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
@@ -231,6 +236,8 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
         layers = model["num_layers"]
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+    if (blocks := model.get("hybrid_layer_pattern")) and isinstance(predicted, int | None):
+        model["hybrid_layer_pattern"] = fit_pattern(blocks, model["num_layers"], predicted or 0)
 
 
 def _choose_dispatcher(model: dict[str, Any]) -> None:
