@@ -22,7 +22,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.recipes.patterns import fit_pattern
 from cloudai_mbridge.training.compat import machine
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
@@ -49,6 +49,7 @@ _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
+_NO_GRAPHS = ("", "none", "null")
 _ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -113,8 +114,10 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
-        if what in lacking and value not in harmless
+        if what in lacking and value not in harmless and str(value).strip().lower() not in _NO_GRAPHS
     }
+    if GPU in lacking and args.moe_flex_dispatcher_backend not in (None, *_ALL_TO_ALL):
+        found["moe_flex_dispatcher_backend"] = GPU
     if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
         found["recompute_modules"] = TRANSFORMER_ENGINE
     return found
@@ -139,6 +142,7 @@ def training_config(
     if (predicted := extra.get("model.mtp_num_layers")) is not None:
         sections["model"]["mtp_num_layers"] = parse_value(predicted)
     _derive(sections["model"], recipe)
+    _capture(sections)
     set_dense_layers(sections["model"], args.first_k_dense_replace)
     data = container_data(sections, core)
     _overlap_experts(data)
@@ -238,6 +242,19 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
     if (blocks := model.get("hybrid_layer_pattern")) and isinstance(predicted, int | None):
         model["hybrid_layer_pattern"] = fit_pattern(blocks, model["num_layers"], predicted or 0)
+
+
+def _capture(sections: dict[str, dict[str, Any]]) -> None:
+    """Set what goes with CUDA graphs, as upstream's launcher does: the random numbers of Transformer Engine."""
+    model = sections["model"]
+    kind = str(model.pop("cuda_graph_impl", None) or "none").strip().lower()
+    scopes = [name.lower() for name in names_in(model.pop("cuda_graph_scope", None))]
+    if kind in _NO_GRAPHS:
+        return
+    sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
+    model["cuda_graph_impl"] = kind
+    if scopes := [name for name in scopes if name != kind]:
+        model["cuda_graph_scope"] = scopes
 
 
 def _choose_dispatcher(model: dict[str, Any]) -> None:

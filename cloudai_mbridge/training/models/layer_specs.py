@@ -60,7 +60,7 @@ def mtp_block_spec(config: Any, layer_spec: Any, vp_stage: int | None) -> Any:
     if not getattr(layer_spec, "layer_specs", True):  # a stage of prediction alone
         layer_spec = _last_layer(config)
     block = gpt_layer_specs.get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=has_te, vp_stage=vp_stage)
-    for layer in () if block is None or has_te else block.submodules.layer_specs:
+    for layer in () if block is None or has_te else block.layer_specs:
         layer.submodules.enorm = layer.submodules.hnorm = layer.submodules.layer_norm = TorchNorm
     return block
 

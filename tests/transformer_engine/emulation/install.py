@@ -14,6 +14,7 @@ import transformer_engine_torch as tex
 from megatron.core.distributed import param_and_grad_buffer
 from transformer_engine.pytorch import permutation, quantization
 from transformer_engine.pytorch.cpp_extensions import gemm as te_gemm
+from transformer_engine.pytorch.tensor.storage import mxfp8_tensor_storage, nvfp4_tensor_storage
 from transformer_engine.pytorch.triton import cross_entropy as triton_cross_entropy
 
 from tests.transformer_engine.emulation import activations, attention, gemm, loss, master_weights, moe, norms, optimizer, quantize
@@ -35,6 +36,7 @@ def emulated(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, value in (*_replaced_functions(), *_answers(capability)):
             stack.enter_context(mock.patch.object(target, name, value, create=True))
+        quantize.ROUNDING.manual_seed(0)
         _forget()
         stack.callback(_forget)
         yield
@@ -66,6 +68,8 @@ def _replaced_functions() -> Iterator[tuple[Any, str, Any]]:
                 yield module, name, originals[id(value)]
     for name in ("cross_entropy_forward", "cross_entropy_backward"):
         yield triton_cross_entropy, name, getattr(loss, name)
+    for storage in (mxfp8_tensor_storage._FromMXFP8Func, nvfp4_tensor_storage._FromNVFP4Func):
+        yield storage, "forward", staticmethod(quantize.dequantize_for_autograd)  # which moves the tensor to a GPU first
     yield permutation, "triton_permutation", moe.Triton
 
 

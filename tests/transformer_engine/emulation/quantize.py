@@ -20,7 +20,7 @@ from transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage import NVFP4
 from tests.transformer_engine.emulation import formats
 from tests.transformer_engine.emulation.formats import MAX, block_amax, from_fp8, scale_of, spread, to_fp8
 
-_ROUNDING = torch.Generator().manual_seed(0)  # of NVFP4's gradients
+ROUNDING = torch.Generator()  # of NVFP4's gradients
 FP4_STEPS = 6.0 * 448.0  # the largest value of e2m1 times that of its scales
 
 
@@ -60,7 +60,12 @@ def multi_tensor_quantize(tensors: list[torch.Tensor], quantizers: list[Any]) ->
 
 def dequantize(input: Any, otype: Any) -> torch.Tensor:
     """Return the values of a quantized tensor."""
-    return read(input, _is_columnwise_only(input)).view(input.size()).to(formats.torch_dtype(otype))
+    return dequantize_for_autograd(None, input, formats.torch_dtype(otype))
+
+
+def dequantize_for_autograd(context: Any, tensor: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of a quantized tensor: the forward pass of Transformer Engine's function."""
+    return read(tensor, _is_columnwise_only(tensor)).reshape(tensor.size()).to(dtype)
 
 
 def fp8_transpose(input: torch.Tensor, dtype: Any, *, out: torch.Tensor | None) -> torch.Tensor:
@@ -182,7 +187,7 @@ def _write_nvfp4(quantizer: Any, matrix: torch.Tensor, output: Any) -> None:
         getattr(output, f"_amax_{side}").copy_(amax)
         rows = 16 if quantizer.with_2d_quantization else 1
         blocks = block_amax(values, rows, 16).repeat_interleave(rows, 0)
-        packed, scales = nvfp4(values, blocks, amax, _ROUNDING if quantizer.stochastic_rounding else None)
+        packed, scales = nvfp4(values, blocks, amax, ROUNDING if quantizer.stochastic_rounding else None)
         data.copy_(packed.view(data.shape))
         scale_inv = getattr(output, f"_{side}_scale_inv")
         scale_inv.zero_()
