@@ -1,5 +1,6 @@
 """From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` says where every argument goes."""
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -229,6 +230,8 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     elif model.get("virtual_pipeline_model_parallel_size") is None:
         virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
+    if predicted == 0 and (layout := model["pipeline_model_parallel_layout"]):  # a preset's has its stage still
+        model["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)
     _choose_dispatcher(model)
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
@@ -276,10 +279,13 @@ def _overlap_experts(data: dict[str, Any]) -> None:
         del data["comm_overlap"]
 
 
+_MTP_STAGE = re.compile(r"m(\*\d+)?")
+
+
 def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:
     """Return the recipe's explicit pipeline layout for pp*vp stages, if it has one."""
     layout = recipe.pipeline_layouts.get(str(pp * (vp or 1)))
-    return layout if layout is None or with_mtp else layout.replace("m", "")
+    return layout if layout is None or with_mtp else _MTP_STAGE.sub("", layout)
 
 
 def parse_value(text: str) -> Any:
