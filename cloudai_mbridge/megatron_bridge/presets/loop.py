@@ -5,7 +5,6 @@ sets always wins, also where upstream's launcher would let a preset stand (`use_
 an argument.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 
 # Those with a place in the loop's configuration
 ACTS_ON = tuple(name for name in UPSTREAM_DECIDES if ARGUMENTS[name].config)
-_MTP_STAGE = re.compile(r"m(\*\d+)?")
 
 
 def with_loop_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
@@ -46,6 +44,4 @@ def filled_in(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[s
         values["ep"] = None
     if values.get("cuda_graph_impl") == "none":
         values["cuda_graph_impl"] = None
-    if layout := values.get("pipeline_model_parallel_layout"):
-        values["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)  # the loop has no such layers
     return values

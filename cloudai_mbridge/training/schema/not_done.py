@@ -56,6 +56,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.fp8": (TRANSFORMER_ENGINE, (None,)),
     "model.experimental_attention_variant": (TRANSFORMER_ENGINE, (None,)),
+    "model.moe_latent_size": (TRANSFORMER_ENGINE, (None,)),
     "model.fp4": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp8": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp4": (TRANSFORMER_ENGINE, (None,)),

@@ -180,7 +180,7 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         target = getattr(config, section)
         if hasattr(target, name) and getattr(target, name) != value:
             setattr(target, name, value)
-            made[f"{section}.{name}"] = value
+            made[f"{section}.{name}"] = str(value) if isinstance(value, torch.dtype) else value
 
     if not gpu:
         change("dist", "distributed_backend", "gloo")
