@@ -13,7 +13,7 @@ from typing import Any
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.files.replace import write_text
 from cloudai_mbridge.gpu_check import kit as parts_need
-from cloudai_mbridge.gpu_check import parity, proxy, run_features, trials
+from cloudai_mbridge.gpu_check import layer_features, parity, proxy, run_features, trials
 from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Device, Figures, Kit, PartFailed
 from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
 from cloudai_mbridge.gpu_check.predictions import PREDICTIONS, predictions
@@ -95,7 +95,7 @@ def loop_overhead(kit: Kit) -> Figures:
 
 _GPU = (parts_need.needs_gpu,)
 _KNOWN_GPU = (parts_need.needs_known_gpu,)
-_FP8 = (*_GPU, parts_need.needs_transformer_engine)
+_ENGINE = (*_GPU, parts_need.needs_transformer_engine)
 PARTS = (
     Part(proxy.MATMUL, "measured peak of a bf16 matrix product", 30, proxy.matmul, _GPU),
     Part(parity.REFERENCE, "the tiny recipes in fp32 on the CPU", 80, parity.cpu_reference),
@@ -103,10 +103,15 @@ PARTS = (
     Part(proxy.PROXY, "an 8B-shaped model of 4 layers in bf16", 60, proxy.proxy, _GPU),
     Part(PREDICTIONS, "memory and step time, predicted and measured at ten points", 250, predictions, _KNOWN_GPU),
     Part("without_transformer_engine", "the proxy on local layers", 60, proxy.without_transformer_engine, _GPU),
-    Part("fp8_current", "the proxy in FP8 with current scaling", 60, trials.fp8_current, _FP8),
-    Part("fp8_delayed", "the same with delayed scaling", 60, trials.fp8_delayed, _FP8),
-    Part("fp8_blockwise", "the same with scales of blocks", 60, trials.fp8_blockwise, _FP8),
-    Part("cuda_graphs", "the proxy with CUDA graphs of each layer", 60, trials.cuda_graphs, _GPU),
+    Part("fp8_current", "the proxy in FP8 with current scaling", 60, trials.fp8_current, _ENGINE),
+    Part("fp8_delayed", "the same with delayed scaling", 60, trials.fp8_delayed, _ENGINE),
+    Part("fp8_blockwise", "the same with scales of blocks", 60, trials.fp8_blockwise, _ENGINE),
+    Part("graphs_local", "the proxy with CUDA graphs of each layer", 60, trials.graphs_local, _GPU),
+    Part("graphs_engine", "the same with those of Transformer Engine", 60, trials.graphs_engine, _ENGINE),
+    Part("graphs_iteration", "the same with one graph of an iteration", 60, trials.graphs_iteration, _GPU),
+    Part("op_fuser", "the proxy of Transformer Engine's fused operations", 60, trials.op_fuser, _ENGINE),
+    Part("recomputation", "the proxy with recomputed modules", 60, layer_features.recomputation, _GPU),
+    Part("expert_capacity", "grouped experts without and with a size", 90, layer_features.expert_capacity, _GPU),
     Part("distributed_optimizer", "with it and without it: the same losses", 80, proxy.distributed_optimizer),
     Part("checkpoint", "save, resume, the same losses", 80, run_features.checkpoint),
     Part("loop_overhead", "the loop against a bare Megatron-Core step", 90, loop_overhead),

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.proxy import PROXY, proxy_losses, with_share
+from cloudai_mbridge.gpu_check.proxy import PROXY, SAME_LOSS, proxy_losses, with_share
 from cloudai_mbridge.gpu_check.sweep import Trained, largest_difference, speed
-from cloudai_mbridge.gpu_check.workers.trial import GRAPHS_MARK
 
 CONFIG = "training.json"
+CAPTURED_MARK = "CUDA graphs captured:"  # of `training.loop.graphs`
 # Relative, against bf16: of the first loss, which the weights decide, and of the mean decrease of the others from it,
 # which the optimizer decides. Ten losses of a model that has just begun to learn are close whatever it does.
 FP8_FIRST_LOSS_TOLERANCE = 5e-3
 FP8_DECREASE_TOLERANCE = 0.1
 GRAPH_TOLERANCE = 1e-2  # relative, of the loss at any of ten steps
-WARMUP_STEPS = 5  # graphs are captured at the end of the first step
+WARMUP_STEPS = 5  # graphs are captured in the fourth step at the latest
 
 
 def fp8_current(kit: Kit) -> Figures:
@@ -77,15 +77,41 @@ def mean_decrease(curve: Sequence[float]) -> float:
     return curve[0] - statistics.fmean(curve[1:])
 
 
-def cuda_graphs(kit: Kit) -> Figures:
+def graphs_local(kit: Kit) -> Figures:
     """Train the proxy with Megatron-Core's CUDA graphs of each layer."""
-    figures, *_ = _try(kit, "cuda_graphs", ["model.cuda_graph_impl"], ["model.cuda_graph_impl=local"])
+    return _graphs(kit, "graphs_local", "local", "")
+
+
+def graphs_engine(kit: Kit) -> Figures:
+    """Train the proxy with Transformer Engine's CUDA graphs of each attention."""
+    return _graphs(kit, "graphs_engine", "transformer_engine", "attn")
+
+
+def graphs_iteration(kit: Kit) -> Figures:
+    """Train the proxy with one CUDA graph of forward and backward pass."""
+    return _graphs(kit, "graphs_iteration", "local", "full_iteration")
+
+
+def _graphs(kit: Kit, name: str, implementation: str, scope: str) -> Figures:
+    """Train the proxy with CUDA graphs, and compare it with the run without: losses, step time, memory."""
+    overrides = [f"model.cuda_graph_impl={implementation}", *([f"model.cuda_graph_scope={scope}"] if scope else [])]
+    figures, *_ = _try(kit, name, [], overrides)
+    plain = speed(kit.shared[PROXY].good(PROXY))
+    figures |= {f"{key}_without": plain[key] for key in ("step_time_s", "peak_memory_gib")}
     difference = figures["largest_relative_difference"]
     figures["tolerance"] = GRAPH_TOLERANCE
     if difference > GRAPH_TOLERANCE:
         raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {GRAPH_TOLERANCE:g}", figures)
-    if not figures["graphs_created"]:
-        raise PartFailed("Megatron-Core has captured no graph", figures)
+    if not figures["captured"]:
+        raise PartFailed("no graph was captured", figures)
+    return figures
+
+
+def op_fuser(kit: Kit) -> Figures:
+    """Train the proxy with the fused operations of Transformer Engine in its dense layers."""
+    figures, *_ = _try(kit, "op_fuser", [], ["model.use_transformer_engine_op_fuser=true"])
+    if (difference := figures["largest_relative_difference"]) > SAME_LOSS:
+        raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g}", figures)
     return figures
 
 
@@ -120,5 +146,5 @@ def run_trial(kit: Kit, name: str, config: Path, lift: Sequence[str], overrides:
         "step_time_s": statistics.median(step.step_time_s or 0.0 for step in counted),
         "tflops_per_gpu": statistics.median(step.tflops_per_gpu or 0.0 for step in counted),
         "peak_memory_gib": max((step.peak_memory_gib or 0.0) for step in steps),
-        "graphs_created": f"{GRAPHS_MARK} true" in log.read_text(encoding="utf-8", errors="replace"),
+        "captured": CAPTURED_MARK in log.read_text(encoding="utf-8", errors="replace"),
     }

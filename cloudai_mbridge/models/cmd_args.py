@@ -212,9 +212,16 @@ class ResolvedCmdArgs(_LauncherArgs):
     )
     nccl_ub: bool | None = _argument(config="ddp.nccl_ub", estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
-        refused="the loop captures no CUDA graphs", harmless=("none", ""), estimated=READ
+        "none local transformer_engine; full_iteration since Megatron-Core 0.18",
+        config="model.cuda_graph_impl",
+        estimated=READ,
     )
-    cuda_graph_scope: Text | list[Text] | None = _argument(refused="the loop captures no CUDA graphs", estimated=READ)
+    cuda_graph_scope: Text | list[Text] | None = _argument(
+        "attn mlp moe moe_router moe_preprocess mamba; full_iteration alone; none of them: whole layers",
+        config="model.cuda_graph_scope",
+        needs=("cuda_graph_impl",),
+        estimated=READ,
+    )
 
     tp: int | None = _argument(
         "tensor parallel size", flag="-tp", config="model.tensor_model_parallel_size", estimated=READ

@@ -21,7 +21,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
 )
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat import machine
-from cloudai_mbridge.training.compat.machine import TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
@@ -48,6 +48,7 @@ _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
+_NO_GRAPHS = ("", "none", "null")
 _ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -112,8 +113,10 @@ def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]
         for name, (section, field) in MAPPED.items()
         if (value := getattr(args, name)) is not None
         for what, harmless in (NEEDS.get(f"{section}.{field}", ("", ())),)
-        if what in lacking and value not in harmless
+        if what in lacking and value not in harmless and str(value).strip().lower() not in _NO_GRAPHS
     }
+    if GPU in lacking and args.moe_flex_dispatcher_backend not in (None, *_ALL_TO_ALL):
+        found["moe_flex_dispatcher_backend"] = GPU
     if TRANSFORMER_ENGINE in lacking and set(names_in(args.recompute_modules)) & {*RECOMPUTED_BY_ENGINE}:
         found["recompute_modules"] = TRANSFORMER_ENGINE
     return found
@@ -136,6 +139,7 @@ def training_config(
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
+    _capture(sections)
     set_dense_layers(sections["model"], args.first_k_dense_replace)
     data = container_data(sections, core)
     _overlap_experts(data)
@@ -231,6 +235,19 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
         layers = model["num_layers"]
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+
+
+def _capture(sections: dict[str, dict[str, Any]]) -> None:
+    """Set what goes with CUDA graphs, as upstream's launcher does: the random numbers of Transformer Engine."""
+    model = sections["model"]
+    kind = str(model.pop("cuda_graph_impl", None) or "none").strip().lower()
+    scopes = [name.lower() for name in names_in(model.pop("cuda_graph_scope", None))]
+    if kind in _NO_GRAPHS:
+        return
+    sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
+    model["cuda_graph_impl"] = kind
+    if scopes := [name for name in scopes if name != kind]:
+        model["cuda_graph_scope"] = scopes
 
 
 def _choose_dispatcher(model: dict[str, Any]) -> None:

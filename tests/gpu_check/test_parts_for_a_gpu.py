@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
-from cloudai_mbridge.gpu_check import parity, predictions, proxy, run_features, trials
+from cloudai_mbridge.gpu_check import layer_features, parity, predictions, proxy, run_features, trials
 from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped
 from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S
 from cloudai_mbridge.gpu_check.sweep import largest_difference
@@ -196,18 +196,34 @@ def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any,
 
 
 @pytest.mark.parametrize(
-    ("trial", "why"), [(trials.fp8_delayed, "FP8 was not used"), (trials.cuda_graphs, "captured no graph")]
+    ("factor", "why"), [(1.0, "peak of memory is not lower"), (1.5, r"losses differ from those of part proxy by 0\.5")]
+)
+def test_recomputation_saves_memory_and_changes_no_loss(h100: Kit, stand_in: Any, factor: float, why: str) -> None:
+    stand_in(lambda test, step: falling(test, step) * (factor if test != "proxy" else 1.0))
+    proxy.proxy(h100)
+    with pytest.raises(PartFailed, match=why):
+        layer_features.recomputation(h100)
+
+
+def test_experts_of_a_fixed_size(h100: Kit, stand_in: Any) -> None:
+    stand_in(lambda test, step: falling(test, step) * (1.5 if test == "with_room" else 1.0))
+    with pytest.raises(PartFailed, match=r"losses differ from those without a limit by 0\.5"):
+        layer_features.expert_capacity(h100)
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"), [(trials.fp8_delayed, "FP8 was not used"), (trials.graphs_engine, "no graph was captured")]
 )
 def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any, why: str) -> None:
     stand_in(falling)
     proxy.proxy(h100)
-    figures = {"losses": [falling("", step) for step in range(10)], "graphs_created": False}
+    figures = {"losses": [falling("", step) for step in range(10)], "captured": False}
     monkeypatch.setattr(trials, "run_trial", lambda *args: figures)
     with pytest.raises(PartFailed, match=why):
         trial(h100)
 
 
-@pytest.mark.parametrize("trial", [trials.fp8_blockwise, trials.cuda_graphs])
+@pytest.mark.parametrize("trial", [trials.fp8_blockwise, trials.graphs_iteration, trials.op_fuser])
 def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any) -> None:
     with pytest.raises(PartFailed, match="part proxy left nothing"):
         trial(h100)

@@ -43,6 +43,16 @@ _GPT_OSS: File = _ALL | {
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                      "original_max_position_embeddings": 4096},
 }  # fmt: skip
+_GLM_5: File = _ALL | {
+    "num_hidden_layers": 78, "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048,
+    "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 154880, "max_position_embeddings": 202752,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True, "n_group": 1,
+    "topk_group": 1, "scoring_func": "sigmoid", "routed_scaling_factor": 2.5, "first_k_dense_replace": 3,
+    "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "qk_head_dim": 256,
+    "v_head_dim": 256, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "indexer_rope_interleave": True,
+    "num_nextn_predict_layers": 1,
+}  # fmt: skip
 _NEMOTRON: File = _ALL | {
     "hidden_act": None, "mlp_hidden_act": "relu2", "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 131072,
     "max_position_embeddings": 262144, "layer_norm_epsilon": 1e-05, "mlp_bias": False, "use_bias": False,
@@ -60,6 +70,7 @@ def _sizes(layers: int, hidden: int, ffn: int, heads: int, **others: Any) -> Fil
 _LLAMA_BRIDGE = "llama.llama_bridge.LlamaBridge"
 _QWEN_BRIDGE = "qwen.qwen3_moe_bridge.Qwen3MoEBridge"
 _GPT_OSS_BRIDGE = "gpt_oss.gpt_oss_bridge.GPTOSSBridge"
+_GLM_BRIDGE = "glm_moe_dsa.glm5_bridge.GLM5Bridge"
 _NEMOTRON_BRIDGE = "nemotronh.nemotron_h_bridge.NemotronHBridge"
 _SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
 _ULTRA = "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
@@ -90,6 +101,7 @@ FILES: dict[str, tuple[str, File]] = {
             "routed_scaling_factor": 2.827, "num_nextn_predict_layers": 0, "aux_loss_alpha": 0.001,
         },
     ),
+    **dict.fromkeys(("zai-org/GLM-5.1", "zai-org/GLM-5.2"), (_GLM_BRIDGE, _GLM_5)),
     "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": (
         _NEMOTRON_BRIDGE,
         _NEMOTRON | _sizes(
@@ -107,8 +119,11 @@ FILES: dict[str, tuple[str, File]] = {
 }  # fmt: skip
 # Without a file here: beginning of the name -> what the layers are, of no particular size
 _LAYERS: dict[str, File] = {
-    "Qwen/Qwen3-Next": {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 4},
-    "zai-org/GLM-5": {"experimental_attention_variant": "dsa", "multi_latent_attention": True},
+    "Qwen/Qwen3-Next": {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": 4,
+        "num_layers": 48,
+    },
     "deepseek-ai/DeepSeek-V4": {"experimental_attention_variant": "dsv4_hybrid", "multi_latent_attention": True},
     "Qwen/": {},
 }

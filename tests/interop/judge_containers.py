@@ -24,7 +24,10 @@ import torch
 from absent_packages import KERNELS, stand_in_for
 
 TRANSFORMER_ENGINE = "2.20.2"
-PACKAGES = (*KERNELS, "transformer_engine", "transformer_engine_torch", "deep_ep")
+PACKAGES = (
+    *(*KERNELS, "transformer_engine", "transformer_engine_torch", "deep_ep", "mamba_ssm", "causal_conv1d", "fla"),
+    *("fast_hadamard_transform", "datasets", "cudnn", "flash_mla"),
+)
 _REFUSED = re.compile(r"(?:this yet: |; )((?:model|dataset) = \w+|[a-z_0-9.]+)(?: = | \()")
 # What sets the field on the model
 _SET_BY = {"model.overlap_moe_expert_parallel_comm": "comm_overlap.overlap_moe_expert_parallel_comm"}

@@ -82,19 +82,21 @@ def test_without_a_preset_nothing_changes(system: System | None, args: dict[str,
     assert trained(system, **args) == with_recipe(plain, load_recipe(plain.model_recipe_name))
 
 
-def test_features_that_the_loop_refuses_are_left_out_and_named() -> None:
+def test_the_graphs_of_a_preset_are_filled_in() -> None:
     args = written(model_recipe_name="llama3_8b", gpu_type="gb200", num_gpus=8)
     preset = loop_preset(args, "gb200")
     assert preset
-    assert left_out(args, preset) == ["cuda_graph_impl=local", "cuda_graph_scope=full_iteration"]
+    assert left_out(args, preset) == []
     resolved = with_loop_preset(args, preset)
-    assert resolved.args.cuda_graph_impl is None
     assert describe(resolved) == (
-        "preset llama3_8b pretrain gb200 bf16, 0.6.0 (the newest known release): cp=1, gb=128, mb=2, pp=1,"
-        " seq_length=8192, tp=1"
+        "preset llama3_8b pretrain gb200 bf16, 0.6.0 (the newest known release): cp=1, cuda_graph_impl=local,"
+        " cuda_graph_scope=full_iteration, gb=128, mb=2, pp=1, seq_length=8192, tp=1"
     )
-    off = {"cuda_graph_impl": "none", "cuda_graph_scope": ""}
-    assert left_out(args.model_copy(update=off), preset) == []  # a test that says so needs no note
+    data = training_config(load_recipe("llama3_8b"), resolved.args, {})
+    assert (data["model"]["cuda_graph_scope"], data["rng"]["te_rng_tracker"]) == (["full_iteration"], True)
+    off = with_loop_preset(args.model_copy(update={"cuda_graph_impl": "none"}), preset).args
+    assert off.cuda_graph_impl is None or off.cuda_graph_impl == "none"
+    assert not off.cuda_graph_scope
 
 
 def test_layouts_have_no_stages_of_layers_that_the_loop_lacks() -> None:
@@ -124,7 +126,11 @@ def test_every_preset_of_our_recipes_is_a_point_of_the_loop() -> None:
         assert broken - NOT_DONE <= IMPOSSIBLE, (row.key, row.num_gpus, broken)
         for name in ACTS_ON:
             own = row.values.get(name)
-            if own not in (None, [], False) and (name, own) != ("ep", 1) and name != "pipeline_model_parallel_layout":
+            if (
+                own not in (None, [], False, "none")
+                and (name, own) != ("ep", 1)
+                and name != "pipeline_model_parallel_layout"
+            ):
                 assert getattr(args, name) == own or name == "recompute_num_layers", (row.key, name)
         again = with_recipe(args, recipe, preset=loop_preset(args, row.gpu))
         assert again == args, "what is written out means the same"

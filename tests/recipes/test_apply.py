@@ -42,6 +42,8 @@ REACHES: dict[str, tuple[Any, str]] = {
     "warmup_iters": (5, "scheduler.lr_warmup_iters"),
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
+    "cuda_graph_impl": ("local", "model.cuda_graph_impl"),
+    "cuda_graph_scope": (["attn"], "model.cuda_graph_scope"),
     "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
     "nccl_ub": (True, "ddp.nccl_ub"),
     "num_moe_experts": (8, "model.num_moe_experts"),
@@ -163,10 +165,27 @@ def _config(recipe: str, extra: dict[str, str] | None = None, **args: Any) -> di
 def test_an_argument_reaches_its_place(name: str) -> None:
     value, place = REACHES[name]
     recipe = "moe_tiny" if name.startswith("moe_") else DENSE
-    before, after = _config(recipe), _config(recipe, **{name: value})
+    beside = {"cuda_graph_impl": "local"} if name == "cuda_graph_scope" else {}
+    before, after = _config(recipe, **beside), _config(recipe, **beside, **{name: value})
     expected = {"recompute_modules": ["core_attn"], "compute_dtype": None}.get(name, value)
     assert _at(after, place) == expected
     assert _at(before, place) != expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"cuda_graph_impl": " Local ", "cuda_graph_scope": "[full_iteration]"}, ("local", ["full_iteration"], True)),
+        ({"cuda_graph_impl": "full_iteration", "cuda_graph_scope": "full_iteration"}, ("full_iteration", None, True)),
+        ({"cuda_graph_impl": "transformer_engine"}, ("transformer_engine", None, True)),
+        ({"cuda_graph_impl": "None", "cuda_graph_scope": "attn"}, (None, None, None)),
+    ],
+)
+def test_what_goes_with_cuda_graphs(args: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    data = _config(DENSE, **args)
+    model, rng = data["model"], data.get("rng", {})
+    found = (model.get("cuda_graph_impl"), model.get("cuda_graph_scope"), rng.get("te_rng_tracker"))
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -356,8 +375,8 @@ def _at(data: dict[str, Any], place: str) -> Any:
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
 def test_every_argument_is_accounted_for(name: str) -> None:
-    accounted = name in REACHES or name in OUTSIDE or (name in PASSED and not PASSED[name][2])
-    accounted |= name in DERIVED and not ARGUMENTS[name].needs
+    accounted = name in OUTSIDE or (name in PASSED and not PASSED[name][2])
+    accounted |= (name in REACHES or name in DERIVED) and not ARGUMENTS[name].needs
     assert (name in unsupported_args(_set(name))) is not accounted
 
 
@@ -392,7 +411,6 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
         ("domain", "vlm"),
         ("dryrun", True),
         ("use_megatron_fsdp", True),
-        ("cuda_graph_impl", "local"),
         ("activation_offload_layers", 1),
         ("num_distributed_optimizer_instances", 2),
         ("dataset_root", "/s"),
@@ -458,6 +476,13 @@ def test_modules_that_transformer_engine_recomputes(modules: Any, lacked: bool) 
     args = ResolvedCmdArgs(recompute_modules=modules)
     assert lacked_by(args, {TRANSFORMER_ENGINE}) == ({"recompute_modules": TRANSFORMER_ENGINE} if lacked else {})
     assert lacked_by(args, {GPU}) == {}
+
+
+def test_backends_of_a_gpu_are_not_replaced_without_one() -> None:
+    args = ResolvedCmdArgs(moe_flex_dispatcher_backend="hybridep")
+    assert lacked_by(args, {GPU}) == {"moe_flex_dispatcher_backend": GPU}
+    assert lacked_by(args, {TRANSFORMER_ENGINE}) == lacked_by(ResolvedCmdArgs(), {GPU}) == {}
+    assert lacked_by(ResolvedCmdArgs(moe_flex_dispatcher_backend="None"), {GPU}) == {}
 
 
 def test_without_recompute_nothing_is_recomputed() -> None:

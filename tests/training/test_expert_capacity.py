@@ -1,6 +1,7 @@
 """Experts that take a fixed number of tokens, padded to it."""
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,3 +68,26 @@ def test_a_batch_that_does_not_fit_is_run_again(train: Train, ranks: Any) -> Non
     told = [line for line in twice.stdout.splitlines() if line.startswith("TRIED")]
     assert told == ["TRIED True False"] * 4 + ["TRIED False False"] * (len(told) - 4)
     assert len(told) > 4
+
+
+@pytest.mark.skipif(find_spec("megatron.core.transformer.moe.paged_stash") is None, reason="Megatron-Core before 0.18")
+def test_the_graph_of_a_batch_that_does_not_fit_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the stash that is released then. No GPU: what is captured is a stand-in."""
+    from megatron.core.full_cuda_graph import FullCudaGraphWrapper
+    from megatron.core.transformer.moe.paged_stash import PagedStashManager, PagedStashRunner
+
+    from cloudai_mbridge.training.loop.paged_stash import with_second_try
+
+    graphs = {"training": object(), "validation": object()}
+    monkeypatch.setattr(FullCudaGraphWrapper, "cuda_graph", graphs)
+    monkeypatch.setattr(PagedStashManager, "get_instance", object)
+    found: list[bool] = []
+    monkeypatch.setattr(
+        PagedStashRunner, "prepare_for_rerun", lambda self, is_training: found.append(graphs["training"] is None)
+    )
+    model = SimpleNamespace(moe_expert_rank_capacity_factor=1.5)
+    sections = {"optimizer": SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=False), "ddp": None}
+    state: Any = SimpleNamespace(cfg=SimpleNamespace(model=model, **sections))
+    with_second_try(print, state, [], None).prepare_for_rerun(is_training=True)
+    assert found == [True]
+    assert graphs["validation"] is not None

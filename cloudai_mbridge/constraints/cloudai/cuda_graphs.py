@@ -63,11 +63,14 @@ def c13_graph_implementation_is_known(point: Point) -> Answer:
 def c14_graph_scope_fits_the_implementation(point: Point) -> Answer:
     """Local graphs capture the full iteration or nothing by name; Transformer Engine's capture modules.
 
+    In the embedded loop local graphs capture modules too, as in Megatron-Core.
+
     Pass: cuda_graph_impl="local", cuda_graph_scope="[full_iteration]". Fail: cuda_graph_impl="local", scope attn.
     Source: CloudAI MegatronBridge workload, constraint 14.
     """
     scopes = point.cuda_graph_scope
-    if point.graph_impl == "local" and scopes not in ((), ("full_iteration",)):
+    names_modules = point.is_embedded and set(scopes) <= {*_TE_SCOPES}
+    if point.graph_impl == "local" and scopes not in ((), ("full_iteration",)) and not names_modules:
         remedy = "use scope full_iteration alone, or no scope"
         return point.breaks("C14", "cuda_graph_scope", "local graphs capture full_iteration only", remedy, *_SHOWN)
     if point.graph_impl == "transformer_engine" and (unknown := [s for s in scopes if s not in _TE_SCOPES]):
@@ -92,12 +95,15 @@ def c15_moe_or_its_router(point: Point) -> Answer:
 def c16_preprocess_needs_the_router(point: Point) -> Answer:
     """The scope moe_preprocess needs moe_router.
 
-    The preprocess step works on what the captured router leaves behind.
+    The preprocess step works on what the captured router leaves behind. Megatron-Core's own graphs capture both where
+    one is named: in the embedded loop it passes.
 
     Pass: scope moe_router,moe_preprocess. Fail: scope moe_preprocess.
     Source: CloudAI MegatronBridge workload, constraint 16; Megatron-Core TransformerConfig.
     """
     if "moe_preprocess" not in point.cuda_graph_scope or "moe_router" in point.cuda_graph_scope:
+        return None
+    if point.is_embedded and point.graph_impl == "local":
         return None
     return point.breaks("C16", "cuda_graph_scope", "moe_preprocess needs moe_router", "add moe_router", *_SHOWN)
 

@@ -17,6 +17,7 @@ _DTYPES = {
     "fp8_mx": _BLACKWELL,
     "nvfp4": _BLACKWELL,
 }
+_OF_MODULES = ("transformer_engine", "local")  # implementations that capture modules by name
 
 
 def m14_recomputed_modules_are_known(point: Point) -> Answer:
@@ -109,16 +110,17 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
     Source: megatron.core.transformer.TransformerConfig.
     """
     scopes = set(point.cuda_graph_scope)
-    if not point.graph_impl or not scopes & {"moe", "moe_router", "mlp"}:
+    of_experts = scopes & {"moe", "moe_router", "moe_preprocess"}
+    if not point.graph_impl or not (of_experts or "mlp" in scopes):
         return None
     if point.recipe is None:
         return NotEvaluated("M18", "recipe")
     experts = point.num_moe_experts
-    if scopes & {"moe", "moe_router"} and (experts or 0) <= 1:
+    if of_experts and (experts or 0) <= 1:
         fact, remedy = "the model has no experts", "remove moe scopes"
     elif "mlp" in scopes and not point.has_dense_layers:
         fact, remedy = "the model has no dense layer", "remove mlp"
-    elif "moe" not in scopes or point.graph_impl != "transformer_engine" or point.args.use_tokendrop:
+    elif "moe" not in scopes or point.graph_impl not in _OF_MODULES or point.args.use_tokendrop:
         return None
     elif "moe_expert_capacity_factor" in point.overridden:
         return NotEvaluated("M18", "moe_expert_capacity_factor, which extra_cmd_args set,")

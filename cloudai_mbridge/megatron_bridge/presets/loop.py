@@ -44,6 +44,8 @@ def filled_in(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[s
     values = {name: result[name] or None for name in ACTS_ON if name in result and name not in given}
     if values.get("ep") == 1:  # as unset; a dense model has none to name
         values["ep"] = None
+    if values.get("cuda_graph_impl") == "none":
+        values["cuda_graph_impl"] = None
     if layout := values.get("pipeline_model_parallel_layout"):
         values["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)  # the loop has no such layers
     return values

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
 
@@ -25,8 +26,10 @@ def init_checkpointing_context(checkpoint_config: CheckpointConfig) -> dict[str,
 
 
 def _problems(c: CheckpointConfig) -> Iterator[str]:
-    if c.ckpt_format != "torch_dist":
-        yield f"ckpt_format = {c.ckpt_format!r} is not supported; use 'torch_dist'"
+    if c.ckpt_format not in ("torch_dist", FSDP_DTENSOR):
+        yield f"ckpt_format = {c.ckpt_format!r} is not supported; use 'torch_dist', or 'fsdp_dtensor' with Megatron-FSDP"
+    if c.async_save and c.ckpt_format == FSDP_DTENSOR:
+        yield "async_save = True is not supported with ckpt_format = 'fsdp_dtensor'; use False"
     if problem := _non_persistent_problem(c):
         yield problem
     if c.most_recent_k is not None and c.most_recent_k < 1 and c.most_recent_k != -1:

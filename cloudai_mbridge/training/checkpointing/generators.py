@@ -30,14 +30,14 @@ def states_to_save() -> ShardedObject:
     Megatron-Bridge takes the states of data-parallel ranks for equal and keeps the first. They differ after dropout in
     batches of different lengths; then all are kept, and Megatron-Bridge still takes the first.
     """
-    state = _state()
+    own = state()
     replicas = mpu.get_data_parallel_group(with_context_parallel=True)
     prints: list[Any] = [None] * replicas.size()
-    dist.all_gather_object(prints, _fingerprint(state), group=replicas)
-    states: list[Any] = [state]
+    dist.all_gather_object(prints, _fingerprint(own), group=replicas)
+    states: list[Any] = [own]
     if len(_grid()[0]) == 2 and len(set(prints)) > 1:
         states = [None] * replicas.size()
-        dist.all_gather_object(states, state, group=replicas)
+        dist.all_gather_object(states, own, group=replicas)
     return _part(states, *_grid())
 
 
@@ -53,17 +53,17 @@ def restore(loaded: Any) -> bool:
     """Set this rank's generators; False, and nothing set, if they are of another kind of device."""
     states = loaded if isinstance(loaded, list) else [loaded]
     replicas = mpu.get_data_parallel_group(with_context_parallel=True)
-    state: State = states[replicas.rank() if len(states) == replicas.size() else 0]
-    device_state = state.get("cuda_rng_state", state.get("device_rng_state"))
+    saved: State = states[replicas.rank() if len(states) == replicas.size() else 0]
+    device_state = saved.get("cuda_rng_state", saved.get("device_rng_state"))
     if device_state is not None:  # our older form has none on a CPU
         if device_state.numel() != torch.cuda.get_rng_state().numel():
             return False
         torch.cuda.set_rng_state(device_state)
-    random.setstate(state["random_rng_state"])
-    kind, keys, position, has_gauss, cached = state["np_rng_state"]
+    random.setstate(saved["random_rng_state"])
+    kind, keys, position, has_gauss, cached = saved["np_rng_state"]
     np.random.set_state((kind, np.asarray(keys).astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch_rng_state"])
-    set_tracker_states(state["rng_tracker_states"])
+    torch.set_rng_state(saved["torch_rng_state"])
+    set_tracker_states(saved["rng_tracker_states"])
     return True
 
 
@@ -100,7 +100,8 @@ def _part(states: Any, shape: tuple[int, ...], place: tuple[int, ...]) -> Sharde
     return ShardedObject(KEY, states, shape, place, replica_id=replica)
 
 
-def _state() -> State:
+def state() -> State:
+    """Return the states of this rank's generators."""
     return {
         "random_rng_state": random.getstate(),
         "np_rng_state": np.random.get_state(),

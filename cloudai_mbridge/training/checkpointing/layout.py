@@ -2,7 +2,8 @@
 
 SAVE/
   iter_0000005/                         one checkpoint
-    .metadata, metadata.json, *.distcp  Megatron-Core's distributed format; up to 0.18 with a common.pt
+    .metadata, metadata.json, *.distcp  Megatron-Core's distributed format; up to 0.18 with a common.pt;
+                                        Megatron-FSDP's has no metadata.json
     run_config.yaml                     the configuration of the run
     train_state.pt                      progress counters; written last: without it the checkpoint is not complete
   latest_train_state.pt                 a copy of the newest one's train_state.pt
@@ -19,6 +20,7 @@ from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
 RUN_CONFIG = "run_config.yaml"
 TRAIN_STATE = "train_state.pt"
+FSDP_DTENSOR = "fsdp_dtensor"  # Megatron-FSDP's format
 LATEST_TRAIN_STATE = "latest_train_state.pt"
 LATEST_ITERATION = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"iter_(\d{7,})")
@@ -46,7 +48,15 @@ def non_persistent_root(config: CheckpointConfig, root: str) -> Path:
 
 def is_sharded_checkpoint(directory: Path) -> bool:
     """Return whether a directory holds all of Megatron-Core's own files: the last is written after the data."""
-    return all((directory / name).is_file() for name in ("metadata.json", ".metadata"))
+    return (directory / ".metadata").is_file() and ((directory / "metadata.json").is_file() or is_of_fsdp(directory))
+
+
+def is_of_fsdp(directory: Path) -> bool:
+    """Return whether a checkpoint was saved by Megatron-FSDP, whose format has no metadata.json."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if not (directory / "metadata.json").exists():
+            return f"ckpt_format: {FSDP_DTENSOR}" in (directory / RUN_CONFIG).read_text(encoding="utf-8")
+    return False
 
 
 def is_complete(directory: Path) -> bool:

@@ -10,10 +10,11 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content, generators
+from cloudai_mbridge.training.checkpointing import content, generators, layout
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
 from cloudai_mbridge.training.checkpointing.dtensors import states_like_parameters, weights_like
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
+from cloudai_mbridge.training.checkpointing.fsdp import FsdpLoad
 from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
 from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
 from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, forget_metadata, read_common
@@ -49,7 +50,9 @@ def load_checkpoint(
     if isinstance(found, Nothing):
         return 0, 0
     on_first_rank(partial(check_files, found.directory))
-    load = _Load(state, model, optimizer, opt_param_scheduler, found, strict=strict)
+    is_of_fsdp = on_first_rank(partial(_check_format, state.cfg, found.directory))
+    kind: Any = _FsdpLoad if is_of_fsdp else _Load
+    load = kind(state, model, optimizer, opt_param_scheduler, found, strict=strict)
     load.run(skip_load_to_model_and_opt)
     forget_metadata()
     if found.weights_only:
@@ -68,6 +71,27 @@ def _say(*lines: str) -> None:
     if dist.get_rank() == 0:
         for line in lines:
             write_line(line)
+
+
+def _check_format(cfg: Any, directory: str) -> bool:
+    """Return whether the format is Megatron-FSDP's. Raises CheckpointError: this run trains with the other kind."""
+    is_of_fsdp, wanted = layout.is_of_fsdp(Path(directory)), bool(cfg.ddp.use_megatron_fsdp)
+    if is_of_fsdp != wanted:
+        there, use = ("fsdp_dtensor", "True") if is_of_fsdp else ("torch_dist", "False")
+        raise CheckpointError(f"{directory}: is in the format {there!r}, which needs ddp.use_megatron_fsdp = {use}")
+    return is_of_fsdp
+
+
+class _FsdpLoad(FsdpLoad):
+    def run(self, skip_model_and_optimizer: bool) -> None:
+        """Load everything that is wanted. A collective."""
+        if skip_model_and_optimizer:
+            raise CheckpointError(f"{self.path}: is loaded in place; it cannot only be read")
+        loaded = on_each_rank(self.path, self.read)
+        on_each_rank(self.path, partial(self.apply, loaded))
+        if not self.weights_only:
+            counters = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
+            self.state.train_state.load_state_dict(counters)
 
 
 class _Load:

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import layout, retention
+from cloudai_mbridge.training.checkpointing import fsdp, layout, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import (
     forked_results,
@@ -56,9 +56,13 @@ def save_checkpoint(
     maybe_finalize_async_save(state, config, blocking=True)
     directory, complete = _begin(state, non_persistent_ckpt)
     metadata = content_metadata(config)
+    parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
+    if config.ckpt_format == layout.FSDP_DTENSOR:
+        fsdp.save(fsdp.tree_to_save(state, *parts), directory, model[0])
+        complete()
+        return
     tree = prebuilt_state_dict
     if tree is None:
-        parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
         tree = on_each_rank(directory, lambda: tree_to_save(state, *parts, metadata))
     try:
         with nullcontext() if uses_worker(config) else forked_results():

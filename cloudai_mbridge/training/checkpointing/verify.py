@@ -12,6 +12,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from cloudai_mbridge.training.checkpointing.layout import is_of_fsdp
 from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_file, read_common_object
 from cloudai_mbridge.training.errors import CheckpointError
 
@@ -21,6 +22,9 @@ _SHOWN = 3
 def check_files(directory: str) -> None:
     """Check that every file is there, readable and long enough. Raises CheckpointError: with the file's path."""
     root = Path(directory)
+    if is_of_fsdp(root):
+        _check_lengths(root, read_metadata(directory))
+        return
     try:
         backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
     except (OSError, ValueError, KeyError, TypeError) as error:

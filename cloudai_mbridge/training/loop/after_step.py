@@ -129,7 +129,7 @@ def _differing(params: dict[str, Any], group: Any) -> list[str]:
 
 def _hash(param: Any) -> torch.Tensor:
     """Hash the bits, the data type and the shape, of FP8 and FP4 those of the values; a CPU tensor of bytes."""
-    data = quantized.values(param.detach()).cpu().contiguous()
+    data: Any = quantized.values(param.detach()).cpu().contiguous()
     digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=16)
     digest.update(data.reshape(-1).view(torch.uint8).numpy())
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)

@@ -7,7 +7,6 @@ schedule, and another one the optimizer's step; both keep what they have capture
 
 import gc
 import inspect
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
@@ -31,6 +30,7 @@ try:
 except ImportError:  # 0.16 has no such graph, and no field that sets it
     OptimizerCudaGraphWrapper = None
 
+CAPTURED_MARK = "CUDA graphs captured:"  # begins the line at the end of training
 _TRAINING, _VALIDATION = "training", "validation"
 
 
@@ -51,10 +51,7 @@ class TrainingGraphs:
         if helper is None or _is_captured(helper) or self._steps < self._config.model.cuda_graph_warmup_steps:
             return
         with pause(), _without_hooks(self._model):
-            started = time.monotonic()
             helper.create_cudagraphs()
-            if dist.get_rank() == 0:
-                write_line(f"CUDA graphs of the layers captured in {time.monotonic() - started:.1f} s")
         self._gather_in_replays()
 
     def step_done(self, skipped: bool) -> None:
@@ -72,8 +69,21 @@ class TrainingGraphs:
             helper.cuda_graph_set_manual_hooks()
             self._hooks_are_manual = True
 
+    def _captured(self) -> list[str]:
+        """Return what is inside graphs now."""
+        has_local = getattr(layer_graphs._CudagraphGlobalRecord, "cudagraph_created", False)
+        has_engine = self._helper is not None and self._helper.graphs_created()
+        found = {
+            "layers": has_local or has_engine,
+            "full iteration": FullCudaGraphWrapper.cuda_graph[_TRAINING],
+            "optimizer": getattr(OptimizerCudaGraphWrapper, "cuda_graph", None),
+        }
+        return [name for name, is_there in found.items() if is_there]
+
     def close(self) -> None:
         """Delete what training has captured: graphs hold buffers of NCCL, whose groups could not be destroyed."""
+        if (found := self._captured()) and dist.get_rank() == 0:
+            write_line(f"{CAPTURED_MARK} {', '.join(found)}")
         if self._helper is not None and self._helper.graphs_created():
             self._helper.delete_cuda_graphs()
         if self._eager_step is not None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from megatron.core.full_cuda_graph import FullCudaGraphWrapper
+
 from cloudai_mbridge.training.state import GlobalState
 
 
@@ -17,5 +19,16 @@ def with_second_try(schedule: Any, state: GlobalState, model: list[Any], optimiz
         return schedule
     from megatron.core.transformer.moe.paged_stash import PagedStashRunner
 
-    copies_parameters = state.cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag and state.cfg.ddp.overlap_param_gather
-    return PagedStashRunner(config, copies_parameters, model, optimizer, schedule)
+    copies = state.cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag and state.cfg.ddp.overlap_param_gather
+    runner = PagedStashRunner(config, copies, model, optimizer, schedule)
+    prepare = runner.prepare_for_rerun
+
+    def without_graph(is_training: bool = True) -> None:
+        """Delete the graph first, which reads the stash: the runner does that for a bare wrapper alone."""
+        stage = "training" if is_training else "validation"
+        if FullCudaGraphWrapper.cuda_graph[stage] is not None:
+            FullCudaGraphWrapper.reset_cuda_graph(None, stage)  # all of its state is the class's
+        prepare(is_training)
+
+    runner.prepare_for_rerun = without_graph
+    return runner

@@ -14,6 +14,7 @@ from megatron.core.transformer import MLATransformerConfig, ModuleSpec, Transfor
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.models.layer_specs import default_layer_spec, local_layer_spec, mtp_block_spec
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
+from cloudai_mbridge.training.models.quantization import RecipeConfig
 from cloudai_mbridge.training.models.weight_gradients import (
     can_enable_gradient_accumulation_fusion,
     fuse_weight_gradients,
@@ -71,6 +72,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     gradient_accumulation_fusion: bool = field(default_factory=can_enable_gradient_accumulation_fusion)
     restore_modelopt_state: bool = False
     use_arbitrary_attention_mask: bool | None = None
+    quant_recipe: RecipeConfig | None = None
     _pg_collection: Any = None
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
 
         Raises ValueError, AssertionError: Megatron-Core refuses the combination.
         """
+        if self.quant_recipe is not None:
+            self.quant_recipe.finalize()
         if self.num_attention_heads and self.num_query_groups is not None:
             groups = self.num_query_groups
             assert groups > 0, f"num_query_groups ({groups}) is not positive"
@@ -140,6 +144,8 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
 @dataclass
 class MLAModelProvider(MLATransformerConfig, GPTModelProvider):  # type: ignore[misc]
     """A GPT model with multi-latent attention, as DeepSeek's."""
+
+    quant_recipe: RecipeConfig | None = None
 
     def __post_init__(self) -> None:
         if self._is_finalizing:

@@ -17,6 +17,7 @@ from cloudai_mbridge.training.compat.hybrid_models import build_hybrid, has_unif
 from cloudai_mbridge.training.models.hybrid_layers import local_stack_spec
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
+from cloudai_mbridge.training.models.quantization import RecipeConfig
 from cloudai_mbridge.training.models.weight_gradients import (
     can_enable_gradient_accumulation_fusion,
     fuse_weight_gradients,
@@ -74,6 +75,7 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     mtp_hybrid_override_pattern: str | None = None
     keep_mtp_spec_in_bf16: bool = False
     restore_modelopt_state: bool = False
+    quant_recipe: RecipeConfig | None = None
 
     def __post_init__(self) -> None:
         if self._is_finalizing:
@@ -103,6 +105,8 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
             self.hybrid_layer_pattern, self.hybrid_override_pattern = pattern, None
         if self.num_layers is None:
             raise ValueError("model.num_layers is not set and no hybrid_layer_pattern tells it; set one of them")
+        if self.quant_recipe is not None:
+            self.quant_recipe.finalize()
         if self.mamba_chunk_size < 1:
             raise ValueError(f"model.mamba_chunk_size = {self.mamba_chunk_size}: use at least 1")
         self.run_post_init()

@@ -35,9 +35,9 @@ def calc_params_l2_norm(
     marked as shared.
     """
     chunks = model if isinstance(model, list) else [model]
-    params = list({id(param): param for chunk in chunks for param in chunk.parameters()}.values())
     if use_megatron_fsdp:
-        return _fsdp_norm(chunks, params)
+        return _fsdp_norm(chunks)
+    params = list({id(param): param for chunk in chunks for param in chunk.parameters()}.values())
     shares: _Shares = defaultdict(list)
     sharding_group: Any = None  # of parameters that are themselves sharded over it
     for param in params:
@@ -89,10 +89,11 @@ def _all_reduce(value: torch.Tensor, group: Any) -> torch.Tensor:
     return value
 
 
-def _fsdp_norm(chunks: list[Any], params: list[Any]) -> float:
+def _fsdp_norm(chunks: list[Any]) -> float:
     for chunk in chunks:
         if hasattr(chunk, "stop_communication"):
-            chunk.stop_communication()
+            chunk.stop_communication()  # from here on the chunk has its shards for parameters
+    params = list({id(param): param for chunk in chunks for param in chunk.parameters()}.values())
     if others := [param for param in params if not isinstance(param, DTensor)]:
         raise RuntimeError(f"Megatron-FSDP is on, and {len(others)} parameters are not DTensors")
     return calc_dtensor_params_l2_norm(params)

@@ -60,10 +60,12 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
     "models.gpt_provider": ("GPTModelProvider", "MLAModelProvider"),
     "models.hybrid_provider": ("HybridModelProvider", "MambaModelProvider"),
     "models.other_providers": ("T5ModelProvider", "MIMOProvider"),
+    "models.quantization": ("RecipeConfig", "GlobMatcher"),
 }
 
 # Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
 _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
+    "models.quantization": ("megatron.core.quantization.quant_config",),
     "tokenizers.config": ("megatron.bridge.training.tokenizers.config",),
     "mixed_precision": ("megatron.bridge.training.mixed_precision",),
     "comm_overlap.config": ("megatron.bridge.training.comm_overlap",),
@@ -114,6 +116,9 @@ FIELD_CLASSES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "MIMOProvider": {"language_model": ("GPTModelProvider", "MLAModelProvider")},
 }
 
+# Values that no supported release of Megatron-Core has, and Megatron-Bridge's recipes do -> the release that will
+LATER_VALUES: Mapping[str, str] = {"dsv4_hybrid": "newer than 0.19"}
+
 # Fields that belong to the process, not to the run: a file would force one rank's value on all
 PROCESS_FIELDS = ("local_rank",)
 # Slots that the training loop fills with objects of the running program: left out of files
@@ -162,6 +167,9 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "megatron.core.fusions.fused_bias_geglu.quick_gelu": ("megatron.core.fusions.fused_bias_geglu", "quick_gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.transformer_engine_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    # what `default_layer_spec` makes of a model that has such a variant
+    "megatron.core.models.gpt.experimental_attention_variant_module_specs."
+    "get_transformer_block_with_experimental_attention_variant_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.local_layer_spec": (_LAYER_SPECS, "local_layer_spec"),
     "megatron.bridge.models.nemotron.nemotron_provider.squared_relu": ("megatron.core.activations", "squared_relu"),
 }

@@ -73,6 +73,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ddp.nccl_ub": (GPU, (False,)),
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
+    "dist.high_priority_stream_groups": (GPU, (None, [])),
 }
 # Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
 _NEEDING = "MGD+"

@@ -17,6 +17,7 @@ from cloudai_mbridge.training.schema.known_names import (
     DTYPES,
     ENUMS,
     FUNCTIONS,
+    LATER_VALUES,
     dtype_name,
     is_foreign,
     kind_of_target,
@@ -130,6 +131,8 @@ def _fits_float(value: int) -> bool:
 
 
 def _fail_type(form: Form, value: Any, where: str, catalog: Catalog) -> NoReturn:
+    if type(value) is str and value in LATER_VALUES:
+        fail(where, f"{show(value)} needs a Megatron-Core {LATER_VALUES[value]}, which is not supported yet")
     text = f"{show(value)} is {_type_name(value)}, {describe(form)} is needed"
     kinds = {option.kind for option in options_of(form)}
     if type(value) is str:

@@ -187,6 +187,8 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
         change("model", "deallocate_pipeline_outputs", False)
         change("ddp", "average_in_collective", False)  # gloo has no average
+        if config.ddp.use_megatron_fsdp or config.dist.use_megatron_fsdp:
+            change("ddp", "gradient_reduce_div_fusion", False)  # nor a sum of scaled values
         if getattr(config.model, "moe_token_dispatcher_type", None) == "flex":
             change("model", "moe_token_dispatcher_type", "alltoall")
         change("model", "pipeline_model_parallel_comm_backend", None)
@@ -215,6 +217,7 @@ def _derive(config: ConfigContainer) -> None:
     model: Any = config.model
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
+    _pad_uneven_dispatch(model)
     model.log_max_attention_logit |= config.logger.log_max_attention_logit
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
@@ -224,6 +227,15 @@ def _derive(config: ConfigContainer) -> None:
     is_null = tokenizer.tokenizer_type in (None, "NullTokenizer") and tokenizer.metadata_path is None
     if getattr(model, "vocab_size", None) is None and is_null and tokenizer.vocab_size is not None:
         take_vocabulary(model, tokenizer.vocab_size)
+
+
+def _pad_uneven_dispatch(model: Any) -> None:
+    """Let ranks hand HybridEP different numbers of tokens, as Megatron-Bridge does: without graphs, whose shapes are fixed."""
+    dispatcher = getattr(model, "moe_token_dispatcher_type", None), getattr(model, "moe_flex_dispatcher_backend", None)
+    if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model):
+        for name in ("moe_hybridep_pad_uneven_dispatch_inputs", "moe_hybridep_pad_variable_tokens"):
+            if hasattr(model, name):
+                setattr(model, name, True)
 
 
 def take_vocabulary(model: Any, vocab_size: int) -> None:

@@ -146,13 +146,38 @@ def _uses_checkpoints(config: "ConfigContainer") -> bool:
 
 
 def apply_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Turn Megatron FSDP on in both places when either asks for it, and check what it needs."""
+    """Turn Megatron FSDP on in both places when either asks for it, with what belongs to it, and check what it needs."""
     if not _uses_megatron_fsdp(config):
         return
-    config.dist.use_megatron_fsdp = config.ddp.use_megatron_fsdp = True
+    ddp, optimizer = config.ddp, config.optimizer
+    config.dist.use_megatron_fsdp = ddp.use_megatron_fsdp = True
+    if not (ddp.use_distributed_optimizer and optimizer.use_distributed_optimizer):
+        print_rank_0("Megatron FSDP has a distributed optimizer: use_distributed_optimizer is set to True")
+    ddp.use_distributed_optimizer = optimizer.use_distributed_optimizer = True
+    if optimizer.use_precision_aware_optimizer and hasattr(ddp, "megatron_fsdp_use_decoupled_grad"):
+        ddp.megatron_fsdp_use_decoupled_grad = True  # where Transformer Engine's Adam looks for gradients
+    if ddp.nccl_ub:
+        ddp.fsdp_manual_registration = True
+    check_megatron_fsdp(config)
+
+
+def check_megatron_fsdp(config: "ConfigContainer") -> None:
+    """Check what Megatron FSDP needs, and what it forbids."""
+    ddp, checkpoint = config.ddp, config.checkpoint
     assert not config.dist.use_tp_pp_dp_mapping, "Megatron FSDP requires dist.use_tp_pp_dp_mapping=False"
-    assert not _uses_checkpoints(config) or config.checkpoint.ckpt_format == "fsdp_dtensor", (
-        f"Megatron FSDP requires checkpoint.ckpt_format='fsdp_dtensor', got {config.checkpoint.ckpt_format!r}"
+    assert not _uses_checkpoints(config) or checkpoint.ckpt_format == "fsdp_dtensor", (
+        f"Megatron FSDP requires checkpoint.ckpt_format='fsdp_dtensor', got {checkpoint.ckpt_format!r}"
+    )
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1", (
+        "Megatron FSDP requires CUDA_DEVICE_MAX_CONNECTIONS greater than 1 in the environment, or none"
+    )
+    assert ddp.nccl_ub or not getattr(ddp, "fsdp_manual_registration", False), (
+        "ddp.fsdp_manual_registration requires ddp.nccl_ub=True"
+    )
+    interval = config.train.check_weight_hash_across_dp_replicas_interval
+    assert interval is None or ddp.data_parallel_sharding_strategy != "optim_grads_params", (
+        f"train.check_weight_hash_across_dp_replicas_interval={interval}: the parameters of"
+        " ddp.data_parallel_sharding_strategy='optim_grads_params' have no replicas"
     )
 
 
@@ -188,8 +213,9 @@ def check_fsdp_format(config: "ConfigContainer") -> None:
 
 def check_async_save_format(config: "ConfigContainer") -> None:
     """Check that checkpoints written in the background are in the format that can be."""
-    assert not config.checkpoint.async_save or config.checkpoint.ckpt_format == "torch_dist", (
-        f"checkpoint.async_save requires checkpoint.ckpt_format='torch_dist', got {config.checkpoint.ckpt_format!r}"
+    kind = config.checkpoint.ckpt_format
+    assert not config.checkpoint.async_save or kind in ("torch_dist", "fsdp_dtensor"), (
+        f"checkpoint.async_save requires checkpoint.ckpt_format='torch_dist' or 'fsdp_dtensor', got {kind!r}"
     )
 
 
@@ -222,9 +248,9 @@ def check_gloo_free_format(config: "ConfigContainer") -> None:
     """Check that a distributed optimizer is not gathered over Gloo groups that do not exist."""
     if config.dist.use_gloo_process_groups or not config.optimizer.use_distributed_optimizer:
         return
-    assert config.checkpoint.ckpt_format == "torch_dist", (
+    assert config.checkpoint.ckpt_format in ("torch_dist", "fsdp_dtensor"), (
         "dist.use_gloo_process_groups=False with a distributed optimizer requires "
-        f"checkpoint.ckpt_format='torch_dist', got {config.checkpoint.ckpt_format!r}"
+        f"checkpoint.ckpt_format='torch_dist' or 'fsdp_dtensor', got {config.checkpoint.ckpt_format!r}"
     )
 
 

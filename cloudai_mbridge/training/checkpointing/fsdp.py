@@ -1,0 +1,177 @@
+"""Checkpoints of Megatron-FSDP, in the format "fsdp_dtensor": torch's distributed format with DTensors, and Megatron-Bridge's
+names. It has no common part: everything is in one tree, of which a run loads what it has.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from megatron.core import parallel_state as mpu
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+from cloudai_mbridge.training.checkpointing import generators
+from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
+from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading, parts_of
+from cloudai_mbridge.training.checkpointing.verify import read_metadata
+from cloudai_mbridge.training.compat import checkpoints
+from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.collectives import largest
+
+Tree = dict[str, Any]
+METADATA = {
+    "distrib_optim_sharding_type": FSDP_DTENSOR,
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+
+
+def tree_to_save(
+    state: Any, model: list[Any], optimizer: Any, scheduler: Any, flops: float, data_iterator: Any
+) -> Tree:
+    """Return all that is saved, on every rank. A collective."""
+    config = state.cfg.checkpoint
+    tree = _tree(model, optimizer if config.save_optim else None, scheduler, is_loading=False)
+    tree |= {"iteration": state.train_state.step, "num_floating_point_operations_so_far": float(flops)}
+    if config.save_rng:
+        tree[generators.KEY] = {_place(): [generators.state()]}
+    rerun = get_rerun_state_machine().state_dict(data_iterator=data_iterator, ckpt_format=config.ckpt_format)
+    if rerun is not None:
+        tree["rerun_state_machine"] = rerun
+    return tree
+
+
+def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool) -> Tree:
+    (chunk,) = model  # the format has no names for virtual stages
+    tree: Tree = {"checkpoint_version": 3.0, "iteration": 0, "model": chunk.state_dict_for_save_checkpoint()}
+    if optimizer is not None:
+        _complete_states(optimizer)
+        tree["optimizer"] = optimizer.sharded_state_dict(tree, is_loading=is_loading, metadata=dict(METADATA))
+        if scheduler is not None:
+            tree["opt_param_scheduler"] = scheduler.state_dict()
+    return tree
+
+
+def _complete_states(optimizer: Any) -> None:
+    """Give a state to the parameters of which other ranks have all: what follows are collectives. A collective.
+
+    Their number of steps is the others': one rank's is saved.
+    """
+    ensure_state(optimizer)
+    states = [(param, state) for part in parts_of(optimizer) for param, state in part.optimizer.state.items()]
+    (steps,) = largest(max((float(state["step"]) for _, state in states if "step" in state), default=0.0))
+    for param, state in states:
+        if "step" in state and not param.to_local().numel():
+            state["step"].fill_(steps)
+
+
+def _place() -> str:
+    return f"({mpu.get_pipeline_model_parallel_rank()}, {mpu.get_tensor_model_parallel_rank()})"
+
+
+def save(tree: Tree, directory: str, chunk: Any) -> None:
+    """Write the tree. A collective."""
+    with checkpoints.quiet():
+        dcp.save(_prepared(tree, chunk), storage_writer=dcp.FileSystemWriter(directory))
+
+
+def _prepared(tree: Tree, chunk: Any) -> Tree:
+    """Return the tree with the parts of fused matrices and the experts under names of their own. A collective."""
+    from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import preprocess_state_dict_for_uneven_dtensor
+    from megatron.core.transformer import fsdp_dtensor_checkpoint as core
+
+    prepared, config = dict(tree), chunk.config
+    core.handle_fp8_extra_state_case(prepared["model"])
+    splits = [core.handle_swiglu_in_state_dict] if _is_swiglu(config) else []
+    splits += [core.handle_gdn_in_state_dict] if hasattr(core, "handle_gdn_in_state_dict") else []  # since 0.18
+    for split in splits:
+        prepared["model"], states = split(_Named(chunk), prepared["model"], prepared.get("optimizer"))
+        if states is not None:
+            prepared["optimizer"] = states
+    if config.num_moe_experts:
+        prepared["model"] = core.handle_experts_in_state_dict(prepared["model"], config.num_moe_experts)
+    preprocess_state_dict_for_uneven_dtensor(prepared)
+    return prepared
+
+
+class _Named:
+    """A chunk whose parameters are found by their names below all wrappers, of which Megatron-Core expects one kind."""
+
+    def __init__(self, chunk: Any) -> None:
+        self._chunk = chunk
+        self._named = {_bare(name): param for name, param in chunk.named_parameters()}
+
+    def get_parameter(self, name: str) -> Any:
+        """Return the parameter. Raises KeyError: there is none of this name."""
+        return self._named[_bare(name)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chunk, name)
+
+
+def _bare(name: str) -> str:
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name
+
+
+def _is_swiglu(config: Any) -> bool:
+    return bool(config.gated_linear_unit) and config.activation_func is torch.nn.functional.silu
+
+
+class FsdpLoad:
+    """A checkpoint that is going to be loaded: its names, and what of it this run takes."""
+
+    def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Any, *, strict: bool):
+        self.config, self.path, self.weights_only = state.cfg.checkpoint, found.directory, found.weights_only
+        self.state, self.model, self.scheduler, self.strict = state, model, scheduler, strict
+        self.optimizer = optimizer if self.config.load_optim and not self.weights_only else None
+        self.names = read_metadata(self.path).state_dict_metadata
+        self.common: Tree = {"num_floating_point_operations_so_far": 0.0}
+
+    @torch.no_grad()
+    def read(self) -> Tree:
+        """Load into model and optimizer; return the tree. A collective.
+
+        Raises CheckpointError: a tensor of this run is not in it.
+        """
+        if self.optimizer is not None and not self._has("optimizer"):
+            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
+        tree = _tree(self.model, self.optimizer, self.scheduler, is_loading=True)
+        if not self.weights_only:
+            tree |= {name: 0.0 for name in self.common if name in self.names}
+            if self.config.load_rng and self._has(f"{generators.KEY}.{_place()}"):
+                tree[generators.KEY] = {_place(): [generators.state()]}
+        prepared = _prepared(tree, self.model[0])
+        self._check(prepared)
+        with checkpoints.quiet():
+            planner = DefaultLoadPlanner(allow_partial_load=not self.config.strict_fsdp_dtensor_load)
+            dcp.load(prepared, storage_reader=dcp.FileSystemReader(self.path), planner=planner)
+        # their parts were loaded in place
+        return prepared | {name: tree[name] for name in ("model", "optimizer") if name in tree}
+
+    def _has(self, start: str) -> bool:
+        return any(name == start or name.startswith(f"{start}.") for name in self.names)
+
+    def _check(self, prepared: Tree) -> None:
+        wanted = flatten_state_dict(prepared)[0]
+        missing = sorted(k for k, v in wanted.items() if torch.is_tensor(v) and k not in self.names)
+        if missing:
+            more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise CheckpointError(f"{self.path}: does not fit this model: {', '.join(missing[:3])}{more} not in it")
+
+    def apply(self, tree: Tree) -> None:
+        """Take over what `read` has not loaded in place. A collective."""
+        self.model[0].load_state_dict(tree["model"], strict=self.strict)
+        if self.optimizer is not None:
+            keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
+            with loading(self.optimizer, [], keep_schedule=keep_schedule):
+                self.optimizer.load_state_dict(tree["optimizer"])
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(tree["opt_param_scheduler"])
+        if not self.weights_only and generators.KEY in tree:
+            generators.restore(tree[generators.KEY][_place()])
+        self.common |= {name: tree[name] for name in self.common if name in tree}
+        dist.barrier()

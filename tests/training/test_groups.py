@@ -1,0 +1,44 @@
+"""What Megatron-Core is given to make its groups; the settings of NCCL have no effect without GPUs."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from megatron.core import parallel_state as mpu  # noqa: E402
+
+from cloudai_mbridge.recipes.container import container_data  # noqa: E402
+from cloudai_mbridge.training import initialize  # noqa: E402
+from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
+from cloudai_mbridge.training.startup import prepare  # noqa: E402
+
+SETTINGS: dict[str, Any] = {
+    "use_sharp": True,
+    "sharp_enabled_group": "dp_replica",
+    "nccl_communicator_config_path": "nccl.yaml",
+    "high_priority_stream_groups": ["ep", "dp_cp"],
+    "distributed_timeout_minutes": 7,
+}
+
+
+def test_settings_of_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = mock.create_autospec(mpu.initialize_model_parallel)
+    monkeypatch.setattr(mpu, "initialize_model_parallel", make)
+    monkeypatch.setattr(mpu, "model_parallel_is_initialized", lambda: False)
+    monkeypatch.setattr(mpu, "get_data_parallel_world_size", lambda: 1)
+    for name in ("_seed_generators", "count_micro_batches", "start_user_buffers"):
+        monkeypatch.setattr(initialize, name, mock.Mock())
+    monkeypatch.setattr(initialize.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(initialize, "current_device", lambda: torch.device("cuda"))
+    model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, "seq_length": 32}
+    train = {"train_iters": 2, "micro_batch_size": 3, "global_batch_size": 6}
+    sections = {"model": model, "train": train, "optimizer": {"lr": 1e-3}, "dist": SETTINGS}
+    config = ConfigContainer.from_dict(container_data(sections))
+    monkeypatch.setattr(prepare, "_lacking", set)
+    prepare.refuse_unsupported(config)
+    initialize.initialize_megatron(config)
+    (call,) = make.call_args_list
+    assert call.kwargs.items() >= SETTINGS.items()
+    initialize.start_user_buffers.assert_called_once_with(config.model, 3)
