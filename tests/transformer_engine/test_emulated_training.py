@@ -145,7 +145,7 @@ def test_formats_with_weights_in_bf16(recipe: str, in_bf16: tuple[Run, Weights])
 
 @pytest.mark.parametrize("recipe", QUANTIZED)
 def test_quantized_weights(recipe: str, in_bf16: tuple[Run, Weights], tmp_path: Path) -> None:
-    """They begin as those in bf16, rounded, train nearly as those, and a resumed run goes on as an uninterrupted one."""
+    """They begin as those in bf16, rounded, train nearly as those, and resumed runs go on as uninterrupted ones."""
     expected, in_16_bits = in_bf16
     weights = Weights(in_16_bits.values)
     saved = {"checkpoint": {"save": str(tmp_path / "saved"), "save_interval": 2}}
