@@ -72,7 +72,7 @@ def sections(model: str, fields: Mapping[str, Any], others: Sections) -> dict[st
     """Return the container of one of MODELS as data, with these fields of the model and these sections on top."""
     made: dict[str, dict[str, Any]] = {
         "model": {**MODEL, **MODELS[model], **fields},
-        "train": {"train_iters": STEPS, "micro_batch_size": 1, "global_batch_size": 4},
+        "train": {"train_iters": STEPS, "micro_batch_size": 1, "global_batch_size": 2},
         "optimizer": {"lr": 1e-3},
         "scheduler": {},
     }

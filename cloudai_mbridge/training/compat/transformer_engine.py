@@ -33,9 +33,9 @@ def describe_te() -> str:
 def load_weights(chunk: torch.nn.Module, weights: dict[str, Any], *, strict: bool) -> None:
     """Load a chunk's weights, and the state of delayed scaling, which takes two more steps with Transformer Engine.
 
-    The state is a pickle, which releases since 2.20 refuse unless a variable is set. So is the rest of a checkpoint: who
-    loads one trusts its source. A value of the variable from outside stays. And grouped experts with quantized weights
-    load one expert's state before Megatron-Core's hook has put all of them together.
+    The state is a pickle, which releases since 2.20 refuse unless a variable is set. So is the rest of a checkpoint:
+    who loads one trusts its source. A value of the variable from outside stays. And grouped experts with quantized
+    weights load one expert's state before Megatron-Core's hook has put all of them together.
     """
     for name, module in chunk.named_modules():
         if f"{name}._extra_state1" in weights:

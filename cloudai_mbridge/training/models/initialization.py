@@ -47,6 +47,7 @@ def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
 def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers: Any) -> None:
     if name in mixers or (parameter.dim() > 1 and not name.endswith(".bias")):
         value = _value(_globalize(name, model), parameter, config, seed, mixers.get(name))
+        value = value.to(parameter.dtype)  # of FP8 the nominal one, from which every later step rounds, too
         parameter.copy_(value)
         # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
         read_kept = getattr(parameter, "get_high_precision_init_val", None)

@@ -97,6 +97,10 @@ _DELAYED_SCALING = {
 }
 _OFFLOADING = {**_NO_MODEL_CHECK, "model.fine_grained_activation_offloading": True}
 _FSDP = {"ddp.use_megatron_fsdp": True}
+_WHOLE_FP8_WEIGHTS = {
+    **{**_NO_MODEL_CHECK, **_FSDP, "ddp.data_parallel_sharding_strategy": "optim_grads", "mixed_precision": None},
+    **{"model.fp8": "hybrid", "model.fp8_recipe": "tensorwise", "model.fp8_param": True},
+}
 _FSDP_SAVE = {**_FSDP, "checkpoint.save": "c"}
 _LOCAL_GRAPH = {**_NO_MODEL_CHECK, "model.cuda_graph_impl": "local"}
 _DIST_OPTIMIZER = {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}
@@ -208,6 +212,15 @@ LEGAL = [
     Case("apply_megatron_fsdp", {"dist.use_tp_pp_dp_mapping": True}),
     Case("check_mxfp8_gather", {**_NO_REUSE, **_FSDP}),
     Case("check_mxfp8_gather", {"mixed_precision": MixedPrecisionConfig(fp8_recipe="delayed", fp8_param=True)}),
+    *(
+        Case("check_sharding_of_fp8_weights", {**_WHOLE_FP8_WEIGHTS, **others})
+        for others in (
+            {"model.fp8_param": False},
+            {"model.fp8_recipe": "mxfp8"},
+            {"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
+            {"ddp.use_megatron_fsdp": False},
+        )
+    ),
     *(
         Case("check_optimizer_of_delayed_scaling", {**_DELAYED_SCALING, **others})
         for others in (
@@ -394,6 +407,9 @@ ILLEGAL = [
         "requires mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=True",
     ),
     Case("check_optimizer_of_delayed_scaling", _DELAYED_SCALING, ValueError, "cannot update FP8 weights with delayed"),
+    Case(
+        "check_sharding_of_fp8_weights", _WHOLE_FP8_WEIGHTS, ValueError, "wrong gradients with FP8 weights; use 'optim_"
+    ),
     Case(
         "check_modelopt_fusion",
         {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
@@ -974,6 +990,7 @@ def test_the_order_of_the_rules() -> None:
         "drop_what_fsdp_lacks",
         "check_mxfp8_gather",
         "check_optimizer_of_delayed_scaling",
+        "check_sharding_of_fp8_weights",
         "check_modelopt_fusion",
         "check_fsdp_format",
         "check_async_save_format",

@@ -72,7 +72,8 @@ def _angles(
     input: torch.Tensor, freqs: torch.Tensor, start_positions: Any, qkv_format: Any, cu_seqlens: Any, cp_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     is_plain = start_positions is None and cu_seqlens is None and cp_size == 1
-    assert is_plain and qkv_format.name in ("NVTE_SBHD", "NVTE_BSHD"), "not emulated"
+    assert is_plain, "not emulated"
+    assert qkv_format.name in ("NVTE_SBHD", "NVTE_BSHD"), "not emulated"
     by_position = freqs[: input.shape[0 if qkv_format.name == "NVTE_SBHD" else 1]]  # [s, 1, 1, d]
     if qkv_format.name == "NVTE_BSHD":
         by_position = by_position.transpose(0, 1)

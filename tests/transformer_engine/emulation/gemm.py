@@ -1,4 +1,5 @@
 """Emulation of Transformer Engine's matrix products: quantized inputs are read back, the product is in fp32."""
+# ruff: noqa: N803
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def generic_gemm(
     beta: float | None = None,
 ) -> list[Any]:
     """Return op(B) op(A) with its epilogue, the gradient of the bias, the input of GELU, and None."""
-    assert comm_overlap is None and extra_output is None, "not emulated"
+    assert comm_overlap is None, "not emulated"
     dtype = A.dtype if output_dtype is None else torch_dtype(output_dtype)
     product = alpha * _multiply(A, transA, B, transB)
     bias_grad = pre_gelu = None
@@ -80,7 +81,8 @@ def te_general_grouped_gemm(
     math_sm_count: int,
 ) -> Sequence[torch.Tensor]:
     """Write the products of all pairs to D, one after the other in a single output, and gradients of biases."""
-    assert D is not None and not any(each.numel() for each in pre_gelu_out), "not emulated"
+    assert D is not None
+    assert not any(each.numel() for each in pre_gelu_out), "not emulated"
     rows = [_rows(each, transB) for each in B]
     outputs = D[0].view(-1, D[0].shape[-1])[: sum(rows)].split(rows) if single_output else D
     for a, b, out, each in zip(A, B, outputs, bias, strict=True):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import transformer_engine_torch as tex
 from megatron.core.distributed import param_and_grad_buffer
+from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer as fsdp_buffer
 from transformer_engine.pytorch import permutation, quantization
 from transformer_engine.pytorch.cpp_extensions import gemm as te_gemm
 from transformer_engine.pytorch.tensor.storage import mxfp8_tensor_storage, nvfp4_tensor_storage
@@ -79,7 +80,7 @@ def _replaced_functions() -> Iterator[tuple[Any, str, Any]]:
     for name in ("cross_entropy_forward", "cross_entropy_backward"):
         yield triton_cross_entropy, name, getattr(loss, name)
     for storage in (mxfp8_tensor_storage._FromMXFP8Func, nvfp4_tensor_storage._FromNVFP4Func):
-        yield storage, "forward", staticmethod(quantize.dequantize_for_autograd)  # which moves the tensor to a GPU first
+        yield storage, "forward", staticmethod(quantize.dequantize_for_autograd)  # moves the tensor to a GPU
     yield permutation, "triton_permutation", moe.Triton
 
 
@@ -104,7 +105,8 @@ def _answers(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     for name in ("_FP8_SUPPORT", "_MXFP8_SUPPORT", "_NVFP4_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT"):
         yield quantization, name, None
     yield te_gemm, "get_cublas_workspace_size_bytes", lambda: 1024
-    yield param_and_grad_buffer, "_coalescing_manager", _one_by_one
+    for module in (param_and_grad_buffer, fsdp_buffer):
+        yield module, "_coalescing_manager", _one_by_one
     yield torch.Tensor, "is_cuda", property(_is_cuda)
 
 
@@ -114,16 +116,20 @@ def _one_by_one(group: Any, async_ops: bool = False) -> Iterator[Any]:
     works: list[Any] = []
 
     def started(collective: Any) -> Any:
-        return lambda *args, **kwargs: works.append(collective(*args, **{**kwargs, "async_op": True}))
+        def start(*args: Any, **kwargs: Any) -> Any:
+            works.append(collective(*args, **{**kwargs, "async_op": True}))
+            return works[-1]
 
-    names = ("dist_all_gather_func", "dist_reduce_scatter_func")
-    functions = {name: started(getattr(param_and_grad_buffer, name)) for name in names}
-    with (
-        mock.patch.multiple(param_and_grad_buffer, **functions),
-        mock.patch.object(dist, "all_reduce", started(dist.all_reduce)),
-    ):
-        handle = SimpleNamespace(wait=lambda: [work.wait() for work in works])
-        yield handle
+        return start
+
+    places: list[tuple[Any, str]] = [
+        *((dist, name) for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")),
+        *((param_and_grad_buffer, name) for name in ("dist_all_gather_func", "dist_reduce_scatter_func")),
+    ]
+    with ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(mock.patch.object(module, name, started(getattr(module, name))))
+        yield (handle := SimpleNamespace(wait=lambda: [work.wait() for work in works]))
     if not async_ops:
         handle.wait()
 

@@ -16,7 +16,8 @@ def cross_entropy_forward(
 ) -> tuple[Any, ...]:
     """Return the loss of each token in fp32, what the backward pass needs, and the place in the vocabulary's group."""
     assert dist_process_group is None or dist_process_group.size() == 1, "not emulated"
-    assert label_smoothing == 0.0 and not reduce_loss, "not emulated"
+    assert label_smoothing == 0.0, "not emulated"
+    assert not reduce_loss, "not emulated"
     loss = _loss(_input.detach(), target, ignore_idx)
     return loss, _input if overwrite_input else _input.clone(), loss, target, None, 0, 1
 

@@ -1,8 +1,9 @@
-"""Emulation of the kernels that write a rank's shard of the master weights into quantized weights: in blocks, MXFP8, NVFP4.
+"""Emulation of the kernels that write a shard of the master weights into quantized weights: in blocks, MXFP8, NVFP4.
 
-A shard is a range of a flat matrix [rows, columns]. Amaxes are of the part of each block that the shard has; between the
-two steps the ranks reduce them.
+A shard is a range of a flat matrix [rows, columns]. Amaxes are of the part of each block that the shard has; between
+the two steps the ranks reduce them.
 """
+# ruff: noqa: N803
 
 from typing import Any
 
@@ -126,7 +127,7 @@ def nvfp4_multi_tensor_2d_partial_cast(
     """Write the shards, two values a byte; a shard starts and ends at a whole byte."""
     weights = zip(inp_list, out_list, scale_list, global_scale_list, h_list, w_list, start_offset_list, strict=True)
     for values, out, scale, whole, h, w, start in weights:
-        assert start % 2 == 0 and values.numel() % 2 == 0, "not emulated"
+        assert start % 2 == values.numel() % 2 == 0, "not emulated"
         scales = spread(scale, block_len, block_len, torch.Size((h, w))).flatten()[start : start + values.numel()]
         factors = (1.0 / (scales / whole)).clamp(max=torch.finfo(torch.float32).max)
         out.copy_(formats.to_fp4(values.float().flatten() * factors))

@@ -1,5 +1,6 @@
 """Emulation of Transformer Engine's kernels for experts: router, auxiliary loss, padding; and those in Triton, which
 permute the tokens."""
+# ruff: noqa: N803
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,8 @@ def fused_topk_with_score_function_fwd(
     topk_indices: Maybe = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return probabilities [tokens, experts], the routing map, and the logits in fp32 for the backward pass."""
-    assert routing_map_format == 0 and topk_indices is None, "not emulated"
+    assert routing_map_format == 0, "not emulated"
+    assert topk_indices is None, "not emulated"
     values = logits.detach().float()
     scores = values if score_function == "softmax" and not use_pre_softmax else _score(values, score_function)
     scores = scores if expert_bias is None else scores + expert_bias

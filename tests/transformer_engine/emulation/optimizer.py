@@ -104,6 +104,7 @@ def multi_tensor_adam_fp8(
 ) -> None:
     """Update fp32 master parameters, and write them to FP8 with the scale of delayed scaling."""
     for gradient, parameter, m, v, master, scale, amax, scale_inv in zip(*lists, strict=True):
+        assert master.dtype == torch.float32, "as the kernel"
         value = _adam(gradient, master, m, v, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay)
         master.copy_(value)
         amax.copy_(torch.maximum(amax, value.abs().max()))

@@ -101,10 +101,8 @@ def _read_float8(tensor: Any, columnwise: bool) -> torch.Tensor:
     has_transpose = tensor._transpose is not None and not tensor._transpose_invalid
     if columnwise and not _any_layout():
         assert has_transpose, "Float8Tensor without its transpose"
-    if (columnwise and has_transpose) or tensor._data is None:
-        data = tensor._transpose.movedim(0, -1)
-    else:
-        data = tensor._data
+    takes_transpose = (columnwise and has_transpose) or tensor._data is None
+    data = tensor._transpose.movedim(0, -1) if takes_transpose else tensor._data
     return (from_fp8(data.contiguous(), tensor._fp8_dtype) * tensor._scale_inv).flatten(0, -2)
 
 
@@ -175,7 +173,8 @@ def _write_mxfp8(quantizer: Any, matrix: torch.Tensor, output: Any) -> None:
 
 
 def _write_nvfp4(quantizer: Any, matrix: torch.Tensor, output: Any) -> None:
-    assert not quantizer.row_scaled_nvfp4 and not quantizer.nvfp4_use_4over6, "not emulated"
+    assert not quantizer.row_scaled_nvfp4, "not emulated"
+    assert not quantizer.nvfp4_use_4over6, "not emulated"
     sides = {"rowwise": matrix, "columnwise": matrix.T}
     if quantizer.with_rht:  # along the dimension that the product for weight gradients sums over
         turned = matrix.T.reshape(-1, 16).bfloat16() @ quantizer.rht_matrix

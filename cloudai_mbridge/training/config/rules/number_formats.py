@@ -1,4 +1,4 @@
-"""Rules on weights in FP8: how they are gathered, and which optimizer reads them."""
+"""Rules on weights in FP8: how they are gathered and sharded, and which optimizer reads them."""
 
 from typing import TYPE_CHECKING
 
@@ -35,4 +35,20 @@ def check_optimizer_of_delayed_scaling(config: "ConfigContainer") -> None:
         raise ValueError(
             "optimizer.use_precision_aware_optimizer=True cannot update FP8 weights with delayed scaling; set it to"
             " False, or mixed_precision.fp8_param=False"
+        )
+
+
+def check_sharding_of_fp8_weights(config: "ConfigContainer") -> None:
+    """Check that Megatron FSDP gathers FP8 weights, which is when it renews their transposes.
+
+    Without, backward passes on Hopper multiply by the transposes of an earlier step: gradients of other weights.
+
+    ValueError: a sharding strategy that leaves the weights whole; MXFP8 keeps no transposes.
+    """
+    model, strategy = config.model, config.ddp.data_parallel_sharding_strategy
+    keeps_transposes = getattr(model, "fp8", None) and model.fp8_param and model.fp8_recipe != "mxfp8"
+    if config.ddp.use_megatron_fsdp and keeps_transposes and strategy in ("optim", "optim_grads"):
+        raise ValueError(
+            f"ddp.data_parallel_sharding_strategy={strategy!r} computes wrong gradients with FP8 weights; use"
+            " 'optim_grads_params', or mixed_precision.fp8_param=False"
         )

@@ -17,7 +17,11 @@ from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type, check_sequence_split
 from cloudai_mbridge.training.config.rules.cuda_graphs import check_full_iteration_graph, check_graphs
-from cloudai_mbridge.training.config.rules.number_formats import check_mxfp8_gather, check_optimizer_of_delayed_scaling
+from cloudai_mbridge.training.config.rules.number_formats import (
+    check_mxfp8_gather,
+    check_optimizer_of_delayed_scaling,
+    check_sharding_of_fp8_weights,
+)
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
     check_training_scheduler_compatibility,
@@ -376,6 +380,7 @@ CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     drop_what_fsdp_lacks,
     check_mxfp8_gather,
     check_optimizer_of_delayed_scaling,
+    check_sharding_of_fp8_weights,
     check_modelopt_fusion,
     check_fsdp_format,
     check_async_save_format,
