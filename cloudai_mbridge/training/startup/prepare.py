@@ -233,7 +233,7 @@ def _derive(config: ConfigContainer) -> None:
 
 
 def _pad_uneven_dispatch(model: Any) -> None:
-    """Let ranks hand HybridEP different numbers of tokens, as Megatron-Bridge does: without graphs, whose shapes are fixed."""
+    """Let ranks hand HybridEP different numbers of tokens where no graphs fix their shapes, as Megatron-Bridge does."""
     dispatcher = getattr(model, "moe_token_dispatcher_type", None), getattr(model, "moe_flex_dispatcher_backend", None)
     if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model):
         for name in ("moe_hybridep_pad_uneven_dispatch_inputs", "moe_hybridep_pad_variable_tokens"):
