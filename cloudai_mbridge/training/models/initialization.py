@@ -41,7 +41,7 @@ def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
         given = dict(module.named_parameters(prefix, recurse=False))
         if any(parameter.is_meta for parameter in given.values()):
             usual = getattr(module, "reset_parameters", None)
-            module.reset_parameters = partial(_reset, module, prefix, given, usual, fill)  # type: ignore[assignment]
+            module.reset_parameters = partial(_reset, module, prefix, given, usual, fill)
 
 
 def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers: Any) -> None:
