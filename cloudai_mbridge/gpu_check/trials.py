@@ -115,6 +115,34 @@ def op_fuser(kit: Kit) -> Figures:
     return figures
 
 
+def megatron_fsdp(kit: Kit) -> Figures:
+    """Train the proxy with its parameters in the buffers of Megatron-FSDP, from the meta device."""
+    fields = ("use_megatron_fsdp=true", "data_parallel_sharding_strategy=optim_grads_params")
+    overrides = [*(f"ddp.{field}" for field in fields), "model.init_model_with_meta_device=true"]
+    return _same_losses(kit, "megatron_fsdp", overrides)
+
+
+def optimizer_offload(kit: Kit) -> Figures:
+    """Train the proxy with half of its optimizer state, and the steps of that half, on the host."""
+    fields = ("optimizer_cpu_offload=true", "optimizer_offload_fraction=0.5", "use_precision_aware_optimizer=true")
+    return _same_losses(kit, "optimizer_offload", [f"optimizer.{field}" for field in fields])
+
+
+def activation_offload(kit: Kit) -> Figures:
+    """Train the proxy with the activations of two layers on the host."""
+    fields = ("cpu_offloading=true", "cpu_offloading_weights=false", "cpu_offloading_num_layers=2")
+    return _same_losses(kit, "activation_offload", [f"model.{field}" for field in fields])
+
+
+def _same_losses(kit: Kit, name: str, overrides: Sequence[str]) -> Figures:
+    figures, *_ = _try(kit, name, [], overrides)
+    plain = speed(kit.shared[PROXY].good(PROXY))
+    figures |= {f"{key}_without": plain[key] for key in ("step_time_s", "peak_memory_gib")}
+    if (difference := figures["largest_relative_difference"]) > SAME_LOSS:
+        raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g}", figures)
+    return figures
+
+
 def _try(
     kit: Kit, name: str, lift: Sequence[str], overrides: Sequence[str], config: Path | None = None
 ) -> tuple[Figures, list[float], list[float]]:

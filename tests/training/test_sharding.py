@@ -38,7 +38,7 @@ def _assert_near(found: dict[int, float], expected: dict[int, float]) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_shards_train_as_replicas_and_resume(train: Train, tmp_path: Path, name: str) -> None:
     replicas = train(2, _sections({"model": {}}))
-    saves = name == "megatron-fsdp" or installed_release() == "0.19"
+    saves = installed_release() == "0.19"
     place = str(tmp_path / "saved")
     whole = train(2, _sections(KINDS[name], **({"save": place, "save_interval": 2} if saves else {})))
     _assert_near(whole.losses, replicas.losses)
@@ -76,7 +76,7 @@ def test_the_first_step_keeps_weights_that_were_loaded(train: Train, tmp_path: P
         ),
         ({"model": META}, "init_model_with_meta_device = True without ddp.use_megatron_fsdp"),
         ({"model": {"cpu_offloading": True, "cpu_offloading_num_layers": 1}}, "needs Transformer Engine"),
-        ({"ddp": SHARDED, "checkpoint": {"save": "c"}}, "requires checkpoint.ckpt_format='fsdp_dtensor'"),
+        ({"ddp": SHARDED, "train": {"check_weight_hash_across_dp_replicas_interval": 1}}, "have no replicas"),
     ],
 )
 def test_refused_before_anything_starts(train: Train, sections: dict[str, Any], words: str) -> None:
@@ -85,6 +85,7 @@ def test_refused_before_anything_starts(train: Train, sections: dict[str, Any], 
     assert words in line
 
 
+@pytest.mark.skipif(installed_release() != "0.19", reason="older releases save no sharded parameters")
 def test_a_checkpoint_of_the_other_format(train: Train, tmp_path: Path) -> None:
     place = str(tmp_path / "saved")
     train(1, _sections({}, save=place, save_interval=STEPS))

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from megatron.core import parallel_state as mpu
 from megatron.core.rerun_state_machine import get_rerun_state_machine
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from cloudai_mbridge.training.checkpointing import generators
 from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
@@ -75,7 +76,7 @@ def _place() -> str:
 def save(tree: Tree, directory: str, chunk: Any) -> None:
     """Write the tree. A collective."""
     with checkpoints.quiet():
-        dcp.save(_prepared(tree, chunk), storage_writer=dcp.FileSystemWriter(directory))
+        state_dict_saver.save(_prepared(tree, chunk), storage_writer=FileSystemWriter(directory))
 
 
 def _prepared(tree: Tree, chunk: Any) -> Tree:
@@ -149,7 +150,7 @@ class FsdpLoad:
         self._check(prepared)
         with checkpoints.quiet():
             planner = DefaultLoadPlanner(allow_partial_load=not self.config.strict_fsdp_dtensor_load)
-            dcp.load(prepared, storage_reader=dcp.FileSystemReader(self.path), planner=planner)
+            state_dict_loader.load(prepared, storage_reader=FileSystemReader(self.path), planner=planner)
         # their parts were loaded in place
         return prepared | {name: tree[name] for name in ("model", "optimizer") if name in tree}
 

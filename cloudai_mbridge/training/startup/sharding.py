@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer
 
 
@@ -11,6 +12,10 @@ def asked_of_sharding(config: ConfigContainer) -> Iterator[str]:
     if config.dist.use_torch_fsdp2:
         yield from _of_fsdp2(config)
     yield from _of_megatron_fsdp(config)
+    is_sharded = config.dist.use_torch_fsdp2 or config.dist.use_megatron_fsdp or config.ddp.use_megatron_fsdp
+    saves = config.checkpoint.save is not None or config.checkpoint.load is not None
+    if is_sharded and saves and installed_release() in ("0.16", "0.17", "0.18"):
+        yield "checkpoints of sharded parameters (install Megatron-Core 0.19, or remove checkpoint.save and load)"
     half = config.model.bf16 or config.model.fp16
     if config.optimizer.optimizer_cpu_offload and config.optimizer.use_distributed_optimizer and not half:
         yield "optimizer.optimizer_cpu_offload = True in fp32 with use_distributed_optimizer = True (use False)"
@@ -27,17 +32,6 @@ def _of_fsdp2(config: ConfigContainer) -> Iterator[str]:
     for field, value, harmless in combined:
         if value != harmless:
             yield f"{field} = {value!r} with dist.use_torch_fsdp2 = True (use {harmless!r})"
-    saves = config.checkpoint.save is not None or config.checkpoint.load is not None
-    if saves and not _splits_gated_shards():
-        yield "checkpoints with dist.use_torch_fsdp2 = True (install Megatron-Core 0.19, or remove save and load)"
-
-
-def _splits_gated_shards() -> bool:
-    from inspect import signature
-
-    from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
-
-    return "dp_group" in signature(apply_swiglu_sharded_factory).parameters
 
 
 def _of_megatron_fsdp(config: ConfigContainer) -> Iterator[str]:
