@@ -22,6 +22,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
 )
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.recipes.patterns import fit_pattern
+from cloudai_mbridge.recipes.sharding import offload_layers, shard_parameters
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
@@ -50,7 +51,7 @@ _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
-_NO_GRAPHS = ("", "none", "null")
+_NO_GRAPHS, _FULL_ITERATION = ("", "none", "null"), "full_iteration"
 _ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -151,6 +152,9 @@ def training_config(
     set_optimizer(data, args.optimizer_type)
     set_deterministic(data, args.deterministic)
     leave_on_signal(data, args.preempt_time)
+    has_checkpoints = bool(args.save_dir or args.load_dir or {"checkpoint.save", "checkpoint.load"} & extra.keys())
+    shard_parameters(data, has_checkpoints=has_checkpoints)
+    offload_layers(data["model"])
     register_buffers(data["ddp"])
     limit_experts(data["model"], args.use_tokendrop)
     for name, (section, field) in PASSED_ON.items():
@@ -255,8 +259,10 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
     if kind in _NO_GRAPHS:
         return
     sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
+    if kind == _FULL_ITERATION:  # the words of every release
+        kind, scopes = "local", [_FULL_ITERATION, *(name for name in scopes if name != kind)]
     model["cuda_graph_impl"] = kind
-    if scopes := [name for name in scopes if name != kind]:
+    if scopes:
         model["cuda_graph_scope"] = scopes
 
 

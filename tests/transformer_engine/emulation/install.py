@@ -17,7 +17,17 @@ from transformer_engine.pytorch.cpp_extensions import gemm as te_gemm
 from transformer_engine.pytorch.tensor.storage import mxfp8_tensor_storage, nvfp4_tensor_storage
 from transformer_engine.pytorch.triton import cross_entropy as triton_cross_entropy
 
-from tests.transformer_engine.emulation import activations, attention, gemm, loss, master_weights, moe, norms, optimizer, quantize
+from tests.transformer_engine.emulation import (
+    activations,
+    attention,
+    gemm,
+    loss,
+    master_weights,
+    moe,
+    norms,
+    optimizer,
+    quantize,
+)
 
 _MODULES = (norms, attention, gemm, moe, optimizer, quantize, master_weights)
 _MACHINE: dict[str, Callable[..., Any]] = {
@@ -108,8 +118,9 @@ def _one_by_one(group: Any, async_ops: bool = False) -> Iterator[Any]:
 
     names = ("dist_all_gather_func", "dist_reduce_scatter_func")
     functions = {name: started(getattr(param_and_grad_buffer, name)) for name in names}
-    with mock.patch.multiple(param_and_grad_buffer, **functions), mock.patch.object(
-        dist, "all_reduce", started(dist.all_reduce)
+    with (
+        mock.patch.multiple(param_and_grad_buffer, **functions),
+        mock.patch.object(dist, "all_reduce", started(dist.all_reduce)),
     ):
         handle = SimpleNamespace(wait=lambda: [work.wait() for work in works])
         yield handle
