@@ -103,8 +103,8 @@ def test_there_is_a_point_of_every_kind() -> None:
     assert len(PUBLISHED) >= POINTS_AT_LEAST
 
 
-# Of Mamba's projection, which is several parts: Megatron-Core's checkpoint slices the weight, and Megatron-FSDP takes data
-# of another layout from it; Transformer Engine 2.20's quantized tensors allow neither
+# Mamba's projection is several parts: Megatron-Core's checkpoint slices its weight, as no NVFP4 tensor can be;
+# Megatron-FSDP finds no data in its MXFP8 weight
 NOT_BUILT = ("nvfp4-transformer_engine-ddp", "fp8_mx-none-fsdp")
 
 
