@@ -69,11 +69,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "moe_router_fusion": True,
     "moe_token_dispatcher_type": "alltoall",
 }
-# Those that Megatron-Core fuses with their bias, and where it looks for them
-_FUSED_ACTIVATIONS: dict[str, str] = {
-    **{name: ACTIVATIONS[name] for name in ("gelu", "silu")},
-    "quick_gelu": "megatron.core.fusions.fused_bias_geglu.quick_gelu",
-}
+_FUSED_ACTIVATIONS = ("gelu", "quick_gelu", "silu")  # with their bias, in Megatron-Core
 _SECTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
     "scheduler": {"lr_decay_style": "cosine"},
@@ -109,7 +105,7 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
     if is_hybrid and precision == "fp32":
         model.update(_HYBRID_FP32)
     activation = model.pop("activation", "silu")
-    model["activation_func"] = {"_target_": _FUSED_ACTIVATIONS.get(activation, ACTIVATIONS[activation])}
+    model["activation_func"] = {"_target_": ACTIVATIONS[activation]}
     if activation not in _FUSED_ACTIVATIONS and "bias_activation_fusion" not in sections["model"]:
         model["bias_activation_fusion"] = False
     is_latent = bool(model.get("multi_latent_attention"))

@@ -28,7 +28,7 @@ NUMBERS_ONLY = (
     *("init_method_std", "bias_dropout_fusion", "persist_layer_norm", "moe_router_fusion", "attention_backend"),
     *("use_fused_weighted_squared_relu", "calculate_per_token_loss", "mtp_loss_scaling_factor", "glu_linear_offset"),
     *("activation_func_clamp_value", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings"),
-    *("yarn_beta_fast", "yarn_beta_slow", "yarn_correction_range_round_to_int"),
+    *("yarn_beta_fast", "yarn_beta_slow", "yarn_correction_range_round_to_int", "cp_comm_type"),
 )
 
 

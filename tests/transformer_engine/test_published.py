@@ -103,7 +103,20 @@ def test_there_is_a_point_of_every_kind() -> None:
     assert len(PUBLISHED) >= POINTS_AT_LEAST
 
 
-@pytest.mark.parametrize("kind", PUBLISHED)
+# Mamba's projection is several parts: Megatron-Core's checkpoint slices its weight, as no NVFP4 tensor can be;
+# Megatron-FSDP finds no data in its MXFP8 weight
+NOT_BUILT = ("nvfp4-transformer_engine-ddp", "fp8_mx-none-fsdp")
+
+
+def _kinds() -> list[Any]:
+    fails = pytest.mark.xfail(raises=(NotImplementedError, AttributeError), reason="quantized Mamba weights")
+    return [
+        pytest.param(kind, marks=fails) if kind.startswith("nemotron") and kind.endswith(NOT_BUILT) else kind
+        for kind in PUBLISHED
+    ]
+
+
+@pytest.mark.parametrize("kind", _kinds())
 def test_built(kind: str) -> None:
     row = PUBLISHED[kind]
     config, ranks = scaled(row)
