@@ -28,7 +28,7 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
 
     A benchmark that drops an option measures something else than it says.
 
-    Pass: tp=2. Fail: use_megatron_fsdp=true.
+    Pass: tp=2. Fail: domain="vlm".
     Source: `cloudai_mbridge.recipes.apply`.
     """
     if not point.is_embedded or not (ignored := unsupported_args(point.args)):

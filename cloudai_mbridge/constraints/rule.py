@@ -120,7 +120,7 @@ class Point:
         """The explicit layout: the user's, else the one that the recipe has for pp*vp stages."""
         if self.args.pipeline_model_parallel_layout or self.recipe is None:
             return self.args.pipeline_model_parallel_layout
-        return recipe_layout(self.recipe, self.pp, self.args.vp, with_mtp=not self.is_embedded)
+        return recipe_layout(self.recipe, self.pp, self.args.vp, with_mtp=True)
 
     @property
     def is_embedded(self) -> bool:
@@ -128,9 +128,7 @@ class Point:
 
     @property
     def mtp_num_layers(self) -> int | None:
-        """Multi-token-prediction layers, or None where no recipe says; the embedded loop has none."""
-        if self.is_embedded:
-            return 0
+        """Multi-token-prediction layers, or None where no recipe says."""
         return self.recipe.mtp_num_layers if self.recipe else None
 
     def _int_of_recipe(self, field: str) -> int | None:

@@ -13,10 +13,11 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import MAPPED, parse_value
-from cloudai_mbridge.recipes.container import MODEL_DEFAULTS
+from cloudai_mbridge.recipes.container import HYBRID, MODEL_DEFAULTS
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.recipes.patterns import fit_pattern
 
 PerLayer = int | tuple[int, ...] | None
 
@@ -59,6 +60,7 @@ class Architecture:
     window_size: int | tuple[int, ...] | None = None
     window_attn_skip_freq: PerLayer = None
     mtp_num_layers: int = 0
+    mtp_use_repeated_layer: bool = False
     account_for_embedding_in_pipeline_split: bool = False
     account_for_loss_in_pipeline_split: bool = False
     num_layers_in_first_pipeline_stage: int | None = None
@@ -136,13 +138,12 @@ def architecture(
 ) -> Architecture:
     """Return the model that a point trains.
 
-    extra: the point's `extra_cmd_args`; of these `model.*` counts. mtp_num_layers: None takes the upstream recipe's for
-    the upstream launcher, and 0 for the embedded loop, which trains without unless `extra` says otherwise.
+    extra: the point's `extra_cmd_args`; of these `model.*` counts. mtp_num_layers: None takes the recipe's, unless
+    `extra` says otherwise.
     BadInput: `extra` sets a size to something else than the formulas can read.
     """
     given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
-    default_mtp = 0 if args is not None and args.launcher is Launcher.EMBEDDED else recipe.mtp_num_layers
-    return _architecture(_RecipeById(recipe), given, tuple((extra or {}).items()), mtp_num_layers, default_mtp)
+    return _architecture(_RecipeById(recipe), given, tuple((extra or {}).items()), mtp_num_layers)
 
 
 class _RecipeById:
@@ -164,9 +165,9 @@ def _architecture(
     given: tuple[tuple[str, int | None], ...],
     extra: tuple[tuple[str, str], ...],
     mtp_num_layers: int | None,
-    default_mtp: int,
 ) -> Architecture:
-    model = {**MODEL_DEFAULTS, "activation": "silu", **source.recipe.sections["model"]}
+    own = source.recipe.sections["model"]
+    model = {**MODEL_DEFAULTS, "activation": "silu", **(HYBRID if "hybrid_layer_pattern" in own else {}), **own}
     model.update({_ARGUMENTS[name]: value for name, value in given if value is not None})
     model.update(_overrides(extra))
     _check_sizes(source.recipe.name, model)
@@ -176,7 +177,7 @@ def _architecture(
     if mtp_num_layers is not None:
         model["mtp_num_layers"] = mtp_num_layers
     elif model.get("mtp_num_layers") is None:
-        model["mtp_num_layers"] = default_mtp
+        model["mtp_num_layers"] = source.recipe.mtp_num_layers
     _fit_layers(model)
     _derive(model)
     has_experts = model.get("num_moe_experts") is not None
@@ -217,7 +218,6 @@ def _derive(model: dict[str, Any]) -> None:
         model["moe_ffn_hidden_size"] = model["ffn_hidden_size"]
 
 
-BLOCKS = "M*-EG"
 # Fields with an entry for every decoder layer; all but the first count the multi-token-prediction layers too
 LAYER_LISTS = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
 
@@ -235,11 +235,7 @@ def _fit_layers(model: dict[str, Any]) -> None:
             decoder = [*entries, *last * layers][:layers]
             model[name] = decoder if name == "moe_layer_freq" else decoder + last * mtp
     if pattern := model.get("hybrid_layer_pattern"):
-        whole, *prediction = pattern.split("/")
-        blocks = [block for block in whole if block in BLOCKS]
-        if blocks and len(blocks) != layers:
-            whole = "".join((blocks * (layers // len(blocks) + 1))[:layers])
-        model["hybrid_layer_pattern"] = "/".join([whole, *(prediction * mtp)[:mtp]])
+        model["hybrid_layer_pattern"] = fit_pattern(pattern, layers, mtp)
 
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

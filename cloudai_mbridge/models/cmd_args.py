@@ -207,9 +207,7 @@ class ResolvedCmdArgs(_LauncherArgs):
         means="experts of the embedded loop take their share of the tokens and drop others",
         estimated=NOT_READ,
     )
-    use_megatron_fsdp: bool | None = _argument(
-        refused="the loop shards no parameters", harmless=(False,), estimated=READ
-    )
+    use_megatron_fsdp: bool | None = _argument(config="ddp.use_megatron_fsdp", estimated=READ)
     nccl_ub: bool | None = _argument(config="ddp.nccl_ub", estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
         "none local transformer_engine; full_iteration since Megatron-Core 0.18",
@@ -256,7 +254,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     )
     recompute_num_layers: int | None = _argument(flag="-rl", config="model.recompute_num_layers", estimated=READ)
     activation_offload_layers: int | None = _argument(
-        flag="-ol", refused="the loop offloads nothing", harmless=(0,), estimated=READ
+        flag="-ol", config="model.cpu_offloading_num_layers", estimated=READ
     )
     recompute_modules: Text | list[Text] | None = _argument(config="model.recompute_modules", estimated=READ)
 
@@ -306,7 +304,7 @@ class ResolvedCmdArgs(_LauncherArgs):
         compared=False,
     )
     num_distributed_optimizer_instances: int | None = _argument(
-        flag=None, refused="the loop makes one data-parallel group", harmless=(1,), estimated=READ
+        flag=None, config="ddp.num_distributed_optimizer_instances", estimated=READ
     )
 
     # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI does not know

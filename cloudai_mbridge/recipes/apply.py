@@ -1,5 +1,6 @@
 """From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` says where every argument goes."""
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -20,6 +21,8 @@ from cloudai_mbridge.recipes.launcher_arguments import (
     set_optimizer,
 )
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.recipes.patterns import fit_pattern
+from cloudai_mbridge.recipes.sharding import offload_layers, shard_parameters
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
@@ -48,7 +51,7 @@ _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
-_NO_GRAPHS = ("", "none", "null")
+_NO_GRAPHS, _FULL_ITERATION = ("", "none", "null"), "full_iteration"
 _ALL_TO_ALL = ("None", "none", "")
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -138,6 +141,8 @@ def training_config(
     for name, (section, field) in MAPPED.items():
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
+    if (predicted := extra.get("model.mtp_num_layers")) is not None:
+        sections["model"]["mtp_num_layers"] = parse_value(predicted)
     _derive(sections["model"], recipe)
     _capture(sections)
     set_dense_layers(sections["model"], args.first_k_dense_replace)
@@ -147,6 +152,9 @@ def training_config(
     set_optimizer(data, args.optimizer_type)
     set_deterministic(data, args.deterministic)
     leave_on_signal(data, args.preempt_time)
+    has_checkpoints = bool(args.save_dir or args.load_dir or {"checkpoint.save", "checkpoint.load"} & extra.keys())
+    shard_parameters(data, has_checkpoints=has_checkpoints)
+    offload_layers(data["model"])
     register_buffers(data["ddp"])
     limit_experts(data["model"], args.use_tokendrop)
     for name, (section, field) in PASSED_ON.items():
@@ -217,13 +225,17 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model[field] = model.get(field) or 1
     if model.get("virtual_pipeline_model_parallel_size") == 1:
         model["virtual_pipeline_model_parallel_size"] = None
+    predicted = model.setdefault("mtp_num_layers", recipe.mtp_num_layers or None)
     if not model.get("pipeline_model_parallel_layout"):
         pp, vp = model["pipeline_model_parallel_size"], model.get("virtual_pipeline_model_parallel_size")
         is_whole = model["num_layers"] == recipe.default("model", "num_layers")
-        model["pipeline_model_parallel_layout"] = recipe_layout(recipe, pp, vp, with_mtp=False) if is_whole else None
+        layout = recipe_layout(recipe, pp, vp, with_mtp=predicted not in (None, 0)) if is_whole else None
+        model["pipeline_model_parallel_layout"] = layout
     elif model.get("virtual_pipeline_model_parallel_size") is None:
         virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
+    if predicted == 0 and (layout := model["pipeline_model_parallel_layout"]):  # a preset's has its stage still
+        model["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)
     _choose_dispatcher(model)
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
@@ -235,6 +247,8 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
         layers = model["num_layers"]
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+    if (blocks := model.get("hybrid_layer_pattern")) and isinstance(predicted, int | None):
+        model["hybrid_layer_pattern"] = fit_pattern(blocks, model["num_layers"], predicted or 0)
 
 
 def _capture(sections: dict[str, dict[str, Any]]) -> None:
@@ -245,8 +259,10 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
     if kind in _NO_GRAPHS:
         return
     sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
+    if kind == _FULL_ITERATION:  # the words of every release
+        kind, scopes = "local", [_FULL_ITERATION, *(name for name in scopes if name != kind)]
     model["cuda_graph_impl"] = kind
-    if scopes := [name for name in scopes if name != kind]:
+    if scopes:
         model["cuda_graph_scope"] = scopes
 
 
@@ -269,10 +285,13 @@ def _overlap_experts(data: dict[str, Any]) -> None:
         del data["comm_overlap"]
 
 
+_MTP_STAGE = re.compile(r"m(\*\d+)?")
+
+
 def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:
     """Return the recipe's explicit pipeline layout for pp*vp stages, if it has one."""
     layout = recipe.pipeline_layouts.get(str(pp * (vp or 1)))
-    return layout if layout is None or with_mtp else layout.replace("m", "")
+    return layout if layout is None or with_mtp else _MTP_STAGE.sub("", layout)
 
 
 def parse_value(text: str) -> Any:

@@ -40,7 +40,7 @@ _PRECISIONS: dict[str, dict[str, Any] | None] = {
 _GATHERS_FP4_SINCE = "0.17"
 
 # Of a hybrid of Mamba: its class is in bf16 by itself, and attention in it needs no positions
-_HYBRID = {"position_embedding_type": "none"}
+HYBRID = {"position_embedding_type": "none"}
 _HYBRID_FP32 = {"bf16": False, "params_dtype": {"_target_": "torch.float32"}}
 
 # What all of our recipes share and Megatron's defaults have otherwise. Fusions, precision, NaN checks and garbage
@@ -69,7 +69,11 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "moe_router_fusion": True,
     "moe_token_dispatcher_type": "alltoall",
 }
-_FUSED_ACTIVATIONS = ("gelu", "quick_gelu", "silu")  # with their bias, in Megatron-Core
+# Those that Megatron-Core fuses with their bias, and where it looks for them
+_FUSED_ACTIVATIONS: dict[str, str] = {
+    **{name: ACTIVATIONS[name] for name in ("gelu", "silu")},
+    "quick_gelu": "megatron.core.fusions.fused_bias_geglu.quick_gelu",
+}
 _SECTIONS: dict[str, dict[str, Any]] = {
     "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
     "scheduler": {"lr_decay_style": "cosine"},
@@ -100,12 +104,12 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
     """
     given = {name: dict(values) for name, values in sections.items()}
     is_hybrid = "hybrid_layer_pattern" in given["model"]
-    model = {**MODEL_DEFAULTS, **(_HYBRID if is_hybrid else {}), **given.pop("model")}
+    model = {**MODEL_DEFAULTS, **(HYBRID if is_hybrid else {}), **given.pop("model")}
     precision = model.pop("dtype", "bf16")
     if is_hybrid and precision == "fp32":
         model.update(_HYBRID_FP32)
     activation = model.pop("activation", "silu")
-    model["activation_func"] = {"_target_": ACTIVATIONS[activation]}
+    model["activation_func"] = {"_target_": _FUSED_ACTIVATIONS.get(activation, ACTIVATIONS[activation])}
     if activation not in _FUSED_ACTIVATIONS and "bias_activation_fusion" not in sections["model"]:
         model["bias_activation_fusion"] = False
     is_latent = bool(model.get("multi_latent_attention"))

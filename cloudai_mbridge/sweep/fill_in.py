@@ -7,7 +7,7 @@ from cloudai_mbridge.constraints import Lifted
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, gpu_label, recipe_environment
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, why_no_preset, with_preset
-from cloudai_mbridge.megatron_bridge.presets.loop import left_out, with_loop_preset
+from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
@@ -21,7 +21,6 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
     """Return which presets fill in what the points of a sweep leave out, and what is not known."""
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
-    features: dict[str, dict[str, None]] = {}
     gpus: dict[str, bool] = {}
     for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
         preset = pinned.preset(args)
@@ -29,17 +28,13 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
             gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
             if preset is None and with_preset(args, preset).unknown - set(sweep.grid.names):
                 unknown[why_no_preset(args, pinned.release)] = None
-        elif preset is not None:
-            if lacking := left_out(args, preset):
-                features.setdefault(", ".join(lacking), {})[preset.name] = None
-            if not _is_open(args, preset, sweep):
-                continue
+        elif preset is not None and not _is_open(args, preset, sweep):
+            continue
         if preset is not None:
             names = sources.setdefault(f"Megatron-Bridge {preset.release.version} ({preset.release.source})", [])
             if preset.name not in names:
                 names.append(preset.name)
     lines = [f"defaults of {source}: {_few(names)}" for source, names in sources.items()]
-    lines += [f"the embedded loop leaves out of {_few(list(of))}: {names}" for names, of in features.items()]
     if gpus and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += _replaced_variables(sweep, pinned)

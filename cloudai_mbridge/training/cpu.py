@@ -149,6 +149,7 @@ def _rng() -> None:
 
 
 def _moe() -> None:
+    from megatron.core.tensor_parallel import layers
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     # all_to_all_single wants its split sizes as ints; Megatron converts them only when they come from a GPU
@@ -156,6 +157,15 @@ def _moe() -> None:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = maybe_move_tensor_to_cpu
+    kind = layers.RowParallelLinear
+    forward = kind.forward
+
+    # sequential experts add their bias in place, which autograd forbids on what one rank returns as it is
+    def forward_of_experts(self: Any, input_: Any) -> Any:
+        output, bias = forward(self, input_)
+        return (output.clone() if self.is_expert and bias is not None else output), bias
+
+    kind.forward = forward_of_experts
 
 
 def _uneven_collectives() -> None:

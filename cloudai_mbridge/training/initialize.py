@@ -57,7 +57,7 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
     backend = config.dist.distributed_backend
     bind_local_device(backend)
     if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
-        torch.cuda.set_stream(torch.cuda.Stream())  # graphs capture no work on the default one
+        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # no graph captures the default one
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
     if store is None and "MASTER_ADDR" not in os.environ:

@@ -1,9 +1,11 @@
 """Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.transformer.module import Float16Module
@@ -102,8 +104,11 @@ def build_model(config: ConfigContainer) -> list[Any]:
 
 
 def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
-    model = config.model.provide(vp_stage=vp_stage)
-    model.to(current_device())
+    is_meta = getattr(config.model, "init_model_with_meta_device", False)
+    with torch.device("meta") if is_meta else nullcontext():
+        model = config.model.provide(vp_stage=vp_stage)
+    if not is_meta:
+        model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
     wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model

@@ -18,7 +18,7 @@ from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
-from cloudai_mbridge.models.cmd_args import ARGUMENTS, Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
 
@@ -121,8 +121,6 @@ class SearchRequest:
 
     def graphs(self, precision: Precision) -> dict[str, str]:
         """Return the arguments of the CUDA graphs that the recipe has in this number format; {} for none."""
-        if not self._takes("cuda_graph_impl"):
-            return {}
         values = preset_values(self.recipe, self.gpu, self.num_gpus, precision)
         impl, scope = values.get("cuda_graph_impl"), values.get("cuda_graph_scope")
         if impl in (None, "none"):
@@ -130,9 +128,6 @@ class SearchRequest:
         if impl == _FULL_ITERATION:  # the newest releases' name for it
             impl, scope = "local", [_FULL_ITERATION]
         return {"cuda_graph_impl": impl} | ({"cuda_graph_scope": ",".join(scope)} if scope else {})
-
-    def _takes(self, name: str) -> bool:
-        return self.launcher is Launcher.MEGATRON_BRIDGE or not ARGUMENTS[name].refused
 
     def always_shards(self, precision: Precision) -> bool:
         """Return whether the newest preset has Megatron-FSDP, which its launcher cannot switch off."""
@@ -142,7 +137,7 @@ class SearchRequest:
 
     def layouts(self) -> Iterator[tuple[Sizes, bool]]:
         """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
-        num_gpus, has_fsdp = self.num_gpus, self._takes("use_megatron_fsdp")
+        num_gpus = self.num_gpus
         for tp in _divisors(num_gpus, self.model.num_attention_heads):
             if tp > self.gpu.nvlink_domain:
                 return  # tensor parallelism across the network is never worth it
@@ -152,7 +147,7 @@ class SearchRequest:
                     for mb in self._micro_batches(num_gpus // (tp * pp * cp), cp):
                         for ep, et in self._expert_sizes(tp, pp):
                             yield from ((Sizes(tp, pp, cp, vp, ep, et, mb), False) for vp in stages)
-                            if has_fsdp and pp == cp == 1:
+                            if pp == cp == 1:
                                 yield Sizes(tp, pp, cp, 1, ep, et, mb), True
 
     def pipeline_layout(self, pp: int, vp: int) -> str | None:

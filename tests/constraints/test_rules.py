@@ -165,7 +165,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     "M23": (
         _point(launcher="embedded", core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         _point(launcher="embedded", core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
-        _point(launcher="embedded", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        None,
     ),
     "M24": (
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "2"}),
@@ -208,11 +208,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(launcher="embedded", config_variant="large_scale"),
     ),
     "M01": (_point(SLURM4, 2, num_gpus=8), _point(SLURM4, 2, num_gpus=10), _point(num_gpus=8)),
-    "E01": (
-        _point(launcher="embedded", use_megatron_fsdp=False),
-        _point(launcher="embedded", use_megatron_fsdp=True),
-        None,
-    ),
+    "E01": (_point(launcher="embedded", domain="llm"), _point(launcher="embedded", domain="vlm"), None),
     "E02": (
         _point(launcher="embedded", compute_dtype="fp8", fp8_recipe="mx"),
         _point(launcher="embedded", compute_dtype="fp8"),
@@ -349,8 +345,7 @@ def test_a_rule_that_lacked_an_input_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule_id", "args"),
-    [("E01", dict(use_megatron_fsdp=True)), ("E02", dict(compute_dtype="fp8")), ("E03", dict(max_steps=0))],
+    ("rule_id", "args"), [("E01", dict(domain="vlm")), ("E02", dict(compute_dtype="fp8")), ("E03", dict(max_steps=0))]
 )
 def test_the_upstream_launcher_is_not_bound_by_ours(rule_id: str, args: dict[str, Any]) -> None:
     assert BY_ID[rule_id](_point(launcher="megatron_bridge", **args)) is None

@@ -12,8 +12,9 @@ from cloudai_mbridge.training.config import ConfigContainer
 
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted((REPOSITORY / "conf/scenarios").glob("*.toml"))
-SYSTEM_OF = {"nightly": "h100", "gpt_tiny_sweep": "local", "local_models": "local"}
-UPSTREAM = {"deepseek_v3_h100", "deepseek_v3_gb200"}
+SYSTEM_OF = {"nightly": "h100", "gpt_tiny_sweep": "local", "local_models": "local", "formats_gb200": "gb200"}
+SYSTEM_OF |= {"deepseek_v3_h100_upstream": "h100", "deepseek_v3_gb200_upstream": "gb200"}
+UPSTREAM = {"deepseek_v3_h100_upstream", "deepseek_v3_gb200_upstream"}
 
 
 @pytest.mark.parametrize("directory", ["systems", "test_defs", "conf/scenarios", "conf/gates"])
@@ -26,7 +27,7 @@ def test_all_files_verify(mbridge: Any, directory: str) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
 def test_every_scenario_plans_and_renders(mbridge: Any, scenario: Path, tmp_path: Path) -> None:
-    system = SYSTEM_OF.get(scenario.stem, scenario.stem.removeprefix("deepseek_v3_"))
+    system = SYSTEM_OF.get(scenario.stem, scenario.stem)
     done = mbridge(
         "dry-run",
         *("--system-config", REPOSITORY / f"systems/{system}.toml"),
@@ -52,7 +53,7 @@ def test_every_test_definition_is_used_by_a_scenario() -> None:
 
 def test_every_system_has_a_scenario() -> None:
     systems = {path.stem for path in (REPOSITORY / "systems").glob("*.toml")}
-    assert systems == {"local", "sandbox", "h100", "gb200"}
+    assert systems == {"local", "sandbox", "h100", "gb200", "gb300"}
 
 
 def test_no_system_sets_what_recipes_set() -> None:

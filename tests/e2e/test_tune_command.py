@@ -76,10 +76,6 @@ def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
         (("--recipe", "llama3_8b", "--gpu=h100", "--num-gpus=8", "--max-trials=1"), "give the --system-config"),
         (("--max-trials", "1", "--time-limit", "abc"), "--time-limit: 'abc' is not a time limit"),
         (("--replay", "t.csv", "--top", "3", "--gbs", "8"), "leave out --gbs, --top"),
-        (
-            ("--recipe=llama3_8b", "--gpu=h100", "--num-gpus=8", "--precision=fp8_cs", "--launcher=embedded"),
-            "does not train in 'fp8_cs'",
-        ),
         (("--recipe", "llama31_405b", "--gpu", "h100", "--num-gpus", "8"), "need too much memory"),
         (("--recipe", "llama3_8b", "--gpu", "cpu", "--num-gpus", "2"), "no peak of cpu is known"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--write", "1", "/no/where.toml"), "--write"),

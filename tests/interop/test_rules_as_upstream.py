@@ -84,7 +84,6 @@ STRICTER = {
     "M03": _GROUPS,
     "M07": _GROUPS,
     "M17": "Megatron FSDP with graphs of whole layers: as C05",
-    "E05": "the loop does not build gpt-oss",
     "E06": "trained incorrectly: replicated experts drift apart without an error",
 }
 # words of upstream's refusal -> why the rules let that through
@@ -148,12 +147,20 @@ def test_the_rules_decide_as_upstream(capsys: pytest.CaptureFixture[str]) -> Non
     for point, refusal in zip(chosen, judged_upstream(chosen), strict=True):
         rules = violations(point)
         counts[f"{'refused' if refusal else 'taken'} by upstream, {'refused' if rules else 'taken'} by the rules"] += 1
-        if refusal is None and (others := set(rules) - STRICTER.keys()):
-            false_rejections[",".join(sorted(others))].append(point)
-        if refusal is not None and not rules and not any(words in refusal for words in LAXER):
-            false_acceptances[refusal].append(point)
+        if refusal is None:
+            counts.update(f"stricter: {rule}" for rule in set(rules) & STRICTER.keys())
+            if others := set(rules) - STRICTER.keys():
+                false_rejections[",".join(sorted(others))].append(point)
+        elif not rules:
+            known = [words for words in LAXER if words in refusal]
+            counts.update(f"laxer: {words}" for words in known)
+            if not known:
+                false_acceptances[refusal].append(point)
     with capsys.disabled():
-        print(f"\n{len(chosen)} points: {dict(sorted(counts.items()))}")
+        print(
+            f"\n{len(chosen)} points, false rejections {sum(map(len, false_rejections.values()))}, false acceptances"
+            f" {sum(map(len, false_acceptances.values()))}; {dict(sorted(counts.items()))}"
+        )
     assert dict(false_rejections) == {}
     assert dict(false_acceptances) == {}
     assert all(counts[f"{ours} by upstream, {ours} by the rules"] > 500 for ours in ("taken", "refused"))

@@ -286,3 +286,19 @@ def test_options_of_srun_are_data(run_script: RunScript, value: str) -> None:
     own, _, users = mounts.partition("=")[2].partition(",")
     assert own.partition(":")[0] == own.partition(":")[2] != ""
     assert users == f"m{value}".replace(r"\$", "$")
+
+
+FAKE_SUDO = '#!/bin/bash\nprintf \'%s\\n\' "$*" >> "$CLOCKS"; exit "${SUDO_EXIT:-0}"\n'
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_clocks_that_cannot_be_set_end_the_job(run_script: RunScript, tmp_path: Path, code: int) -> None:
+    _executable(tmp_path / "tools dir/sudo", FAKE_SUDO)
+    run = _run_plan({}, node_commands=("sudo nvidia-smi -lgc 1500", "sudo nvidia-smi -lmc 9,9"))
+    text = render_slurm_script(run, SLURM).replace(">&2", "> /dev/null")  # the fixture wants an empty stderr
+    clocks = tmp_path / "clocks.txt"
+    record = run_script(text, CLOCKS=str(clocks), SUDO_EXIT=str(code), **SLURM_ENV)
+    set_all = ["nvidia-smi -lgc 1500", "nvidia-smi -lmc 9,9"]
+    assert clocks.read_text().splitlines() == (set_all[:1] if code else set_all)
+    assert ("argv" in record) is not bool(code), "it trains with these clocks or not at all"
+    assert (record["code"], record["files"]["exit_code.txt"]) == (code, f"{code}\n")

@@ -37,6 +37,8 @@ ARGS: dict[str, Any] = {
     "max_steps": 50,
     "tp": [1, 2, 4],
     "pp": [1, 4],
+    "use_megatron_fsdp": False,  # which the preset has
+    "activation_offload_layers": 0,
 }
 
 

@@ -47,6 +47,9 @@ REACHES: dict[str, tuple[Any, str]] = {
     "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
     "nccl_ub": (True, "ddp.nccl_ub"),
     "num_moe_experts": (8, "model.num_moe_experts"),
+    "use_megatron_fsdp": (True, "ddp.use_megatron_fsdp"),
+    "num_distributed_optimizer_instances": (2, "ddp.num_distributed_optimizer_instances"),
+    "activation_offload_layers": (2, "model.cpu_offloading_num_layers"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
 PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -105,6 +108,8 @@ OUTSIDE = {
 DERIVED: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "first_k_dense_replace": (2, {"model_recipe_name": MOE}, "model.moe_layer_freq", [0, 0, 1, 1]),
     "optimizer_type": ("muon", {}, "optimizer.optimizer", "dist_muon"),
+    "use_megatron_fsdp": (True, {}, "ddp.use_megatron_fsdp", True),
+    "activation_offload_layers": (2, {}, "model.cpu_offloading_num_layers", 2),
     "use_tokendrop": (True, {"model_recipe_name": MOE}, "model.moe_pad_expert_input_to_capacity", True),
     "deterministic": (True, {}, "model.deterministic_mode", True),
     "preempt_time": (60, {}, "train.exit_signal_handler", True),
@@ -176,7 +181,7 @@ def test_an_argument_reaches_its_place(name: str) -> None:
     ("args", "expected"),
     [
         ({"cuda_graph_impl": " Local ", "cuda_graph_scope": "[full_iteration]"}, ("local", ["full_iteration"], True)),
-        ({"cuda_graph_impl": "full_iteration", "cuda_graph_scope": "full_iteration"}, ("full_iteration", None, True)),
+        ({"cuda_graph_impl": "full_iteration"}, ("local", ["full_iteration"], True)),
         ({"cuda_graph_impl": "transformer_engine"}, ("transformer_engine", None, True)),
         ({"cuda_graph_impl": "None", "cuda_graph_scope": "attn"}, (None, None, None)),
     ],
@@ -318,8 +323,27 @@ def test_muon_shards_its_own_state() -> None:
     assert _config("llama3_8b", optimizer_type="adam")["optimizer"]["use_precision_aware_optimizer"] is True
 
 
+def test_what_goes_with_sharding_and_offloading() -> None:
+    data = _config("llama3_8b", use_megatron_fsdp=True, nccl_ub=True, save_dir="ckpt")
+    assert (
+        data["ddp"].items()
+        >= {
+            "use_distributed_optimizer": True,
+            "data_parallel_sharding_strategy": "optim_grads_params",
+            "average_in_collective": False,
+            "fsdp_manual_registration": True,
+        }.items()
+    )
+    assert (data["model"]["init_model_with_meta_device"], data["checkpoint"]["ckpt_format"]) == (True, "fsdp_dtensor")
+    assert "ckpt_format" not in _config("llama3_8b", use_megatron_fsdp=True)["checkpoint"]
+    assert _config("llama3_8b", use_megatron_fsdp=False) == _config("llama3_8b")
+    model = _config("llama3_8b", activation_offload_layers=4)["model"]
+    assert (model["cpu_offloading"], model["cpu_offloading_weights"]) == (True, False)
+    assert _config("llama3_8b", activation_offload_layers=0) == _config("llama3_8b")
+
+
 def test_at_most_ten_arguments_are_refused() -> None:
-    assert len([name for name, argument in ARGUMENTS.items() if argument.refused]) <= 18  # ten when all have landed
+    assert len([name for name, argument in ARGUMENTS.items() if argument.refused]) <= 10
 
 
 @pytest.mark.parametrize(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
@@ -345,6 +369,18 @@ def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
     assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
     with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
         training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
+
+
+def test_shards_and_offloaded_layers_as_upstreams_launcher_sets_them() -> None:
+    data = _config(DENSE, use_megatron_fsdp=True)
+    beside = {"data_parallel_sharding_strategy": "optim_grads_params", "keep_fp8_transpose_cache": False}
+    assert data["ddp"].items() >= {"average_in_collective": False, **beside}.items()
+    assert data["model"].items() >= {"init_model_with_meta_device": True, "gradient_accumulation_fusion": True}.items()
+    assert data["checkpoint"]["ckpt_format"] == "fsdp_dtensor"
+    assert _config(DENSE, use_megatron_fsdp=False) == _config(DENSE)
+    offloaded = _config(DENSE, activation_offload_layers=2)["model"]
+    assert offloaded.items() >= {"cpu_offloading": True, "cpu_offloading_weights": False}.items()
+    assert _config(DENSE, activation_offload_layers=0) == _config(DENSE)
 
 
 @pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
@@ -406,16 +442,7 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("task", "peft"),
-        ("domain", "vlm"),
-        ("dryrun", True),
-        ("use_megatron_fsdp", True),
-        ("activation_offload_layers", 1),
-        ("num_distributed_optimizer_instances", 2),
-        ("dataset_root", "/s"),
-        ("nsys_trace", "cuda"),
-    ],
+    [("task", "peft"), ("domain", "vlm"), ("dryrun", True), ("dataset_root", "/s"), ("nsys_trace", "cuda")],
 )
 def test_what_the_loop_does_not_do_is_reported(name: str, value: Any) -> None:
     """A run that dropped one of these would measure, or do, something else than it says."""
@@ -427,7 +454,7 @@ def test_defaults_of_the_schema_are_not_reported() -> None:
 
 
 def test_none_asks_for_nothing() -> None:
-    assert unsupported_args(ResolvedCmdArgs(use_megatron_fsdp=None)) == {}
+    assert unsupported_args(ResolvedCmdArgs(dataset_name=None)) == {}
 
 
 def test_the_recipe_fills_in_what_the_user_left_open() -> None:

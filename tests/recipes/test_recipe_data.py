@@ -8,9 +8,10 @@ from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import count_layers, flops_per_token
+from tests.recipes.embedded import embedded_recipes
 
 # FLOPs per token at tp 1 and the default sequence, as published for the reference implementation's formula; DeepSeek's
-# is with one multi-token-prediction layer, which the recipe leaves out.
+# is with one multi-token-prediction layer.
 GOLDEN = {
     "llama3_8b": (51470401536, 0),
     "llama3_70b": (449222541312, 0),
@@ -21,7 +22,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if not load_recipe(name).not_embedded])
+@pytest.mark.parametrize("name", embedded_recipes())
 def test_a_recipe_is_a_valid_training_config(name: str) -> None:
     recipe = load_recipe(name)
     args = with_recipe_defaults(ResolvedCmdArgs(model_recipe_name=name), recipe)
@@ -30,7 +31,8 @@ def test_a_recipe_is_a_valid_training_config(name: str) -> None:
     assert min(len(recipe.description), len(recipe.family), len(recipe.source)) > 0
     assert config.model.hidden_size % config.model.num_attention_heads == 0
     assert config.model.num_attention_heads % (config.model.num_query_groups or 1) == 0
-    assert sum(count_layers(config.model)) == config.model.num_layers
+    if "hybrid_layer_pattern" not in recipe.sections["model"]:
+        assert sum(count_layers(config.model)) == config.model.num_layers + recipe.mtp_num_layers
     assert config.train.global_batch_size % config.train.micro_batch_size == 0
     assert 0 <= config.optimizer.min_lr <= config.optimizer.lr
     assert flops_per_token(config.model) > 0

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training.config import DistributedDataParallelConfig  # noqa: E402
-from cloudai_mbridge.training.setup import sized  # noqa: E402
+from cloudai_mbridge.training.models.data_parallel import sized  # noqa: E402
 from tests.training.conftest import Train  # noqa: E402
 
 pytestmark = pytest.mark.process

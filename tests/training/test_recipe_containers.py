@@ -8,12 +8,13 @@ import pytest
 
 from cloudai_mbridge.estimate.published import TABLE
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
+from tests.recipes.embedded import embedded_recipes
 
 MODELS = {
     "LLAMA3_8B": "llama3_8b",
@@ -35,7 +36,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "fp8_sc": ("bf16_with_fp8_subchannel_scaling_mixed", {}),
     "nvfp4": ("bf16_with_nvfp4_mixed", {}),
 }
-EMBEDDED = [name for name in recipe_names() if not load_recipe(name).not_embedded]
+EMBEDDED = embedded_recipes()
 
 
 def published(recipe: str) -> list[dict[str, int]]:

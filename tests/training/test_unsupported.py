@@ -164,7 +164,7 @@ def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> No
         ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
         ("dataset.data_path=/x", "data_path"),
         ("optimizer.optimizer=muon", "optimizer.optimizer = 'muon' needs"),
-        ("optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_cpu_offload = True"),
+        ("model.cpu_offloading=true", "model.cpu_offloading = True needs"),
         ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
     ],
 )

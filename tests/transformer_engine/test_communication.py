@@ -1,4 +1,4 @@
-"""User buffers, exchange of experts, fused operations, recomputation: what is built. None of it runs here."""
+"""User buffers, exchange of experts, fused operations, recomputation: what is built; by the emulation, the losses."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from tests.transformer_engine.emulated_run import differences, train
 from tests.transformer_engine.engine import Built, build, configure, gpu, on_one_rank, torch
 
 # isort: split
@@ -100,6 +101,12 @@ def test_fused_operations_change_no_weight(model: str) -> None:
         assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
 
 
+def test_a_dense_layer_of_grouped_products() -> None:
+    built = _build("dense", **FUSED, use_grouped_gemm_for_dense_mlp=True)
+    assert type(built.model.decoder.layers[1].mlp).__name__ == "TEFusedMLPWithGroupedLinear"
+    assert built.weights.keys() == on_one_rank("dense", with_te=True).weights.keys()
+
+
 @pytest.mark.parametrize(
     ("world", "fields", "words"),
     [
@@ -157,3 +164,18 @@ def test_recomputation_of_a_module(module: str) -> None:
     built = _build(model, recompute_granularity="selective", recompute_modules=[module])
     assert read(built.model.decoder.layers[1])
     assert not read(on_one_rank(model, with_te=True).model.decoder.layers[1])
+
+
+# Model, the fields that change no loss: with the same kernels, in another order
+SAME: dict[str, tuple[str, dict[str, Any]]] = {
+    "op_fuser": ("dense", FUSED),
+    "interleaved": ("grouped", {"moe_mlp_glu_interleave_size": 16}),
+    "expert_capacity": ("grouped", {"moe_pad_expert_input_to_capacity": True, "moe_expert_capacity_factor": 2.0}),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_losses_of_other_ways_to_compute_a_layer(name: str) -> None:
+    model, fields = SAME[name]
+    plain, other = (train(model, {"dtype": "bf16", **each}).losses for each in ({}, fields))
+    assert differences(other, plain) < 1e-3  # of the loss, about 6.2; measured: 8e-5

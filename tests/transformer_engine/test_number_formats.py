@@ -1,6 +1,6 @@
-"""FP8, FP4 and CUDA graphs over weights in bf16: what Megatron-Core makes of the settings. None of it runs here.
+"""FP8 and FP4 over weights in bf16: what Megatron-Core makes of the settings. None of it runs here.
 
-Weights in 8 or 4 bits need a driver to be built.
+Weights in 8 or 4 bits, and training, are in `test_emulated_training`.
 """
 
 from dataclasses import fields
@@ -12,13 +12,11 @@ from tests.transformer_engine.engine import Built, build, configure, gpu, on_one
 
 # isort: split
 from megatron.core import fp4_utils, fp8_utils
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
 from cloudai_mbridge.training import setup
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
-from cloudai_mbridge.training.schema import not_done
 from cloudai_mbridge.training.startup.prepare import prepare
 
 # cmd_args.compute_dtype -> class and attributes of the recipe that Megatron-Core makes of it
@@ -124,26 +122,3 @@ def test_a_cpu_refuses_a_format_in_one_line(dtype: str) -> None:
         ConfigError, match=r"^this machine cannot train that: mixed_precision\.fp\d = .* needs Transformer"
     ):
         build(configure("dense", dtype=dtype))
-
-
-@pytest.fixture
-def lifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lift the refusal: the loop does not train so yet."""
-    monkeypatch.delitem(not_done.ASKS_FOR_NOTHING, "model.cuda_graph_impl", raising=False)
-
-
-@pytest.mark.usefixtures("lifted")
-@pytest.mark.parametrize("implementation", ["local", "transformer_engine", "full_iteration"])
-def test_cuda_graphs(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random states of a CPU stand for those that a graph may capture, its stream for one of a GPU."""
-    monkeypatch.setattr(get_cuda_rng_tracker(), "use_cudagraphable_rng", True, raising=False)
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
-    config = configure("grouped", cuda_graph_impl=implementation)
-    config.rerun_state_machine.check_for_nan_in_loss = False
-    with gpu():
-        built = build(config)
-    assert built.config.model.cuda_graph_impl == implementation
-    graphs = [hasattr(layer, "cudagraph_manager") for layer in built.model.decoder.layers]
-    assert graphs == [implementation == "local"] * 2
-    without = on_one_rank("grouped", with_te=True).weights
-    assert all(weight.equal(without[name]) for name, weight in built.weights.items())

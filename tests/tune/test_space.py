@@ -59,9 +59,20 @@ def test_sizes_divide_what_they_must(recipe: str, num_gpus: int, gbs: int) -> No
         assert not is_sharded or (pp, cp, vp) == (1, 1, 1)
 
 
-def test_the_embedded_loop_has_no_fsdp() -> None:
-    request = SearchRequest(load_recipe("gpt_tiny"), gpu_named("h100"), 4, 8, 64, launcher=Launcher.EMBEDDED)
-    assert not any(is_sharded for _, is_sharded in request.layouts())
+def test_the_embedded_loop_takes_back_what_a_layout_cannot_have() -> None:
+    """Unlike upstream's launcher, where a preset's stays. Sharded layouts are in the space of both."""
+    dense = SearchRequest(load_recipe("llama3_70b"), gpu_named("gb200"), 64, 256, 8192, launcher=Launcher.EMBEDDED)
+    staged = dense.cmd_args(Sizes(2, 4, 1, 5, 1, 1, 1), Options(Precision.BF16))
+    assert (staged["use_megatron_fsdp"], staged["activation_offload_layers"]) == (False, 0)
+    sharded = dense.cmd_args(Sizes(1, 1, 1, 1, 1, 1, 1), Options(Precision.BF16, use_megatron_fsdp=True))
+    assert sharded["use_megatron_fsdp"] is True
+    assert any(is_sharded for _, is_sharded in dense.layouts())
+    assert "activation_offload_layers" not in sharded, "as the preset has it"
+    experts = SearchRequest(load_recipe("qwen3_30b_a3b"), gpu_named("gb200"), 8, 512, 4096, launcher=Launcher.EMBEDDED)
+    mxfp8 = Options(Precision.FP8_MX)
+    assert experts.cmd_args(Sizes(1, 1, 1, 1, 1, 1, 1), mxfp8)["moe_a2a_overlap"] is False
+    assert experts.cmd_args(Sizes(1, 2, 1, 1, 4, 1, 1), mxfp8)["moe_a2a_overlap"] is False
+    assert "moe_a2a_overlap" not in experts.cmd_args(Sizes(1, 1, 1, 1, 8, 1, 4), mxfp8)
 
 
 def test_what_is_recomputed_is_in_the_arguments() -> None:

@@ -48,8 +48,7 @@ def _remarks(proxy: Proxy) -> list[str]:
         *(f"model.{name} is shrunk with them." for name in sorted(proxy.changed)),
     ]
     for stages, text in proxy.recipe.pipeline_layouts.items():
-        layout = text if proxy.recipe.not_embedded else text.replace("m", "")
-        remarks.append(f'With {stages} pipeline stages: pipeline_model_parallel_layout = "{layout}"')
+        remarks.append(f'With {stages} pipeline stages: pipeline_model_parallel_layout = "{text}"')
     if proxy.recipe.not_embedded:
         remarks.append(
             f"The embedded loop cannot build {proxy.recipe.not_embedded}; Megatron-Bridge's launcher runs it."

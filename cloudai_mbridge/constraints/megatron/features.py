@@ -134,11 +134,13 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
 def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
     """Overlapped MoE all-to-all needs expert parallelism, virtual stages in a pipeline, and no layer recomputation.
 
-    Since Megatron-Core 0.17 the experts may not be recomputed either.
+    Since Megatron-Core 0.17 the experts may not be recomputed either. A graph of attention may hold no biases, whose
+    gradients come later than the graph.
 
     Pass: moe_a2a_overlap=true, ep=8. Fail: moe_a2a_overlap=true, ep=1.
     Not evaluated: recompute_modules="moe" with an unknown Megatron-Core.
-    Source: megatron.core.transformer.TransformerConfig (overlap_moe_expert_parallel_comm).
+    Source: megatron.core.transformer.TransformerConfig (overlap_moe_expert_parallel_comm); Megatron-Bridge 0.6.0,
+    megatron.bridge.training.comm_overlap (delay_wgrad_compute).
     """
     if not point.args.moe_a2a_overlap:
         return None
@@ -148,6 +150,7 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
         "no recompute_num_layers": not point.args.recompute_num_layers,
         "no recomputation of moe": "moe" not in point.recompute_modules or not point.has_core("0.17"),
         "16-bit training": point.args.compute_dtype != "fp32",
+        "no graph of attention with biases": not _captures_biases(point),
     }
     missing = [name for name, is_there in needs.items() if not is_there]
     if not missing:
@@ -155,6 +158,13 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
         return NotEvaluated("M19", "the release of Megatron-Core") if is_open else None
     fact, remedy = f"overlapped all-to-all needs {', '.join(missing)}", "provide it, or set moe_a2a_overlap off"
     return point.breaks("M19", "moe_a2a_overlap", fact, remedy, "ep", "pp", "vp", "compute_dtype")
+
+
+def _captures_biases(point: Point) -> bool:
+    """Return whether a graph captures attention whose projections have biases; releases before 0.6 do not look."""
+    is_asked = point.is_embedded or (point.release is not None and point.release.key >= (0, 6))
+    captures = is_asked and bool(point.graph_impl) and "attn" in point.cuda_graph_scope
+    return captures and any(point.of_recipe(name) for name in ("add_bias_linear", "add_qkv_bias"))
 
 
 def m20_gpu_computes_the_precision(point: Point) -> Answer:
@@ -214,16 +224,13 @@ def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
     """A graph of the full iteration captures no modules by name: since Megatron-Core 0.18 it is an implementation.
 
     Pass: cuda_graph_impl="full_iteration". Fail: cuda_graph_impl="full_iteration", cuda_graph_scope="attn".
-    Not evaluated: the release of Megatron-Core is unknown. Older ones lack the implementation, which is C13. For the
-    upstream launcher it passes: that is sent scope full_iteration alone, and a note says so.
+    Older releases of Megatron-Core lack the implementation, which is C13. For the upstream launcher it passes: that is
+    sent scope full_iteration alone, and a note says so.
     Source: megatron.core.transformer.TransformerConfig (cuda_graph_modules must be empty).
     """
     scopes = ",".join(scope for scope in point.cuda_graph_scope if scope != "full_iteration")
-    if not point.is_embedded or point.graph_impl != "full_iteration" or not scopes:
-        return None
-    if (is_implementation := point.has_core("0.18")) is None:
-        return NotEvaluated("M23", "the release of Megatron-Core")
-    if not is_implementation:
+    is_lacking = point.has_core("0.18") is False
+    if not point.is_embedded or point.graph_impl != "full_iteration" or not scopes or is_lacking:
         return None
     where, fact = "cuda_graph_scope", "a full-iteration graph captures no modules by name"
     operands = {"cuda_graph_scope": scopes, "core": point.core}

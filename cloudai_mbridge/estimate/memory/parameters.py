@@ -116,7 +116,7 @@ def _chunk(arch: Architecture, split: Split, chunk: Chunk) -> Mapping[str, int]:
     counts["norms"] += chunk.has_decoder_end * norm(arch, h)
     for layer in chunk.layers:
         counts.update(_layer(arch, split, layer))
-    for module in chunk.mtp:
+    for module in chunk.mtp[: 1 if arch.mtp_use_repeated_layer else None]:
         counts["norms"] += 3 * norm(arch, h)
         counts["mtp_projection"] += 2 * h * h // split.tp
         for layer in module:

@@ -1,6 +1,6 @@
 """Train a configuration although the loop refuses a field of it: to find out whether it could be allowed.
 
-    python -m cloudai_mbridge.gpu_check.workers.trial --lift model.experimental_attention_variant CONFIG section.field=value ...
+    python -m cloudai_mbridge.gpu_check.workers.trial --lift SECTION.FIELD CONFIG section.field=value ...
 
 Only for the kit: what the refusal says holds for every other run. Prints the loop's own log lines.
 """

@@ -5,7 +5,6 @@ sets always wins, also where upstream's launcher would let a preset stand (`use_
 an argument.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,8 @@ from cloudai_mbridge.megatron_bridge.presets.find import LISTS, UPSTREAM_DECIDES
 from cloudai_mbridge.megatron_bridge.presets.resolve import Preset, resolve_sizes
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 
-# Those with a place in the loop's configuration; the others are features that it refuses
+# Those with a place in the loop's configuration
 ACTS_ON = tuple(name for name in UPSTREAM_DECIDES if ARGUMENTS[name].config)
-_MTP_STAGE = re.compile(r"m(\*\d+)?")
 
 
 def with_loop_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
@@ -46,14 +44,4 @@ def filled_in(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[s
         values["ep"] = None
     if values.get("cuda_graph_impl") == "none":
         values["cuda_graph_impl"] = None
-    if layout := values.get("pipeline_model_parallel_layout"):
-        values["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)  # the loop has no such layers
     return values
-
-
-def left_out(args: ResolvedCmdArgs, preset: Preset) -> list[str]:
-    """Return the features of a preset that the loop does not have, as NAME=VALUE."""
-    names = [name for name in UPSTREAM_DECIDES if name not in ACTS_ON and name not in args.model_fields_set]
-    values = {name: preset.values.get(name) for name in names}
-    asked = {name: value for name, value in values.items() if value and value not in ARGUMENTS[name].harmless}
-    return [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in asked.items()]

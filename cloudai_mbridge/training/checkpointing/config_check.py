@@ -27,7 +27,7 @@ def init_checkpointing_context(checkpoint_config: CheckpointConfig) -> dict[str,
 
 def _problems(c: CheckpointConfig) -> Iterator[str]:
     if c.ckpt_format not in ("torch_dist", FSDP_DTENSOR):
-        yield f"ckpt_format = {c.ckpt_format!r} is not supported; use 'torch_dist', or 'fsdp_dtensor' with Megatron-FSDP"
+        yield f"ckpt_format = {c.ckpt_format!r} is not supported; use 'torch_dist' or 'fsdp_dtensor'"
     if c.async_save and c.ckpt_format == FSDP_DTENSOR:
         yield "async_save = True is not supported with ckpt_format = 'fsdp_dtensor'; use False"
     if problem := _non_persistent_problem(c):

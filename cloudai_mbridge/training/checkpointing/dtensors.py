@@ -1,5 +1,4 @@
-"""What torch's FSDP2 shards, in the torch_dist format: Megatron-Core saves and loads each rank's part as a tensor of its
-own, and the model and its optimizer hold DTensors."""
+"""Checkpoints of torch's FSDP2, in the format "torch_dist": Megatron-Core saves the local parts of DTensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,6 @@
-"""Checkpoints of Megatron-FSDP, in the format "fsdp_dtensor": torch's distributed format with DTensors, and Megatron-Bridge's
-names. It has no common part: everything is in one tree, of which a run loads what it has.
+"""Checkpoints of Megatron-FSDP, in the format "fsdp_dtensor": torch's own with DTensors, under Megatron-Bridge's names.
+
+It has no common part: everything is in one tree, of which a run loads what it needs.
 """
 
 from typing import Any

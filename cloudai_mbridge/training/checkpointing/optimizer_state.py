@@ -47,9 +47,8 @@ def ensure_state(optimizer: Any) -> None:
 
 def without_classes(tree: dict[Any, Any]) -> dict[Any, Any]:
     """Return what is saved of the optimizer without classes: only plain values are read back."""
-    for entry in _entries(tree):
-        inner = entry.get("optimizer", entry)  # per rank, for one layout, an object of its own
-        for group in getattr(inner, "data", inner).get("param_groups", []):
+    for groups in saved_groups(tree):
+        for group in groups:
             for name in _CLASSES:
                 group.pop(name, None)
     return tree

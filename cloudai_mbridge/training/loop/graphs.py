@@ -137,7 +137,8 @@ def gradient_stream(config: ConfigContainer) -> AbstractContextManager[None]:
         return nullcontext()
     shared = getattr(full_cuda_graph, "get_shared_capture_stream", None)  # since 0.19
     is_full = cuda_graphs.captures_full_iteration(config.model)
-    return _on(shared() if is_full and shared is not None else torch.cuda.Stream())
+    new: Any = torch.cuda.Stream
+    return _on(shared() if is_full and shared is not None else new())
 
 
 @contextmanager

@@ -14,7 +14,9 @@ def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
         return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
     kind: Any = DistributedDataParallel
     if config.ddp.use_megatron_fsdp:
-        from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel as kind
+        from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+        kind = FullyShardedDataParallel
     in_step = config.optimizer.overlap_param_gather_with_optimizer_step  # gathers a whole chunk at a time
     return [
         kind(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)

@@ -30,18 +30,43 @@ _Draw = Callable[[str, Sequence[int], int, int, int], torch.Tensor]
 def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
     """Fill every matrix of `model` with this rank's shard of its global value; norms and biases keep theirs.
 
-    Mamba's and Gated DeltaNet's layers have random vectors as well.
+    Mamba's and Gated DeltaNet's layers have random vectors as well. Modules on the meta device do this as soon as
+    Megatron-FSDP has given them memory and calls their `reset_parameters`.
     """
-    mixers = mixer_weights(model)
+    fill = partial(_fill, model=model, config=config, seed=seed, mixers=mixer_weights(model))
     for name, parameter in model.named_parameters():
-        if name in mixers or (parameter.dim() > 1 and not name.endswith(".bias")):
-            value = _value(_globalize(name, model), parameter, config, seed, mixers.get(name))
-            value = value.to(parameter.dtype)  # of FP8 the nominal one, from which every later step rounds, too
-            parameter.copy_(value)
-            # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
-            read_kept = getattr(parameter, "get_high_precision_init_val", None)
-            if read_kept is not None and (kept := read_kept()) is not None:
-                kept.copy_(value)
+        if not parameter.is_meta:
+            fill(name, parameter)
+    for prefix, module in model.named_modules():
+        given = dict(module.named_parameters(prefix, recurse=False))
+        if any(parameter.is_meta for parameter in given.values()):
+            usual = getattr(module, "reset_parameters", None)
+            module.reset_parameters = partial(_reset, module, prefix, given, usual, fill)
+
+
+def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers: Any) -> None:
+    if name in mixers or (parameter.dim() > 1 and not name.endswith(".bias")):
+        value = _value(_globalize(name, model), parameter, config, seed, mixers.get(name))
+        value = value.to(parameter.dtype)  # of FP8 the nominal one, from which every later step rounds, too
+        parameter.copy_(value)
+        # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
+        read_kept = getattr(parameter, "get_high_precision_init_val", None)
+        if read_kept is not None and (kept := read_kept()) is not None:
+            kept.copy_(value)
+
+
+@torch.no_grad()
+def _reset(module: torch.nn.Module, prefix: str, given: dict[str, Any], usual: Any, fill: Any) -> None:
+    """Fill parameters that have memory now; given: those on the meta device, with their marks."""
+    new: dict[str, Any] = dict(module.named_parameters(prefix, recurse=False))
+    for name, parameter in new.items():
+        vars(parameter).update(vars(given[name]))
+        if usual is None:
+            parameter.zero_()
+    if usual is not None:
+        usual()
+    for name, parameter in new.items():
+        fill(name, parameter)
 
 
 def mark_shards(model: torch.nn.Module) -> None:

@@ -27,8 +27,16 @@ def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     if config.use_transformer_engine_op_fuser and config.num_moe_experts is None:
         # Experts look at the field themselves; dense layers beside them have no fused form in upstream's models either
         for layer in block.layer_specs:
-            layer.submodules.mlp = gpt_layer_specs.get_mlp_module_spec(use_te_op_fuser=True)
+            layer.submodules.mlp = _fused_mlp(config)
     return block
+
+
+def _fused_mlp(config: Any) -> Any:
+    if not getattr(config, "use_grouped_gemm_for_dense_mlp", False):  # since Megatron-Core 0.18
+        return gpt_layer_specs.get_mlp_module_spec(use_te_op_fuser=True)
+    return gpt_layer_specs.get_mlp_module_spec_for_backend(
+        gpt_layer_specs.TESpecProvider(), use_te_op_fuser=True, use_grouped_gemm_for_dense_mlp=True
+    )
 
 
 def local_layer_spec(config: Any, vp_stage: int | None = None) -> Any:

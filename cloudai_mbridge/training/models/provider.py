@@ -103,7 +103,8 @@ def _fill_in(model: Any) -> None:
             raise ValueError(f"model.activation_func = {name!r} is not a known function; {nearest(name, ACTIVATIONS)}")
         module, attribute = FUNCTIONS[full]
         model.activation_func = getattr(importlib.import_module(module), attribute)
-    if model.expert_tensor_parallel_size is None and model.expert_model_parallel_size > 1:
+    has_biased_experts = model.num_moe_experts is not None and model.add_bias_linear  # which cannot be split
+    if model.expert_tensor_parallel_size is None and (model.expert_model_parallel_size > 1 or has_biased_experts):
         model.expert_tensor_parallel_size = 1  # as Megatron-Bridge since 0.6; Megatron-Core itself takes tp
     if model.pipeline_model_parallel_size > 1 and model.pipeline_dtype is None:
         model.pipeline_dtype = model.params_dtype

@@ -179,7 +179,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "tanh": "torch.tanh",
     **dict.fromkeys(("relu2", "squared_relu"), "megatron.core.activations.squared_relu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "fast_gelu"), "megatron.core.activations.fast_gelu"),
-    "quick_gelu": "megatron.core.activations.quick_gelu",
+    "quick_gelu": "megatron.core.fusions.fused_bias_geglu.quick_gelu",
 }
 # Functions of FUNCTIONS that may be given with numbers already filled in (`_partial_: true`)
 PARTIAL_PREFIX = "torch.nn.init."

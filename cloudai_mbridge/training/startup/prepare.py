@@ -24,6 +24,7 @@ from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, 
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
 from cloudai_mbridge.training.startup.kernels import check_kernels
+from cloudai_mbridge.training.startup.sharding import asked_of_sharding
 
 _CHANGED = "_changed_by_prepare"
 
@@ -179,7 +180,7 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         target = getattr(config, section)
         if hasattr(target, name) and getattr(target, name) != value:
             setattr(target, name, value)
-            made[f"{section}.{name}"] = value
+            made[f"{section}.{name}"] = str(value) if isinstance(value, torch.dtype) else value
 
     if not gpu:
         change("dist", "distributed_backend", "gloo")
@@ -203,6 +204,8 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
             if getattr(getattr(config, section), "delay_wgrad_compute", None):
                 change(section, "delay_wgrad_compute", False)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
+    if config.dist.use_torch_fsdp2:
+        change("model", "gradient_accumulation_fusion", False)  # there is no buffer to accumulate in
     _derive(config)
     if config.comm_overlap is None:
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing
@@ -230,7 +233,7 @@ def _derive(config: ConfigContainer) -> None:
 
 
 def _pad_uneven_dispatch(model: Any) -> None:
-    """Let ranks hand HybridEP different numbers of tokens, as Megatron-Bridge does: without graphs, whose shapes are fixed."""
+    """Let ranks hand HybridEP different numbers of tokens where no graphs fix their shapes, as Megatron-Bridge does."""
     dispatcher = getattr(model, "moe_token_dispatcher_type", None), getattr(model, "moe_flex_dispatcher_backend", None)
     if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model):
         for name in ("moe_hybridep_pad_uneven_dispatch_inputs", "moe_hybridep_pad_variable_tokens"):
@@ -249,7 +252,7 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    if asked := [*asked_for(get), *_asked_otherwise(config)]:
+    if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_sharding(config)]:
         raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")

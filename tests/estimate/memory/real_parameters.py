@@ -42,9 +42,9 @@ class Case:
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The recipe's own layouts are for all of its layers; a proxy of those that are not embedded keeps every kind."""
+    """The recipe's own layouts are for all of its layers; a proxy of those with other kinds of layers keeps them."""
     recipe = load_recipe(case.recipe)
-    if recipe.not_embedded:
+    if recipe.family in ("nemotronh", "gpt_oss"):
         recipe = proxy(recipe, case.layers)
     model = {name: value for name, value in {**recipe.sections["model"], **case.fields}.items() if value is not None}
     return replace(recipe, sections={**recipe.sections, "model": model}, pipeline_layouts={})

@@ -46,6 +46,18 @@ def test_the_embedded_loop_has_defaults_of_its_own() -> None:
     assert got.precision is Precision.FP32
 
 
+@pytest.mark.parametrize("gpu", ["h100", "gb200"])
+@pytest.mark.parametrize("precision", Precision)
+def test_both_launchers_keep_the_weights_of_a_format_alike(precision: Precision, gpu: str) -> None:
+    both = [
+        layout("llama3_8b", launcher=launcher, num_gpus=8, gpu_type=gpu, compute_dtype=str(precision))
+        for launcher in ("embedded", "megatron_bridge")
+    ]
+    ours, theirs = ((each.fp8_param_gather, each.has_fp8_transposes, each.optimizer_bytes) for each in both)
+    assert ours == theirs
+    assert ours[0] is (precision in (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX))
+
+
 @pytest.mark.parametrize(
     ("args", "stages"),
     [

@@ -40,7 +40,8 @@ def test_accepted(fields):
     ("fields", "part"),
     [
         ({"ckpt_format": "torch"}, "checkpoint.ckpt_format = 'torch' is not supported; use 'torch_dist'"),
-        ({"ckpt_format": "fsdp_dtensor"}, "use 'torch_dist'"),
+        ({"ckpt_format": "torch_dcp"}, "use 'torch_dist' or 'fsdp_dtensor'"),
+        ({"ckpt_format": "fsdp_dtensor", "save": "c", "async_save": True}, "async_save = True is not supported"),
         ({"non_persistent_ckpt_type": "local"}, "needs the package nvidia-resiliency-ext"),
         ({"non_persistent_ckpt_type": "in_memory"}, "'in_memory' is not supported; use 'global'"),
         ({"non_persistent_save_interval": 2}, "needs non_persistent_ckpt_type"),

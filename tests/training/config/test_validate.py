@@ -233,6 +233,7 @@ LEGAL = [
     ),
     Case("check_modelopt_fusion", {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False}),
     Case("check_modelopt_fusion", {"model.gradient_accumulation_fusion": True}),
+    Case("apply_megatron_fsdp", {**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
     Case("check_fsdp_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
     Case("check_fsdp_format", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
     Case("check_async_save_format", {"checkpoint.async_save": True, "checkpoint.save": "c"}),
@@ -378,6 +379,18 @@ ILLEGAL = [
         )
         for section in ("ddp", "dist")
     ),
+    Case("apply_megatron_fsdp", {**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "1"}, AssertionError, "greater than 1"),
+    Case("apply_megatron_fsdp", {**_FSDP, "ddp.fsdp_manual_registration": True}, AssertionError, "ddp.nccl_ub=True"),
+    Case(
+        "apply_megatron_fsdp",
+        {
+            **_FSDP,
+            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            "train.check_weight_hash_across_dp_replicas_interval": 5,
+        },
+        AssertionError,
+        "have no replicas",
+    ),
     *(
         Case(
             "apply_megatron_fsdp",
@@ -423,7 +436,7 @@ ILLEGAL = [
             "check_async_save_format",
             {"checkpoint.async_save": True, "checkpoint.save": "c", "checkpoint.ckpt_format": name},
             AssertionError,
-            f"ckpt_format='torch_dist', got '{name}'",
+            f"ckpt_format='torch_dist' or 'fsdp_dtensor', got '{name}'",
         )
         for name in ("torch", "torch_dcp")
     ),

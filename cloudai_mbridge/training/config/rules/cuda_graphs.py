@@ -81,8 +81,8 @@ def _of_shapes(config: "ConfigContainer", kind: str) -> Iterator[str]:
     """Yield what changes the shapes, or the number, of micro-batches from step to step."""
     dataset: Any = config.dataset
     if isinstance(dataset, FinetuningDatasetConfig):
-        specs, kwargs = dataset.packed_sequence_specs, dataset.dataset_kwargs or {}
-        if not kwargs.get("pad_to_max_length", False):
+        specs: Any = dataset.packed_sequence_specs
+        if not (dataset.dataset_kwargs or {}).get("pad_to_max_length", False):
             yield "samples of different lengths (set dataset.dataset_kwargs.pad_to_max_length to True)"
         if _is_packed(config) and cuda_graphs.captures_full_iteration(config.model) and not specs.pad_cu_seqlens:
             yield "bounds of packed sequences (set dataset.packed_sequence_specs.pad_cu_seqlens to True)"

@@ -150,7 +150,7 @@ def _uses_checkpoints(config: "ConfigContainer") -> bool:
 
 
 def apply_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Turn Megatron FSDP on in both places when either asks for it, with what belongs to it, and check what it needs."""
+    """Turn Megatron FSDP on in both places when either asks for it, with what belongs to it, and check it."""
     if not _uses_megatron_fsdp(config):
         return
     ddp, optimizer = config.ddp, config.optimizer

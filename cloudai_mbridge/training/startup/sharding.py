@@ -1,0 +1,52 @@
+"""What sharding and offloading cannot train, where Megatron-Core would fail in the middle or train something else."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+
+
+def asked_of_sharding(config: ConfigContainer) -> Iterator[str]:
+    """Yield, in words, what cannot be combined."""
+    if config.dist.use_torch_fsdp2:
+        yield from _of_fsdp2(config)
+    yield from _of_megatron_fsdp(config)
+    half = config.model.bf16 or config.model.fp16
+    if config.optimizer.optimizer_cpu_offload and config.optimizer.use_distributed_optimizer and not half:
+        yield "optimizer.optimizer_cpu_offload = True in fp32 with use_distributed_optimizer = True (use False)"
+
+
+def _of_fsdp2(config: ConfigContainer) -> Iterator[str]:
+    model: Any = config.model
+    combined = (
+        ("optimizer.use_distributed_optimizer", config.optimizer.use_distributed_optimizer, False),
+        ("model.expert_model_parallel_size", model.expert_model_parallel_size, 1),  # it would average different experts
+        ("model.calculate_per_token_loss", model.calculate_per_token_loss, False),  # nothing divides the gradients
+        ("ddp.num_distributed_optimizer_instances", config.ddp.num_distributed_optimizer_instances, 1),
+    )
+    for field, value, harmless in combined:
+        if value != harmless:
+            yield f"{field} = {value!r} with dist.use_torch_fsdp2 = True (use {harmless!r})"
+    saves = config.checkpoint.save is not None or config.checkpoint.load is not None
+    if saves and not _splits_gated_shards():
+        yield "checkpoints with dist.use_torch_fsdp2 = True (install Megatron-Core 0.19, or remove save and load)"
+
+
+def _splits_gated_shards() -> bool:
+    from inspect import signature
+
+    from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+
+    return "dp_group" in signature(apply_swiglu_sharded_factory).parameters
+
+
+def _of_megatron_fsdp(config: ConfigContainer) -> Iterator[str]:
+    model: Any = config.model
+    is_on = config.ddp.use_megatron_fsdp or config.dist.use_megatron_fsdp
+    if getattr(model, "init_model_with_meta_device", False) and not is_on:
+        yield "model.init_model_with_meta_device = True without ddp.use_megatron_fsdp (use False)"
+    stages, instances = model.virtual_pipeline_model_parallel_size, config.ddp.num_distributed_optimizer_instances
+    if is_on and stages is not None and config.checkpoint.ckpt_format == "fsdp_dtensor":
+        yield f"model.virtual_pipeline_model_parallel_size = {stages} with ckpt_format = 'fsdp_dtensor' (use None)"
+    if instances > 1 and is_on and config.checkpoint.save is not None:
+        yield f"checkpoint.save with {instances} instances of Megatron-FSDP's optimizer (remove it)"

@@ -1,0 +1,93 @@
+"""Sharded parameters and offloaded optimizer state change no loss; checkpoints go on where they stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cloudai_mbridge.training.compat.versions import installed_release  # noqa: E402
+from tests.training.conftest import Train  # noqa: E402
+
+pytestmark = pytest.mark.process
+
+STEPS, TOLERANCE = 4, 1e-5
+SHARDED: dict[str, Any] = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+META = {"init_model_with_meta_device": True}
+KINDS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"dist": {"use_torch_fsdp2": True}},
+    "megatron-fsdp": {"ddp": SHARDED, "model": META, "checkpoint": {"ckpt_format": "fsdp_dtensor"}},
+}
+OFFLOADED = {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}}
+
+
+def _sections(kind: dict[str, Any], **checkpoint: Any) -> dict[str, Any]:
+    model = {"num_layers": 2, **kind.get("model", {})}
+    logger = {"log_params_norm": True}
+    both = {**kind.get("checkpoint", {}), **checkpoint}
+    return {**kind, "model": model, "train": {"train_iters": STEPS}, "logger": logger, "checkpoint": both}
+
+
+def _assert_near(found: dict[int, float], expected: dict[int, float]) -> None:
+    assert found.keys() == expected.keys()
+    assert max(abs(found[step] - expected[step]) for step in found) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_shards_train_as_replicas_and_resume(train: Train, tmp_path: Path, name: str) -> None:
+    replicas = train(2, _sections({"model": {}}))
+    saves = name == "megatron-fsdp" or installed_release() == "0.19"
+    place = str(tmp_path / "saved")
+    whole = train(2, _sections(KINDS[name], **({"save": place, "save_interval": 2} if saves else {})))
+    _assert_near(whole.losses, replicas.losses)
+    norms = [[record["params_norm"] for record in run.records] for run in (whole, replicas)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    if saves:
+        resumed = train(2, _sections(KINDS[name], load=place, ckpt_step=2))
+        assert resumed.losses == {step: whole.losses[step] for step in (3, 4)}
+
+
+def test_an_offloaded_optimizer_trains_and_resumes(train: Train, tmp_path: Path) -> None:
+    place = str(tmp_path / "saved")
+    plain = train(1, _sections({}))
+    whole = train(1, _sections(OFFLOADED, save=place, save_interval=2))
+    _assert_near(whole.losses, plain.losses)
+    resumed = train(1, _sections(OFFLOADED, load=place, ckpt_step=2))
+    assert resumed.losses == {step: whole.losses[step] for step in (3, 4)}
+
+
+def test_the_first_step_keeps_weights_that_were_loaded(train: Train, tmp_path: Path) -> None:
+    half = {"model": {"dtype": "bf16"}}
+    saved = train(1, _sections(half, save=str(tmp_path / "saved"), save_interval=STEPS))
+    kept = {"pretrained_checkpoint": str(tmp_path / "saved")}
+    plain, offloaded = (train(1, _sections({**half, **kind}, **kept)).losses for kind in ({}, OFFLOADED))
+    _assert_near(offloaded, plain)
+    assert max(plain.values()) < saved.losses[1]  # random weights would be back in the second step
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (
+            {"dist": {"use_torch_fsdp2": True}, "optimizer": {"use_distributed_optimizer": True}},
+            "use_torch_fsdp2 = True",
+        ),
+        ({"model": META}, "init_model_with_meta_device = True without ddp.use_megatron_fsdp"),
+        ({"model": {"cpu_offloading": True, "cpu_offloading_num_layers": 1}}, "needs Transformer Engine"),
+        ({"ddp": SHARDED, "checkpoint": {"save": "c"}}, "requires checkpoint.ckpt_format='fsdp_dtensor'"),
+    ],
+)
+def test_refused_before_anything_starts(train: Train, sections: dict[str, Any], words: str) -> None:
+    done = train(1, sections, code=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert words in line
+
+
+def test_a_checkpoint_of_the_other_format(train: Train, tmp_path: Path) -> None:
+    place = str(tmp_path / "saved")
+    train(1, _sections({}, save=place, save_interval=STEPS))
+    done = train(1, _sections(KINDS["megatron-fsdp"], load=place), code=2)
+    assert "is in the format 'torch_dist', which needs ddp.use_megatron_fsdp = False" in done.stderr
+    assert json.loads((Path(place) / "iter_0000004" / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
