@@ -4,6 +4,7 @@ Transformer Engine and Megatron-Core ask torch for a GPU before they build a lay
 "fake" stands for the other ranks: one process can be any rank of a layout. Import this module before Megatron-Core.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def _checkpoint(model: Any) -> dict[Place, torch.Tensor]:
 def _groups(rank: int, world: int) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
-        with cpu.megatron_device(), catch_warnings():
+        with cpu.megatron_device(), catch_warnings(), mock.patch.dict(os.environ):  # Megatron-Core sets variables
             simplefilter("ignore")  # Megatron-Core and torch warn of their own calls
             yield
     finally:
