@@ -300,6 +300,8 @@ class GpuMeansCpu(TorchFunctionMode):
             kwargs["pin_memory"] = False
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
+        if func is torch.device and args and _is_gpu(args[0]):
+            return func("cpu")
         if func is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1]):
             args = (args[0], "cpu", *args[2:])
         elif func is torch.Tensor.type and len(args) == 1 and not kwargs:

@@ -47,7 +47,7 @@ def _take_saved_copies(inner: Any) -> None:
 
 
 def _offloaded(optimizer: Any) -> list[Any]:
-    parts = [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+    parts = [getattr(part, "optimizer", None) for part in getattr(optimizer, "chained_optimizers", [optimizer])]
     return [inner for inner in parts if isinstance(inner, HybridDeviceOptimizer)]
 
 

@@ -116,7 +116,7 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         if not pattern or not block:
             return pattern
         depths = self.mtp_num_layers or 0
-        if self.mtp_use_repeated_layer:  # one block, which is there even where nothing is predicted
+        if getattr(self, "mtp_use_repeated_layer", False):  # one block, which is there even where nothing is predicted
             depths = max(1, depths)
         return _PREDICTION.join([pattern.split(_PREDICTION)[0], *([block] * depths)])
 
@@ -131,7 +131,8 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         self.num_layers = count
         if prediction and not self.mtp_num_layers:
             self.mtp_num_layers = len(prediction)
-        if prediction and self.mtp_num_layers != len(prediction) and not self.mtp_use_repeated_layer:
+        is_repeated = getattr(self, "mtp_use_repeated_layer", False)
+        if prediction and self.mtp_num_layers != len(prediction) and not is_repeated:
             raise ValueError(
                 f"model.mtp_num_layers = {self.mtp_num_layers}, but the layer pattern has {len(prediction)} predictions"
             )

@@ -52,7 +52,16 @@ def recipe_of(case: Case) -> Recipe:
 
 def arguments(case: Case) -> tuple[ResolvedCmdArgs, dict[str, str]]:
     """Return the point that has this layout, and its `extra_cmd_args`."""
-    point = {"tp": case.tp, "pp": case.pp, "ep": case.ep, "et": case.etp, "vp": case.vp if case.vp > 1 else None}
+    extra = dict(case.extra)
+    experts = extra.pop("model.num_moe_experts", None)
+    point = {
+        "num_moe_experts": experts and int(experts),
+        "tp": case.tp,
+        "pp": case.pp,
+        "ep": case.ep,
+        "et": case.etp,
+        "vp": case.vp if case.vp > 1 else None,
+    }
     point["pipeline_model_parallel_layout"] = case.layout
     args = ResolvedCmdArgs(
         launcher="embedded",
@@ -64,7 +73,7 @@ def arguments(case: Case) -> tuple[ResolvedCmdArgs, dict[str, str]]:
         num_layers=case.layers,
         **{name: value for name, value in point.items() if value is not None},
     )
-    return with_recipe_defaults(args, recipe_of(case), but=("gb", "mb")), dict(case.extra)
+    return with_recipe_defaults(args, recipe_of(case), but=("gb", "mb")), extra
 
 
 def predicted(case: Case) -> list[int]:

@@ -417,6 +417,7 @@ packed_val_data_path: Opt[str] = None
 packed_metadata_path: Opt[str] = None
 pad_cu_seqlens: bool = False
 pad_seq_to_mult: Opt[int] = 1
+max_single_sequence_length: Opt[int] = None
 """,
     TokenizerConfig: """
 metadata_path: U[str, dict[str, Any], None] = None

@@ -121,7 +121,6 @@ def refusal(data: dict[str, Any], release: str) -> str:
 @pytest.mark.parametrize(
     ("path", "harmless", "asking"),
     [
-        ("model.moe_paged_stash", False, True),
         ("model.tensor_parallel_num_weight_shards", 1, 2),
         ("optimizer.use_layer_wise_distributed_optimizer", False, True),
     ],

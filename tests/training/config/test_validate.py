@@ -408,7 +408,10 @@ ILLEGAL = [
     ),
     Case("check_optimizer_of_delayed_scaling", _DELAYED_SCALING, ValueError, "cannot update FP8 weights with delayed"),
     Case(
-        "check_sharding_of_fp8_weights", _WHOLE_FP8_WEIGHTS, ValueError, "wrong gradients with FP8 weights; use 'optim_"
+        "check_sharding_of_fp8_weights",
+        {**_WHOLE_FP8_WEIGHTS, "checkpoint.ckpt_format": "fsdp_dtensor"},
+        ValueError,
+        "wrong gradients with FP8 weights; use 'optim_",
     ),
     Case(
         "check_modelopt_fusion",
