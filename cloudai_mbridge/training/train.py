@@ -48,6 +48,7 @@ from cloudai_mbridge.training.loop.param_hooks import (
     should_disable_forward_pre_hook,
     without_forward_pre_hooks,
 )
+from cloudai_mbridge.training.models.data_parallel import register_buffers
 from cloudai_mbridge.training.models.param_norm import calc_params_l2_norm
 from cloudai_mbridge.training.process import hang
 from cloudai_mbridge.training.process.collectives import logical_and_across_model_parallel_group
@@ -214,9 +215,12 @@ class _Run:
         is_saving = queue is not None and queue.get_num_unfinalized_calls() > 0  # the same on every rank
         with outside_step_time(self.state) if is_saving else nullcontext():
             _finalize_async_save(self.state)
-        seconds = self.cfg.dist.distributed_timeout_seconds_after_init
-        if seconds is not None and self.state.train_state.step == self.loaded_iteration + 1:
-            update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
+        if self.state.train_state.step == self.loaded_iteration + 1:
+            if self.cfg.ddp.use_megatron_fsdp:
+                with outside_step_time(self.state):
+                    register_buffers(self.cfg, self.model)
+            if (seconds := self.cfg.dist.distributed_timeout_seconds_after_init) is not None:
+                update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
 
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs of layers after the warm-up, outside of the step time. A collective then."""

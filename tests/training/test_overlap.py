@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training.config import DistributedDataParallelConfig  # noqa: E402
-from cloudai_mbridge.training.models.data_parallel import sized  # noqa: E402
+from cloudai_mbridge.training.models.data_parallel import register_buffers, sized  # noqa: E402
 from tests.training.conftest import Train  # noqa: E402
 
 pytestmark = pytest.mark.process
@@ -98,3 +99,15 @@ def test_number_of_buckets(number: int | None, size: int | None) -> None:
     linear = torch.nn.Linear(3, 3, bias=True)
     linear.bias.requires_grad_(False)
     assert sized(ddp, torch.nn.Sequential(linear, torch.nn.Linear(2, 1, bias=False))).bucket_size == size
+
+
+@pytest.mark.parametrize(("is_manual", "registered"), [(True, 2), (False, 0)])
+def test_buffers_of_megatron_fsdp_are_registered_with_nccl(is_manual: bool, registered: int) -> None:
+    found: list[int] = []
+    chunks = [
+        SimpleNamespace(param_and_grad_buffer=SimpleNamespace(manual_buffer_registration=lambda: found.append(1)))
+        for _ in range(2)
+    ]
+    ddp = SimpleNamespace(use_megatron_fsdp=True, fsdp_manual_registration=is_manual)
+    register_buffers(SimpleNamespace(ddp=ddp), chunks)  # type: ignore[arg-type]
+    assert len(found) == registered

@@ -24,6 +24,16 @@ def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     ]
 
 
+def register_buffers(config: ConfigContainer, model: list[Any]) -> None:
+    """Register Megatron-FSDP's buffers with NCCL, where `ddp.fsdp_manual_registration` leaves it to the loop.
+
+    After a step, when they have been allocated. A collective.
+    """
+    if config.ddp.use_megatron_fsdp and getattr(config.ddp, "fsdp_manual_registration", False):
+        for chunk in model:
+            chunk.param_and_grad_buffer.manual_buffer_registration()
+
+
 def _torch_fsdp2() -> Any:
     from megatron.core.distributed import TorchFullyShardedDataParallel
 
