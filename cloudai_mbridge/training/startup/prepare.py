@@ -235,7 +235,8 @@ def _derive(config: ConfigContainer) -> None:
 def _pad_uneven_dispatch(model: Any) -> None:
     """Let ranks hand HybridEP different numbers of tokens where no graphs fix their shapes, as Megatron-Bridge does."""
     dispatcher = getattr(model, "moe_token_dispatcher_type", None), getattr(model, "moe_flex_dispatcher_backend", None)
-    if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model):
+    old_names = (getattr(model, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
+    if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model) and not any(old_names):
         for name in ("moe_hybridep_pad_uneven_dispatch_inputs", "moe_hybridep_pad_variable_tokens"):
             if hasattr(model, name):
                 setattr(model, name, True)
