@@ -100,9 +100,11 @@ class Reasons:
 
     def check(self, found: Found) -> None:
         """Every difference has a reason, and every pattern a difference."""
-        assert sorted(field for field in found if self.of(field) is None) == []
-        used = {next(pattern for pattern, _ in self._rows if fnmatch(field, pattern)) for field in found}
-        assert sorted(pattern for pattern, _ in self._rows if pattern not in used) == []
+        without = sorted(field for field in found if self.of(field) is None)
+        used = {next(p for p, _ in self._rows if fnmatch(field, p)) for field in found if field not in without}
+        unused = sorted(pattern for pattern, _ in self._rows if pattern not in used)
+        assert not without, f"no reason: {', '.join(without)}"
+        assert not unused, f"no difference: {', '.join(unused)}"
 
     def tables(self, found: Found) -> Iterator[str]:
         """Yield a line for each reason, then its table."""

@@ -18,7 +18,7 @@ from tests.interop.test_presets import _argv, _key, _upstream_name
 
 PAGE = REPOSITORY / "docs/recipe-differences.md"
 REASONS = Reasons(HERE / "container_differences.toml")
-COMPARED_AT_LEAST = 231
+COMPARED_AT_LEAST = 284
 
 
 @pytest.fixture(scope="module")
