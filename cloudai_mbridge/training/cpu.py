@@ -300,7 +300,7 @@ class GpuMeansCpu(TorchFunctionMode):
             kwargs["pin_memory"] = False
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
-        if func is torch.device and args and _is_gpu(args[0]):
+        if func is torch.device and args and isinstance(args[0], int):  # torch has no device for a number then
             return func("cpu")
         if func is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1]):
             args = (args[0], "cpu", *args[2:])
