@@ -132,7 +132,7 @@ class Built:
     config: ConfigContainer
     model: Any  # without its wrappers
     optimizer: Any
-    checkpoint: dict[Place, torch.Tensor]  # the model's part, without extra states
+    checkpoint: dict[Place, torch.Tensor]  # the model's part, without extra states; empty with FSDP
     ranks: dict[str, int]  # the place in its groups: tp, ep, etp
 
     @property
@@ -164,7 +164,8 @@ def build(config: ConfigContainer, rank: int = 0, world: int = 1) -> Built:
             "ep": mpu.get_expert_model_parallel_rank(),
             "etp": mpu.get_expert_tensor_parallel_rank(),
         }
-        return Built(config, model, optimizer, _checkpoint(model), ranks)
+        checkpoint = {} if config.ddp.use_megatron_fsdp else _checkpoint(model)
+        return Built(config, model, optimizer, checkpoint, ranks)
 
 
 @contextmanager
