@@ -24,6 +24,14 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sy
 _running: list[pytest.Item] = []
 
 
+@pytest.fixture(autouse=True)
+def _no_attention_backend_is_left() -> Iterator[None]:
+    """Drop the variables in which Megatron-Core keeps a model's attention backend: the next one may have another."""
+    yield
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="fail tests that start one without the marker for it")
 

@@ -106,7 +106,7 @@ def test_a_baseline_is_never_overwritten(mbridge: Any, tmp_path: Path) -> None:
         (("--local", "--recipe", "gpt_tyni"), "gpt_tiny"),
         (("--local", "--gpu", "v100"), "unknown GPU 'v100'"),
         (("--local", "--gpu", "h100", "--recipe", "llama3_70b"), "use more --nodes, or another --recipe"),
-        (("--local", "--recipe", "nemotron_3_5_lightning"), "the embedded loop cannot build"),
+        (("--local", "--recipe", "deepseek_v4_flash"), "the embedded loop cannot build"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
