@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -328,6 +329,8 @@ def in_child(argv: tuple[str, ...], here: Path) -> tuple[int, str]:
         code = 70
         try:
             code = _command(argv, here, said)
+        except BaseException:
+            said.write_text(said.read_text(errors="replace") + traceback.format_exc())
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
