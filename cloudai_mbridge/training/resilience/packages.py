@@ -41,8 +41,11 @@ def _check_optimizer(cfg: ConfigContainer) -> None:
             f"{where} needs the Python package emerging-optimizers, which is not installed: run `pip install"
             " 'cloudai-mbridge[emerging]'` in the job's environment, or use 'adam'"
         )
-    if name == "dist_muon" and not (cfg.optimizer.bf16 or cfg.optimizer.fp16):
-        raise ConfigError(f"{where} trains in 16 bits only; use mixed_precision = 'bf16_mixed', or 'muon'")
+    layer_wise = "optimizer.use_layer_wise_distributed_optimizer"
+    is_layer_wise = getattr(cfg.optimizer, layer_wise.partition(".")[2], False)  # since Megatron-Core 0.18
+    if (name == "dist_muon" or is_layer_wise) and not (cfg.optimizer.bf16 or cfg.optimizer.fp16):
+        fact, other = (f"{layer_wise} = True", "False") if is_layer_wise else (where, "'muon'")
+        raise ConfigError(f"{fact} trains in 16 bits only; use mixed_precision = 'bf16_mixed', or {other}")
 
 
 def nvrx(part: str) -> Any:

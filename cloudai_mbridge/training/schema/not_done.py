@@ -52,7 +52,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.dynamic_context_parallel": (_LATER, (False,)),
     "dataset.reset_attention_mask": (_LATER, (False,)),
     "dataset.inter_document_masking": (_LATER, (False,)),
-    "optimizer.use_layer_wise_distributed_optimizer": (_LATER, (False,)),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -105,6 +104,22 @@ def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
         value = get(section, name, _MISSING)
         if value is not _MISSING and value not in row[1]:
             yield f"{path} = {value!r} ({remedy(row)})"
+    yield from _sharded_twice(get)
+
+
+def _sharded_twice(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
+    """Yield a distributed optimizer of another kind than Adam or SGD.
+
+    Measured with Megatron-Core 0.19.2: two ranks with `muon` leave the curve of one by 4e-3 in the third step, since
+    each updates whole weights from the gradients of its shard; layer-wise, the optimizer is not built.
+    """
+    name = get("optimizer", "optimizer", "adam")
+    for section in ("optimizer", "ddp") if name not in ("adam", "sgd") else ():
+        if get(section, "use_distributed_optimizer", False):
+            yield (
+                f"{section}.use_distributed_optimizer = True with optimizer.optimizer = {name!r}"
+                " (use False; Megatron-Core reduces each gradient to one rank and steps it on all)"
+            )
 
 
 def remedy(row: tuple[str, tuple[Any, ...]]) -> str:
