@@ -21,6 +21,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
 from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder
+from cloudai_mbridge.training.process.grid_groups import forget_grid_groups, grid_groups, make_grid_groups
 from cloudai_mbridge.training.process.loopback import use_loopback
 
 _LAYOUT = (
@@ -49,6 +50,11 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
                     f"model.{name}_size = {wanted}, but Megatron's groups are up with {there}: call"
                     " megatron.core.parallel_state.destroy_model_parallel() first"
                 )
+        if config.dist.use_decentralized_pg != (grid_groups() is not None):
+            raise ConfigError(
+                f"dist.use_decentralized_pg = {config.dist.use_decentralized_pg}, but other groups are up: call"
+                " megatron.core.parallel_state.destroy_model_parallel() first"
+            )
         destroy_num_microbatches_calculator()  # it counts for the batch of an earlier run
     initialize_megatron(config)
     return owns_group
@@ -74,6 +80,17 @@ def initialize_megatron(config: ConfigContainer) -> None:
     if config.dist.disable_jit_fuser:
         disable_jit_fuser()  # of what is imported from now on, as upstream does
     if not mpu.model_parallel_is_initialized():
+        _make_groups(config)
+    _seed_generators(config)
+    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
+    start_user_buffers(config.model, required(config.train.micro_batch_size))
+
+
+def _make_groups(config: ConfigContainer) -> None:
+    forget_grid_groups()  # of an earlier run of this process
+    if config.dist.use_decentralized_pg:
+        make_grid_groups(config)
+    else:
         mpu.initialize_model_parallel(
             **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},
             hierarchical_context_parallel_sizes=config.model.hierarchical_context_parallel_sizes,
@@ -88,9 +105,6 @@ def initialize_megatron(config: ConfigContainer) -> None:
             # on a CPU the groups are gloo already
             create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
         )
-    _seed_generators(config)
-    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
-    start_user_buffers(config.model, required(config.train.micro_batch_size))
 
 
 def _seed_generators(config: ConfigContainer) -> None:
@@ -119,5 +133,6 @@ def destroy() -> None:
     """Leave together, so that no rank closes a connection that another still reads."""
     dist.barrier()
     mpu.destroy_model_parallel()
+    forget_grid_groups()
     destroy_num_microbatches_calculator()
     dist.destroy_process_group()

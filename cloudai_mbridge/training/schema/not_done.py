@@ -36,7 +36,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tensor_inspect.enabled": (_LATER, (False,)),
     "dist.lazy_mpu_init": ("Megatron-Bridge 0.6 makes no groups then, so that it cannot train", (False,)),
     "dist.eval_context_parallel_size": ("Megatron-Bridge 0.6 leaves its groups to a script of the user", (None,)),
-    "dist.use_decentralized_pg": (_LATER, (False,)),
     "model.use_transformer_engine_full_layer_spec": (_LATER, (False,)),
     "model.restore_modelopt_state": (_LATER, (False,)),
     "model.use_arbitrary_attention_mask": (_LATER, (None, False)),
