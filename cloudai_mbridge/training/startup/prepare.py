@@ -23,6 +23,7 @@ from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
+from cloudai_mbridge.training.startup.groups import asked_of_groups
 from cloudai_mbridge.training.startup.kernels import check_kernels
 from cloudai_mbridge.training.startup.sharding import asked_of_sharding
 
@@ -253,7 +254,7 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_sharding(config)]:
+    if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_groups(config), *asked_of_sharding(config)]:
         raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
