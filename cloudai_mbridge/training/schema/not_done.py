@@ -9,6 +9,7 @@ _MISSING = object()
 
 _LATER = "not done yet"
 _UNREAD = "Megatron-Bridge 0.6 does not read it"
+_NO_GROUPS = "Megatron-Bridge 0.6 makes no process groups for generalized tensor parallelism"
 # section.field -> the reason, and the values that ask for nothing; a section that is None asks for nothing either
 ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "validation.test_mode": (_UNREAD, (False,)),
@@ -36,13 +37,12 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tensor_inspect.enabled": (_LATER, (False,)),
     "dist.lazy_mpu_init": ("Megatron-Bridge 0.6 makes no groups then, so that it cannot train", (False,)),
     "dist.eval_context_parallel_size": ("Megatron-Bridge 0.6 leaves its groups to a script of the user", (None,)),
-    "model.use_transformer_engine_full_layer_spec": (_LATER, (False,)),
     "model.restore_modelopt_state": (_LATER, (False,)),
     "model.use_arbitrary_attention_mask": (_LATER, (None, False)),
-    "model.gtp_weight_remat_size": (_LATER, (1,)),
-    "model.expert_gtp_weight_remat_size": (_LATER, (1,)),
-    "model.tensor_parallel_num_weight_shards": (_LATER, (None, 1)),
-    "model.expert_tensor_parallel_num_weight_shards": (_LATER, (None, 1)),
+    "model.gtp_weight_remat_size": (_NO_GROUPS, (1,)),
+    "model.expert_gtp_weight_remat_size": (_NO_GROUPS, (1,)),
+    "model.tensor_parallel_num_weight_shards": (_NO_GROUPS, (None, 1)),
+    "model.expert_tensor_parallel_num_weight_shards": (_NO_GROUPS, (None, 1)),
     "model.hybrid_context_parallel": ("Megatron-Bridge 0.6 does not make the batches of its schedule", (False,)),
     "model.dynamic_context_parallel": ("no release of Megatron-Core has it", (False,)),
     "dataset.reset_attention_mask": (_LATER, (False,)),
@@ -66,6 +66,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
     "comm_overlap.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
     "model.use_transformer_engine_op_fuser": (TRANSFORMER_ENGINE, (False,)),
+    "model.use_transformer_engine_full_layer_spec": (TRANSFORMER_ENGINE, (False,)),
     "model.moe_expert_rank_capacity_factor": (TRANSFORMER_ENGINE, (None,)),
     "model.moe_paged_stash": (TRANSFORMER_ENGINE, (False,)),
     "ddp.nccl_ub": (GPU, (False,)),
@@ -83,7 +84,6 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 _NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
 ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "model.dense_grouped_gemm": (_LATER, (False,)),
     "tokenizer.null_tokenizer_eod_id": (_LATER, (None,)),
     "tokenizer.null_tokenizer_pad_id": (_LATER, (-1,)),
     "tokenizer.chat_template_path": (_LATER, (None,)),

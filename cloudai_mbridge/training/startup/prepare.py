@@ -18,6 +18,7 @@ from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
@@ -294,6 +295,10 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     fuser = "use_transformer_engine_op_fuser"
     if model.num_moe_experts and getattr(model, fuser, False) and not _knows(fuser):
         yield f"model.{fuser} = True with experts (use False: it needs Megatron-Core 0.18)"
+    if getattr(model, "dense_grouped_gemm", False) and not _knows("use_grouped_gemm_for_dense_mlp"):
+        yield "model.dense_grouped_gemm = True (use False: it needs Megatron-Core 0.18)"
+    if getattr(model, engine_layers.FIELD, False):
+        yield from engine_layers.unlike(model)
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
     wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
