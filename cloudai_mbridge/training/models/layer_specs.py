@@ -54,6 +54,23 @@ def local_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     return block
 
 
+def modelopt_transformer_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
+    """Return the layers that NVIDIA's ModelOpt converts one product at a time: norms are modules of their own.
+
+    Attention takes any mask, for speculative decoding, unless the field is False or sequences are split (cp > 1).
+    """
+    if not has_transformer_engine():
+        return local_layer_spec(config, vp_stage)
+    from megatron.core.post_training.modelopt.gpt.model_specs import get_gpt_modelopt_spec
+
+    takes_any = config.use_arbitrary_attention_mask
+    return get_gpt_modelopt_spec(
+        config,
+        remap_te_layernorm=True,
+        use_arbitrary_attention_mask=config.context_parallel_size == 1 if takes_any is None else takes_any,
+    )
+
+
 def put_on_torch(layer: Any) -> None:
     """Replace a local layer's norms and its core attention."""
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = TorchNorm

@@ -9,6 +9,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
 
 NVRX = "nvidia_resiliency_ext"
+MODELOPT = "modelopt"
 EMERGING = "emerging_optimizers"
 OF_EMERGING = ("muon", "dist_muon", "lion", "soap")
 
@@ -24,6 +25,8 @@ def check_packages(cfg: ConfigContainer) -> None:
             _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
     if cfg.logger.log_energy:
         _require("logger.log_energy", "pynvml", "nvidia-ml-py")
+    if getattr(cfg.model, "restore_modelopt_state", False):
+        _require("model.restore_modelopt_state", MODELOPT, "cloudai-mbridge[modelopt]")
     _check_optimizer(cfg)
 
 
