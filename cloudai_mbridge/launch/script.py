@@ -123,7 +123,7 @@ def job_name(system: SlurmSystem, key: str, run: str = "") -> str:
 
 def array_key(array: str, first: RunPlan) -> str:
     """Return what an array's name has in the place of a key: its first test's, and its number."""
-    return f"{first.test_id}-array{array.rpartition('/')[2]}"
+    return f"{first.test_id}-array-{array.rpartition('/')[2]}"
 
 
 def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str] | None = None) -> list[str]:

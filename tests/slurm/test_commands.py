@@ -140,7 +140,7 @@ def test_an_array(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     assert ids == {"a/0/0": "17_0", "a/1/0": "17_1", "a/3/0": "17_3"}
     (call,) = slurm.calls("sbatch")
     assert call["argv"][2:] == [
-        *("--job-name=mbridge-a root-a-array0.cafe", f"--chdir={root}", "--array=0-1,3%2", "arrays/0/array.sbatch")
+        *("--job-name=mbridge-a root-a-array-0.cafe", f"--chdir={root}", "--array=0-1,3%2", "arrays/0/array.sbatch")
     ]
     assert call["cwd"] == str(root)
 
@@ -300,7 +300,7 @@ def test_names_show_the_run_and_the_point_and_carry_the_token(prefix: str) -> No
     system = SlurmSystem.model_validate({**SYSTEM, "job_name_prefix": prefix})
     root = Path("/results/nightly")
     assert submit.job_name_of(Submission(TOKEN, (_run(),)), root, system) == f"{prefix}mbridge-nightly-a-0-0.cafe"
-    assert submit.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array0.cafe"
+    assert submit.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array-0.cafe"
 
 
 # Which jobs are there
@@ -321,14 +321,14 @@ def test_jobs_are_found_by_their_names(slurm: FakeSlurm, client: SlurmClient, ro
 
 
 def test_tasks_of_an_array_are_found(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
-    jobs = [(f"17_{i}", "PENDING", "mbridge-a-array0.cafe") for i in (1, 3, 11, 13)]
+    jobs = [(f"17_{i}", "PENDING", "mbridge-a-array-0.cafe") for i in (1, 3, 11, 13)]
     slurm.answer(squeue=_squeue(*jobs))
     assert client.find([_array(1, 3)], root) == {"a/1/0": "17_1", "a/3/0": "17_3"}
 
 
 def test_a_job_that_has_ended_is_found_by_what_it_left(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     _started(root, "a/0/0", "job=17 name=mbridge-a-0-0.cafe nodes=n1 restarts=0")
-    _started(root, "a/1/0", "job=18_1 name=mbridge-a-array0.beef nodes=n1 restarts=0")
+    _started(root, "a/1/0", "job=18_1 name=mbridge-a-array-0.beef nodes=n1 restarts=0")
     assert client.find([Submission("cafe", (_run(),))], root) == {"a/0/0": "17"}
     assert client.find([Submission("other", (_run(),))], root) == {}
     runs = tuple(_run(i, array="arrays/0", array_index=i) for i in (0, 1))
@@ -484,7 +484,7 @@ def test_of_two_jobs_of_a_token_the_one_with_the_claim_counts(
 
 def test_an_array_without_its_tasks_is_not_a_task(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     """What Slurm 22.05 lists of an array whose waiting tasks were all cancelled."""
-    slurm.answer(squeue=_squeue(("17", "CANCELLED", "mbridge-a-array0.cafe")))
+    slurm.answer(squeue=_squeue(("17", "CANCELLED", "mbridge-a-array-0.cafe")))
     job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
     assert client.poll([job])["a/0/0"].job_id == "17_3"
     client.cancel([job])
@@ -497,7 +497,7 @@ def test_a_waiting_task_has_vanished_if_it_stays_missing(
     """An answer may be cut behind a line, or leave out what waits, and nothing shows that."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    rows = _squeue(*((f"17_{i}", "PENDING", "mbridge-a-array0.cafe") for i in (2, 3)))[1].splitlines(keepends=True)
+    rows = _squeue(*((f"17_{i}", "PENDING", "mbridge-a-array-0.cafe") for i in (2, 3)))[1].splitlines(keepends=True)
     job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
 
     def state(*listed: str, after_s: float = 0.0) -> str:
@@ -590,7 +590,7 @@ def test_a_job_whose_script_never_began_is_the_nodes_failure(
 
 
 def test_what_bears_the_token_is_cancelled_and_nothing_else(slurm: FakeSlurm, client: SlurmClient) -> None:
-    name = "mbridge-a-array0.cafe"
+    name = "mbridge-a-array-0.cafe"
     jobs = [("12", "RUNNING", "theirs.beef"), ("40_1", "RUNNING", name), ("40_2", "RUNNING", name)]
     slurm.answer(squeue=_squeue(*jobs, ("41_1", "PENDING", name), ("39_1", "CANCELLED", name)))
     client.cancel([_job("12_1", token="cafe", array_index=1)])
