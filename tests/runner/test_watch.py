@@ -472,7 +472,7 @@ def test_a_cancel_that_keeps_failing_is_a_pause(bench: Any) -> None:
     """An interrupt's exit code means that the jobs have been cancelled; here they may still run."""
     bench.script(a=[signal.SIGTERM, SILENT])
     bench.scheduler.cancel_error = [ToolFailure("scancel did not respond within 60 s")] * 1000
-    with pytest.raises(Paused, match="Unable to contact.*; may still run: 100; continue") as caught:
+    with pytest.raises(Paused, match=r"Unable to contact.*; may still run: 100; continue") as caught:
         bench.drive(bench.run("a"), patience_s=60.0)
     assert caught.value.exit_code == 4
 
