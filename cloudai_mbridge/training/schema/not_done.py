@@ -45,8 +45,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.expert_tensor_parallel_num_weight_shards": (_LATER, (None, 1)),
     "model.hybrid_context_parallel": ("Megatron-Bridge 0.6 does not make the batches of its schedule", (False,)),
     "model.dynamic_context_parallel": ("no release of Megatron-Core has it", (False,)),
-    "dataset.reset_attention_mask": (_LATER, (False,)),
-    "dataset.inter_document_masking": (_LATER, (False,)),
     "optimizer.use_layer_wise_distributed_optimizer": (_LATER, (False,)),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
