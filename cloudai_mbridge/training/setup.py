@@ -11,7 +11,7 @@ from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.transformer.module import Float16Module
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
+from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint, modelopt
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
@@ -111,6 +111,7 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
         model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
+    modelopt.convert_if_asked(config, model)
     wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
     correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
     return wrapped

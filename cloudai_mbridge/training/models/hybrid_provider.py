@@ -176,7 +176,9 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     def _stack_spec(self) -> ModuleSpec:
         given = self.hybrid_stack_spec
         if given is None:
-            given = te_stack_spec() if has_transformer_engine() else local_stack_spec(self)
+            given = local_stack_spec(self)
+            if has_transformer_engine():
+                given = te_stack_spec(for_modelopt=self.restore_modelopt_state)
         spec: ModuleSpec = given(self) if callable(given) and not isinstance(given, ModuleSpec) else given
         if self.mamba_chunk_size != _CHUNK_SIZE:
             spec = copy.deepcopy(spec)
