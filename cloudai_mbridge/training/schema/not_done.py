@@ -83,12 +83,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 # Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
 _NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
-ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
-    "model.dense_grouped_gemm": (False,),
-    "tokenizer.null_tokenizer_eod_id": (None,),
-    "tokenizer.null_tokenizer_pad_id": (-1,),
-    "tokenizer.chat_template_path": (None,),
-}
+ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {"model.dense_grouped_gemm": (False,)}
 # section.field -> the other field of the section, and the value of it with which the first has no effect
 WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda_graph_impl", "none")}
 
