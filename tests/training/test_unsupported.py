@@ -56,6 +56,7 @@ def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path
     setattr(target, name, "something")
     with pytest.raises(ConfigError, match=rf"{path} = 'something' \(use ") as caught:
         refuse_unsupported(config)
+    assert ASKS_FOR_NOTHING[path][0] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

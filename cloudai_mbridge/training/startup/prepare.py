@@ -254,7 +254,7 @@ def refuse_unsupported(config: ConfigContainer) -> None:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
     if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_sharding(config)]:
-        raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
+        raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
 
