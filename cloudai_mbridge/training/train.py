@@ -369,7 +369,10 @@ def _update_batch_size(state: GlobalState, save: Any) -> None:
 
 def _finalize_async_save(state: GlobalState, blocking: bool = False, terminate: bool = False) -> None:
     fault_tolerance.on_checkpointing_start(state)
-    maybe_finalize_async_save(state, state.cfg.checkpoint, blocking=blocking, terminate=terminate)
+    if state.checkpoint_manager is None:
+        maybe_finalize_async_save(state, state.cfg.checkpoint, blocking=blocking, terminate=terminate)
+    else:
+        state.checkpoint_manager.finalize_async_saves(state, blocking=blocking, terminate=terminate)
     fault_tolerance.on_checkpointing_end(is_async_finalization=True, global_state=state)
 
 
