@@ -50,7 +50,11 @@ if __name__ == "__main__":
 
 def test_the_loop_calls_it(tiny: Callable[..., Any], ranks: Any, tmp_path: Path) -> None:
     saving = {"save": "ckpt", "load": "ckpt", "save_interval": 1, "custom_manager_class": "mine.Telling"}
-    sections: dict[str, Any] = {"train": {"train_iters": 3, "exit_interval": 2}, "model": {"num_layers": 1}, "checkpoint": saving}
+    sections: dict[str, Any] = {
+        "train": {"train_iters": 3, "exit_interval": 2},
+        "model": {"num_layers": 1},
+        "checkpoint": saving,
+    }
     (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
     words = ("SAVED", "LOADED", "TOLD", "FINALIZED")
     first = [line for line in ranks(1, SCRIPT).stdout.splitlines() if line.startswith(words)]
