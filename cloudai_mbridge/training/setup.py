@@ -28,6 +28,7 @@ from cloudai_mbridge.training.models.data_parallel import wrap_chunks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.profiling import tensor_inspect
 from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
@@ -69,6 +70,7 @@ def setup(state: GlobalState) -> SetupOutput:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
     # The schedule of the learning rate has to know how many iterations the epochs are
     datasets = None if config.train.num_epochs is None else build_for_epochs(config, state.tokenizer)
+    tensor_inspect.start(config.tensor_inspect)
     model = build_model(config)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
@@ -80,6 +82,7 @@ def setup(state: GlobalState) -> SetupOutput:
     callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
     train, valid, test = build_data_iterators(state, len(model), datasets)
     state.open_loggers()
+    tensor_inspect.connect(config.tensor_inspect, model, state)
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.training.checkpointing import local
 from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
+from cloudai_mbridge.training.compat.checkpoints import HAS_HASHES
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
@@ -43,6 +44,10 @@ def _problems(c: CheckpointConfig) -> Iterator[str]:
         yield problem
     if c.most_recent_k is not None and c.most_recent_k < 1 and c.most_recent_k != -1:
         yield f"most_recent_k = {c.most_recent_k} keeps nothing; use at least 1, or -1 to keep all"
+    if c.verify_integrity and c.ckpt_format == FSDP_DTENSOR:
+        yield "verify_integrity = True needs ckpt_format = 'torch_dist'; use False"
+    elif c.verify_integrity and not HAS_HASHES:
+        yield "verify_integrity = True needs Megatron-Core 0.19 or newer; use False"
     for name in ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format"):
         if value := getattr(c, name):
             yield f"{name} = {value!r} is not supported; remove it"

@@ -190,6 +190,8 @@ class _Load:
             content.load_strategy(self.config),
             partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
             strict=self.config.dist_ckpt_strictness,
+            validate_access_integrity=self.config.ckpt_load_validate_sharding_integrity,
+            **checkpoints.with_hashes(self.config.verify_integrity),
         )
         if not isinstance(result, tuple):
             return dict(result)

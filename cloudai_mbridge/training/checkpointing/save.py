@@ -79,6 +79,7 @@ def save_checkpoint(
                 async_sharded_save=config.async_save,
                 preprocess_common_before_consistancy_check=preprocess_common_state_dict_fn,
                 content_metadata=metadata,
+                **checkpoints.with_hashes(config.verify_integrity),
             )
     except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error

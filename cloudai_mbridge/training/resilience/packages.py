@@ -24,6 +24,8 @@ def check_packages(cfg: ConfigContainer) -> None:
             _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
     if cfg.logger.log_energy:
         _require("logger.log_energy", "pynvml", "nvidia-ml-py")
+    if cfg.tensor_inspect is not None and cfg.tensor_inspect.enabled:
+        _require("tensor_inspect.enabled", "nvdlfw_inspect", "nvdlfw-inspect")
     _check_optimizer(cfg)
 
 

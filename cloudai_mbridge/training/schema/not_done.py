@@ -9,6 +9,7 @@ _MISSING = object()
 
 _LATER = "not done yet"
 _UNREAD = "Megatron-Bridge 0.6 does not read it"
+_CONVERTED = "there is no conversion to Hugging Face here, on purpose; Megatron-Bridge converts the checkpoints"
 # section.field -> the reason, and the values that ask for nothing; a section that is None asks for nothing either
 ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "validation.test_mode": (_UNREAD, (False,)),
@@ -20,9 +21,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "checkpoint.save_activations_interval": (_UNREAD, (None,)),
     "checkpoint.save_tokens_per_expert_interval": (_UNREAD, (None,)),
     "checkpoint.async_ckpt_use_cpu_shm": (_UNREAD, (False,)),
-    "checkpoint.ckpt_load_validate_sharding_integrity": (_UNREAD, (True,)),
-    "checkpoint.verify_integrity": (_UNREAD, (False,)),
-    "checkpoint.also_save_hf_checkpoint": (_LATER, (False,)),
+    "checkpoint.also_save_hf_checkpoint": (_CONVERTED, (False,)),
     "checkpoint.save_wgrads_interval": (_UNREAD, (None,)),
     "checkpoint.save_dgrads_interval": (_UNREAD, (None,)),
     "checkpoint.use_checkpoint_args": (_UNREAD, (False,)),
@@ -31,7 +30,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "rng.data_parallel_random_init": (_LATER, (False,)),
     "logger.log_device_memory_used": (_UNREAD, (False,)),
     "logger.moe_routing_trace_path": (_UNREAD, (None,)),
-    "tensor_inspect.enabled": (_LATER, (False,)),
     "dist.lazy_mpu_init": (_LATER, (False,)),
     "dist.eval_context_parallel_size": (_LATER, (None,)),
     "dist.use_decentralized_pg": (_LATER, (False,)),
@@ -75,6 +73,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ddp.outer_dp_sharding_strategy": (GPU, ("no_shard",)),
     "model.cpu_offloading": (TRANSFORMER_ENGINE, (False,)),
     "model.fine_grained_activation_offloading": (TRANSFORMER_ENGINE, (False,)),
+    "tensor_inspect.enabled": (TRANSFORMER_ENGINE, (False,)),  # whose layers are what calls it
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
     "dist.high_priority_stream_groups": (GPU, (None, [])),
