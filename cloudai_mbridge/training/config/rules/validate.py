@@ -24,6 +24,7 @@ from cloudai_mbridge.training.config.rules.number_formats import (
 )
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
+    check_epochs,
     check_training_scheduler_compatibility,
     forget_filled_in,
 )
@@ -370,6 +371,7 @@ def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
 
 
 CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
+    check_epochs,
     mark_packed_sequences,
     finalize_sections,
     sync_te_rng_tracker,
