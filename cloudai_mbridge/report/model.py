@@ -100,6 +100,7 @@ class SearchReport:
 
 
 OUT_OF_MEMORY = "out_of_memory"  # of the catalogue of failures
+_WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,9 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The points by verdict; cancelled ones where there are any."""
+        """The points by verdict; cancelled and unfinished ones where there are any."""
         counts = {str(verdict): self.count(verdict) for verdict in Verdict}
-        return {verdict: n for verdict, n in counts.items() if n or verdict != Verdict.CANCELLED}
+        return {verdict: n for verdict, n in counts.items() if n or verdict not in _WHERE_ANY}
 
     @property
     def succeeded(self) -> bool:
@@ -141,7 +142,7 @@ class Report:
         if any(search.best is None for search in self.searches):
             return False
         points = [point for point in self.points if not (point.is_pre_test or self.tells_search(point))]
-        if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED, Verdict.CANCELLED) for point in points):
+        if any(point.verdict not in (Verdict.SUCCESS, Verdict.REJECTED) for point in points):
             return False
         ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
         return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)

@@ -29,13 +29,17 @@ OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a m
 
 
 class Verdict(StrEnum):
-    """What became of a point. CANCELLED: mbridge ended it, or was stopped before its turn."""
+    """What became of a point. CANCELLED: mbridge ended it, or was stopped before its turn.
+
+    UNFINISHED: a process drives the run, and the point has not ended. No report.json has it.
+    """
 
     SUCCESS = "success"
     FAILED = "failed"
     SKIPPED = "skipped"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
+    UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def test_when_a_scenario_has_succeeded(points: tuple[PointReport, ...], succeede
 
 def test_counts() -> None:
     report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
-    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2]
+    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2, 0]
     assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "skipped": 1, "rejected": 2}
 
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.formats.text import render_point
 from cloudai_mbridge.report.model import PointReport
-from cloudai_mbridge.runner.lock import no_driver
+from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
 _MOST_NAMED = 5
@@ -29,8 +29,8 @@ _MOST_NAMED = 5
 def show(root: Path, point: str | None, as_json: bool) -> int:
     """Show every point of a run, or all about one POINT: its key, its label, or a part that no other point has."""
     refuse_dry_run(root, read_plan_data(root))
-    with no_driver(root):
-        report = build_report(root)
+    with reading(root) as held_by:
+        report = build_report(root, held_by)
     if point is not None:
         report = replace(report, points=tuple(_find(report.points, point.strip("/"), root)))
     if as_json:

@@ -21,7 +21,9 @@ _STYLE = {
     Verdict.REJECTED: "yellow",
     Verdict.SKIPPED: "yellow",
     Verdict.CANCELLED: "yellow",
+    Verdict.UNFINISHED: "cyan",
 }
+_WITHOUT_A_JOB = (Verdict.FAILED, Verdict.SKIPPED, Verdict.UNFINISHED)
 _MOST_ALIKE = 3  # rows of runs that did not run, for the same reason; more are one line
 _SCREEN, _FEWEST_ROWS = 24, 5  # lines
 _FIXED = 7  # the table's head, what it leaves out, the files, the prompt
@@ -119,10 +121,10 @@ def _left_out(report: Report) -> Iterator[Text]:
 
 
 def _alike(points: Iterable[PointReport]) -> list[list[PointReport]]:
-    """Return the groups of many runs that were cancelled, or never submitted, for the same reason."""
+    """Return the groups of many runs that were cancelled, never submitted, or wait, for the same reason."""
     groups: dict[tuple[Any, ...], list[PointReport]] = {}
     for point in points:
-        was_never_submitted = not point.attempts and point.verdict in (Verdict.FAILED, Verdict.SKIPPED)
+        was_never_submitted = not point.attempts and point.verdict in _WITHOUT_A_JOB
         if was_never_submitted or point.verdict is Verdict.CANCELLED:
             groups.setdefault((point.verdict, point.reasons), []).append(point)
     return [group for group in groups.values() if len(group) > _MOST_ALIKE]
