@@ -215,7 +215,7 @@ def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
         return (NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
-    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
+    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system, plan.runs)
 
 
 def with_defaults(prepared: Prepared) -> ScenarioPlan:

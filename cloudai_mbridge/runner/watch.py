@@ -1,6 +1,7 @@
 """Bring every run of a plan to its end: submit what is ready, poll the jobs, cancel those that hang or cannot start."""
 
 import contextlib
+import re
 import signal
 import sqlite3
 import time
@@ -10,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
+from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure, counted
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
+from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
@@ -252,7 +253,9 @@ class Watcher:
         elif run.ending is not None:
             return None
         elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
-            reason = f"the scheduler will never start it: {status.reason or status.state}"
+            reason = (
+                f"the scheduler will never start it: {status.reason or status.state}{_request(run.plan, status.reason)}"
+            )
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
@@ -352,3 +355,10 @@ class Watcher:
 
 def _is_held(status: JobStatus | None) -> bool:
     return status is not None and status.hopeless is JobClass.CANCELLED
+
+
+def _request(plan: RunPlan, reason: str) -> str:
+    """Return what a job asks for of which its scheduler allows less."""
+    if re.search("Time|Wall", reason) and plan.time_limit:
+        return f"; it asks for {plan.time_limit}"
+    return f"; it asks for {counted(plan.num_nodes, 'node')}" if "Node" in reason else ""

@@ -179,11 +179,11 @@ PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 _HOPELESS = {
     *("AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
     *("PartitionConfig", PARTITION_NODE_LIMIT, "PartitionTimeLimit", "QOSNotAllowed"),
-    *("AssocGrpCPUMinutesLimit", "AssocMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit"),
-    *("AssocMaxWallDurationPerJobLimit", "AssocMaxGRESPerJob", "AssocMaxCPUMinutesPerJobLimit"),
-    *("QOSMaxCpuPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob"),
-    *("QOSMinGRES", "QOSMinNode", "QOSMaxCpuMinutesPerJobLimit", "ReservationDeleted", "AccountingPolicy"),
+    "AssocGrpCPUMinutesLimit",
+    *("ReservationDeleted", "AccountingPolicy"),
 }
+# The limits on what one job may or must ask for: QOSMaxGRESPerJob, AssocMaxWallDurationPerJobLimit, QOSMinMemory
+_JOB_LIMIT = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)(?:Limit)?|Min\w+)")
 # With words: what a controller that was killed does not remember to have launched.
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
 # The job is held, and may be released.
@@ -200,4 +200,4 @@ def hopeless(state: str, reason: str) -> JobClass | None:
         return None
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE
-    return JobClass.FAILED if reason in _HOPELESS else None
+    return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None
