@@ -105,9 +105,9 @@ def _report(path: Path) -> tuple[ReportModel, str, str]:
     if path.is_dir():
         with reading(path) as held_by:
             if held_by:
-                report = build_report(path, held_by)
-                ended = replace(report, points=tuple(filter(_has_ended, report.points)))
-                return ReportModel.model_validate(ended.to_dict()), path.resolve().name, report.notes[0]
+                built = build_report(path, held_by)
+                ended = replace(built, points=tuple(filter(_has_ended, built.points)))
+                return ReportModel.model_validate(ended.to_dict()), path.resolve().name, built.notes[0]
     report, file = read_report(path)
     return report, file.resolve().parent.name, ""
 

@@ -12,6 +12,7 @@ from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.loaded import naming_file
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TUNE
@@ -45,7 +46,8 @@ def build_plan(
     tests = [_TestRuns(test, system, rules) for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)]
     planned = 0
     for test in tests:
-        test.build(MOST_RUNS - planned)
+        with naming_file(test.loaded):
+            test.build(MOST_RUNS - planned)
         planned += len(test.runs)
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run)) for run in runs)
@@ -74,7 +76,8 @@ class _TestRuns:
     """The runs of one test, and its rejected points."""
 
     def __init__(self, test: LoadedTest, system: System, rules: RuleSet) -> None:
-        self._test, self._system, self._rules = test, system, rules
+        self.loaded = self._test = test
+        self._system, self._rules = system, rules
         self._where, self._limits = f"test {test.run.id!r}", test.definition.sweep
         self.runs: list[RunPlan] = []
         self.rejected: list[RejectedPoint] = []
