@@ -40,7 +40,7 @@ def build_report(root: Path, held_by: str | None = None) -> Report:
     if (lacking := _lacking(plan)) is not None:
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking}); restore the file")
     points = [
-        _report_run(run, entry, root, plan["system"])
+        _report_run(run, entry, root, plan)
         for run in plan["runs"]
         if not is_untried(entry := past.entry(run["key"])) and not (held_by and _awaits_search(run, entry))
     ]
@@ -227,7 +227,7 @@ _AS_PLANNED = (
 )
 
 
-def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, system: str) -> PointReport:
+def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, plan: Mapping[str, Any]) -> PointReport:
     log, log_name, metrics, outcome = _read_run(run, entry, root)
     job = _job(entry.last) if entry and entry.last else {}
     return PointReport(
@@ -243,8 +243,8 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         steps=log.steps,
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
-        comparability=compare_by(run, log.run, system, root / run["key"]),
-        environment=run_environment(run, job.get("nodes", ""), log.run),
+        comparability=compare_by(run, log.run, plan["system"], root / run["key"]),
+        environment=run_environment(run, job.get("nodes", ""), log.run, plan.get("repository")),
         predicted=_predicted(run.get("predicted"), log.run),
     )
 

@@ -345,6 +345,11 @@ def _held_out(problem: Problem, results: dict[str, list[np.ndarray]]) -> list[st
     for name, of in by(problem.rows, lambda row: row.setting.model.recipe).items():
         error = np.median([median_error(p[of], problem.measured[of]) for p in results["configurations"]])
         lines.append(f"{name} = {{ num_rows = {len(of)}, median = {error:.3f} }}")
+    lines += ["", "# of all recipes' rows", "[held_out.by_gpu]"]
+    groups = by(problem.rows, lambda row: (row.setting.gpu.name, str(row.setting.precision)))
+    for (gpu, precision), of in sorted(groups.items()):
+        error = np.median([median_error(p[of], problem.measured[of]) for p in results["configurations"]])
+        lines.append(f"{gpu}.{precision} = {{ num_rows = {len(of)}, median = {error:.3f} }}")
     return lines
 
 

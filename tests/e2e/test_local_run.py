@@ -12,6 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from cloudai_mbridge.report.formats.text import with_error
+
 pytest.importorskip("torch")
 
 

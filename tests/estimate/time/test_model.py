@@ -143,7 +143,20 @@ def test_newest_software_is_the_default(experts: Architecture, expert_layout: Pa
 
 
 def test_says_how_wrong_it_was(dense: Architecture) -> None:
-    assert time_model(dense, GB200, BF16).held_out_error == load_calibration().errors["llama3_70b"]
+    calibration = load_calibration()
+    error = time_model(dense, GB200, BF16).held_out_error
+    assert error == calibration.error_of("llama3_70b", "gb200", BF16)
+    assert error.median == max(
+        calibration.errors["llama3_70b"].median, calibration.device_errors["gb200", "bf16"].median
+    )
+    assert str(error).endswith(" of gb200 in bf16, held out")
+
+
+def test_where_nothing_was_published_the_accuracy_is_none(dense: Architecture) -> None:
+    """Of H100, the tables have 8-bit rows only."""
+    error = time_model(dense, gpu_named("h100"), BF16).held_out_error
+    assert not error.is_known
+    assert str(error) == "accuracy: none, as no published row is of h100 in bf16"
 
 
 @pytest.mark.parametrize(
