@@ -24,8 +24,15 @@ from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
-from cloudai_mbridge.schedulers.interface import ENDED_EARLY, FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
-from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
+from cloudai_mbridge.schedulers.interface import (
+    ENDED_EARLY,
+    FORGOTTEN,
+    NEVER_STARTED,
+    PARTITION_NODE_LIMIT,
+    JobClass,
+    JobStatus,
+    Scheduler,
+)
 from cloudai_mbridge.verdict.judge import LOST
 
 # A pending job that can never start is asked for twice before it is given up: an administrator may be at work.
@@ -225,7 +232,7 @@ class Watcher:
             self.context.journal.saw(run.plan.key, run.number, status)
             self.context.observer.saw(run.plan, status)
             if status.job_class is JobClass.UNKNOWN:
-                why = status.reason or "Slurm documents no such state"
+                why = status.reason or "a state that its scheduler does not document"
                 self.context.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
         elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
             self.context.journal.noticed(run.plan.key, run.number, status)

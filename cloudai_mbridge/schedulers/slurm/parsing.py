@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, PARTITION_NODE_LIMIT, JobClass, JobStatus
 
 # Name comes last: it may hold anything.
 SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,Name:|"
@@ -172,8 +172,6 @@ def classify(state: str) -> JobClass:
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
 
 
-# The partition allows fewer nodes than the job wants, for ever; or too many of them are down, and come back.
-PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
 # change any of them, so the runner asks twice before it gives up.
 _HOPELESS = {
