@@ -54,10 +54,10 @@ def _plan(
 
 
 def test_points_that_may_not_fit_are_counted() -> None:
-    text = "test 't': 2 of 6 accepted points predicted not to fit in memory (up to "
+    text = "test 't': 3 of 6 accepted points predicted not to fit in memory (up to "
     (note,) = [note for note in _plan({}).notes if "predicted" in note]
     assert note.startswith(text)
-    assert note.endswith(" of 184 GiB); [sweep] memory_share = 0.9 leaves them out")
+    assert note.endswith(" of 185 GiB); [sweep] memory_share = 0.9 leaves them out")
     assert not [note for note in _plan({"memory_share": 0.9}).notes if "predicted" in note]
 
 

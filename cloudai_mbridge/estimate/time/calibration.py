@@ -47,7 +47,7 @@ class HeldOutError:
     recipe: None where the recipe is not among them; the error is then of rows whose whole model was held out.
     median: the larger of that of the recipe's rows and that of all rows of the GPU and number format; infinite where
     no row is of these. is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
-    device: GPU and number format. device_rows: published rows of these.
+    device: GPU and number format. device_rows, own_rows: published rows of these, and how many are of the recipe.
     """
 
     recipe: str | None
@@ -56,6 +56,7 @@ class HeldOutError:
     is_of_cluster: bool = False
     device: str = ""
     device_rows: int = 0
+    own_rows: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -68,8 +69,17 @@ class HeldOutError:
             return f"calibrated: median error {100 * self.median:.0f} % on {self.num_rows} measured points, held out"
         if not self.is_known:
             return f"accuracy: none, as no published row is of {self.device}"
-        of = f"{self.num_rows} published rows of {self.recipe}" if self.recipe else "models that were not calibrated on"
-        return f"median error {100 * self.median:.0f} % on {of} or {self.device_rows} of {self.device}, held out"
+        rows, own = f"{self.device_rows} published rows of {self.device}", self.own_rows or "none"
+        return f"median error {100 * self.median:.0f} % on {rows}, {own} of this recipe, held out"
+
+
+@dataclass(frozen=True)
+class DeviceError:
+    """Median absolute error on all published rows of a GPU in a number format. recipes: rows of each."""
+
+    num_rows: int
+    median: float
+    recipes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class Calibration:
     source: str
     errors: Mapping[str, HeldOutError]
     new_model_error: HeldOutError
-    device_errors: Mapping[tuple[str, str], HeldOutError]
+    device_errors: Mapping[tuple[str, str], DeviceError]
 
     def part_coefficients(self, setting: Setting) -> tuple[float, ...]:
         """Return the coefficient of every part, in order."""
@@ -103,7 +113,8 @@ class Calibration:
         error, device = self.errors.get(recipe, self.new_model_error), f"{gpu} in {precision}"
         if (there := self.device_errors.get((gpu, str(precision)))) is None:
             return replace(error, median=math.inf, device=device)
-        return replace(error, median=max(error.median, there.median), device=device, device_rows=there.num_rows)
+        median, own = max(error.median, there.median), there.recipes.get(recipe, 0)
+        return replace(error, median=median, device=device, device_rows=there.num_rows, own_rows=own)
 
     def _logarithm(self, product: Powers) -> float:
         return sum(exponent * self.coefficients[name].logarithm for name, exponent in product)
@@ -128,7 +139,7 @@ def parse_calibration(data: Mapping[str, Any]) -> Calibration:
         new_model_error=HeldOutError(None, **held_out["new_model"]),
         device_errors=MappingProxyType(
             {
-                (gpu, precision): HeldOutError(None, **table)
+                (gpu, precision): DeviceError(**table)
                 for gpu, formats in held_out.get("by_gpu", {}).items()
                 for precision, table in formats.items()
             }
