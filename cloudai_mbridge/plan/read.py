@@ -138,6 +138,7 @@ def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan
         rejected=(),
         num_rejected=data["num_rejected"],
         dry_run=data.get("dry_run", False),
+        repository=data.get("repository"),
         rule_counts=data["rule_counts"],
         notes=tuple(data["notes"]),
         runner=RunnerConfig.model_validate(data["runner"]),

@@ -75,6 +75,20 @@ def no_driver(root: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def reading(root: Path) -> Iterator[str | None]:
+    """Keep a directory from being held while it is read; yield which process holds it already, None if none does."""
+    with contextlib.ExitStack() as stack:
+        held_by = None
+        while held_by is None:
+            try:
+                stack.enter_context(no_driver(root))
+                break
+            except InUse:
+                held_by = has_driver(root)
+        yield held_by
+
+
 def has_driver(root: Path) -> str | None:
     """Return which process holds a directory, None if none does."""
     try:
@@ -85,7 +99,7 @@ def has_driver(root: Path) -> str | None:
 
 
 def _in_use(root: Path, file: TextIO) -> InUse:
-    return InUse(f"{root}: is held by {_owner(file)}; wait for its end, or end it with: mbridge cancel {root}")
+    return InUse(f"{root}: is held by {_owner(file)}; wait for its end: mbridge watch {root}")
 
 
 def _owner(file: TextIO) -> str:

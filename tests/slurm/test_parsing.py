@@ -241,9 +241,11 @@ def test_a_heterogeneous_job_succeeds_only_as_a_whole(states: list[str]) -> None
 
 HOPELESS = """AccountNotAllowed BadConstraints DependencyNeverSatisfied InvalidAccount InvalidQOS PartitionConfig
     PartitionNodeLimit PartitionTimeLimit QOSNotAllowed AssocMaxNodePerJobLimit QOSMaxWallDurationPerJobLimit QOSMinGRES
+    QOSMaxGRESPerNode AssocMaxMemPerJob QOSMinCpuNotSatisfied QOSMaxMemoryPerJob
     ReservationDeleted"""
 # These pass by waiting, or when somebody who is at work ends it.
-HOPEFUL = """None Resources Priority Dependency BeginTime Licenses ReqNodeNotAvail
+HOPEFUL = """None QOSMaxNodePerUserLimit QOSMaxGRESPerUser
+    Resources Priority Dependency BeginTime Licenses ReqNodeNotAvail
     QOSMaxJobsPerUserLimit QOSGrpNodeLimit AssocGrpNodeLimit AssocMaxJobsLimit Reservation PartitionDown
     PartitionInactive JobArrayTaskLimit NodeDown"""
 

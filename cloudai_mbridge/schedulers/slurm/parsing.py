@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, PARTITION_NODE_LIMIT, JobClass, JobStatus
 
 # Directory and name come last: they may hold anything, but that a directory of ours has no two slashes in a row.
 _AFTER_DIRECTORY = "//|"
@@ -183,18 +183,16 @@ def classify(state: str) -> JobClass:
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
 
 
-# The partition allows fewer nodes than the job wants, for ever; or too many of them are down, and come back.
-PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
 # change any of them, so the runner asks twice before it gives up.
 _HOPELESS = {
     *("AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
     *("PartitionConfig", PARTITION_NODE_LIMIT, "PartitionTimeLimit", "QOSNotAllowed"),
-    *("AssocGrpCPUMinutesLimit", "AssocMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit"),
-    *("AssocMaxWallDurationPerJobLimit", "AssocMaxGRESPerJob", "AssocMaxCPUMinutesPerJobLimit"),
-    *("QOSMaxCpuPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob"),
-    *("QOSMinGRES", "QOSMinNode", "QOSMaxCpuMinutesPerJobLimit", "ReservationDeleted", "AccountingPolicy"),
+    "AssocGrpCPUMinutesLimit",
+    *("ReservationDeleted", "AccountingPolicy"),
 }
+# The limits on what one job may or must ask for: QOSMaxGRESPerJob, AssocMaxWallDurationPerJobLimit, QOSMinMemory
+_JOB_LIMIT = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)(?:Limit)?|Min\w+)")
 # With words: what a controller that was killed does not remember to have launched.
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
 # The job is held, and may be released.
@@ -211,4 +209,4 @@ def hopeless(state: str, reason: str) -> JobClass | None:
         return None
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE
-    return JobClass.FAILED if reason in _HOPELESS else None
+    return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None
