@@ -13,6 +13,7 @@ from cloudai_mbridge.training.config import (
     ConfigContainer,
     FaultToleranceConfig,
     GPTFIMDatasetConfig,
+    TensorInspectConfig,
     runtime_config_update,
 )
 from cloudai_mbridge.training.config.text.describe import class_path
@@ -66,7 +67,7 @@ def test_what_only_other_machines_can_train_is_refused_by_name(
 ) -> None:
     section, _, name = path.partition(".")
     what, harmless = NEEDS[path]
-    config.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    config.comm_overlap, config.tensor_inspect = CommOverlapConfig(tp_comm_overlap=False), TensorInspectConfig()
     config.model.tensor_model_parallel_size, config.model.sequence_parallel = 2, True
     if not hasattr(target := getattr(config, section), name):
         pytest.skip("this release of Megatron-Core has no such field")

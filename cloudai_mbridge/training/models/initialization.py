@@ -56,18 +56,20 @@ def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers:
             kept.copy_(value)
 
 
-@torch.no_grad()
 def _reset(module: torch.nn.Module, prefix: str, given: dict[str, Any], usual: Any, fill: Any) -> None:
-    """Fill parameters that have memory now; given: those on the meta device, with their marks."""
-    new: dict[str, Any] = dict(module.named_parameters(prefix, recurse=False))
-    for name, parameter in new.items():
-        vars(parameter).update(vars(given[name]))
-        if usual is None:
-            parameter.zero_()
+    """Fill parameters that have memory now; given: those on the meta device, with their marks.
+
+    Transformer Engine's `reset_parameters` replaces parameters by quantized ones, which have a backward pass's data
+    only where gradients are enabled.
+    """
     if usual is not None:
         usual()
-    for name, parameter in new.items():
-        fill(name, parameter)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            vars(parameter).update(vars(given[name]))
+            if usual is None:
+                parameter.zero_()
+            fill(name, parameter)
 
 
 def mark_shards(model: torch.nn.Module) -> None:

@@ -10,6 +10,7 @@ _MISSING = object()
 _LATER = "not done yet"
 _UNREAD = "Megatron-Bridge 0.6 does not read it"
 _NO_GROUPS = "Megatron-Bridge 0.6 makes no process groups for generalized tensor parallelism"
+_CONVERTED = "there is no conversion to Hugging Face here, on purpose; Megatron-Bridge converts the checkpoints"
 # section.field -> the reason, and the values that ask for nothing; a section that is None asks for nothing either
 ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "validation.test_mode": (_UNREAD, (False,)),
@@ -17,24 +18,18 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "validation.validation_set_names": (_UNREAD, (None,)),
     "train.step_batch_size_schedule": (_UNREAD, (None,)),
     "train.gpu_sniff_test_interval": (_UNREAD, (None,)),
-    "train.num_epochs": (_LATER, (None,)),
     "checkpoint.save_params_interval": (_UNREAD, (None,)),
     "checkpoint.save_activations_interval": (_UNREAD, (None,)),
     "checkpoint.save_tokens_per_expert_interval": (_UNREAD, (None,)),
     "checkpoint.async_ckpt_use_cpu_shm": (_UNREAD, (False,)),
-    "checkpoint.ckpt_load_validate_sharding_integrity": (_UNREAD, (True,)),
-    "checkpoint.verify_integrity": (_UNREAD, (False,)),
-    "checkpoint.also_save_hf_checkpoint": (_LATER, (False,)),
+    "checkpoint.also_save_hf_checkpoint": (_CONVERTED, (False,)),
     "checkpoint.save_wgrads_interval": (_UNREAD, (None,)),
     "checkpoint.save_dgrads_interval": (_UNREAD, (None,)),
     "checkpoint.use_checkpoint_args": (_UNREAD, (False,)),
     "checkpoint.use_mp_args_from_checkpoint_args": (_UNREAD, (False,)),
     "checkpoint.ckpt_convert_format": (_UNREAD, (None,)),
-    "checkpoint.replication": (_LATER, (False,)),
-    "checkpoint.custom_manager_class": (_LATER, (None,)),
     "logger.log_device_memory_used": (_UNREAD, (False,)),
     "logger.moe_routing_trace_path": (_UNREAD, (None,)),
-    "tensor_inspect.enabled": (_LATER, (False,)),
     "dist.lazy_mpu_init": ("Megatron-Bridge 0.6 makes no groups then, so that it cannot train", (False,)),
     "dist.eval_context_parallel_size": ("Megatron-Bridge 0.6 leaves its groups to a script of the user", (None,)),
     "model.gtp_weight_remat_size": (_NO_GROUPS, (1,)),
@@ -43,8 +38,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.expert_tensor_parallel_num_weight_shards": (_NO_GROUPS, (None, 1)),
     "model.hybrid_context_parallel": ("Megatron-Bridge 0.6 does not make the batches of its schedule", (False,)),
     "model.dynamic_context_parallel": ("no release of Megatron-Core has it", (False,)),
-    "dataset.reset_attention_mask": (_LATER, (False,)),
-    "dataset.inter_document_masking": (_LATER, (False,)),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -75,6 +68,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "dist.external_gpu_device_mapping": (GPU, (False,)),
     "dist.flight_recorder_dump_path": (GPU, (None,)),
     "model.hierarchical_context_parallel_sizes": (TRANSFORMER_ENGINE, (None,)),
+    "tensor_inspect.enabled": (TRANSFORMER_ENGINE, (False,)),  # whose layers are what calls it
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
     "dist.high_priority_stream_groups": (GPU, (None, [])),
@@ -82,11 +76,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 # Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
 _NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
-ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "tokenizer.null_tokenizer_eod_id": (_LATER, (None,)),
-    "tokenizer.null_tokenizer_pad_id": (_LATER, (-1,)),
-    "tokenizer.chat_template_path": (_LATER, (None,)),
-}
+ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[str, tuple[Any, ...]]] = {"model.dense_grouped_gemm": (_LATER, (False,))}
 # section.field -> the other field of the section, and the value of it with which the first has no effect
 WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda_graph_impl", "none")}
 

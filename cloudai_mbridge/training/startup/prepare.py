@@ -28,6 +28,7 @@ from cloudai_mbridge.training.models.layer_specs import (
 )
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
+from cloudai_mbridge.training.startup.documents import asked_of_documents
 from cloudai_mbridge.training.startup.groups import asked_of_groups
 from cloudai_mbridge.training.startup.kernels import check_kernels
 from cloudai_mbridge.training.startup.sharding import asked_of_sharding
@@ -306,10 +307,7 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield from engine_layers.unlike(model)
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
-    wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
-    if wants_mask and not has_transformer_engine():
-        field = "dataset.skip_getting_attention_mask_from_dataset"
-        yield f"{field} = False (use True: without Transformer Engine attention is causal)"
+    yield from asked_of_documents(config)
     if isinstance(config.dataset, GPTFIMDatasetConfig):
         yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
 
