@@ -17,7 +17,7 @@ from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.data.collate import stack
 from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config, split_sizes
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
-from cloudai_mbridge.training.data.gpt import Datasets, is_end_stage
+from cloudai_mbridge.training.data.gpt import Datasets, reads_samples
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
 from cloudai_mbridge.training.data.samplers import (
     GlobalBatches,
@@ -107,7 +107,7 @@ def _full_pass(config: ConfigContainer, dataset: Any) -> int:
 
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
     loader: Any = config.dataset
-    if dataset is None or not (is_end_stage() or is_packed(loader)):
+    if dataset is None or not (reads_samples(loader) or is_packed(loader)):
         iterators: list[Any] = [None] * model_chunks
     elif loader.dataloader_type == "external":
         iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]

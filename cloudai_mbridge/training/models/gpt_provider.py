@@ -20,6 +20,7 @@ from cloudai_mbridge.training.models.weight_gradients import (
     fuse_weight_gradients,
     unfused_without_apex,
 )
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 @dataclass
@@ -136,7 +137,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
             pre_process=pre_process,
             post_process=post_process,
             mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
-            pg_collection=self._pg_collection,
+            pg_collection=self._pg_collection or grid_groups(),
             vp_stage=vp_stage,
         )
 

@@ -23,6 +23,8 @@ from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
+from cloudai_mbridge.training.startup.documents import asked_of_documents
+from cloudai_mbridge.training.startup.groups import asked_of_groups
 from cloudai_mbridge.training.startup.kernels import check_kernels
 from cloudai_mbridge.training.startup.sharding import asked_of_sharding
 
@@ -253,7 +255,7 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_sharding(config)]:
+    if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_groups(config), *asked_of_sharding(config)]:
         raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
@@ -295,10 +297,7 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield f"model.{fuser} = True with experts (use False: it needs Megatron-Core 0.18)"
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
-    wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
-    if wants_mask and not has_transformer_engine():
-        field = "dataset.skip_getting_attention_mask_from_dataset"
-        yield f"{field} = False (use True: without Transformer Engine attention is causal)"
+    yield from asked_of_documents(config)
     if isinstance(config.dataset, GPTFIMDatasetConfig):
         yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
 

@@ -11,7 +11,8 @@ SCENARIO = """
 from pathlib import Path
 
 def scenario():
-    hashed = {"save": "hashed", "load": "hashed", "verify_integrity": True, "ckpt_load_validate_sharding_integrity": False}
+    hashed = {"save": "hashed", "load": "hashed", "verify_integrity": True}
+    hashed["ckpt_load_validate_sharding_integrity"] = False
     run = start(checkpoint=hashed)
     run.train(1)
     run.save()

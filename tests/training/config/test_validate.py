@@ -447,6 +447,12 @@ ILLEGAL = [
     ),
     Case("check_decentralized_groups", {"dist.use_decentralized_pg": True}, AssertionError, "use_gloo_process_groups"),
     Case(
+        "check_decentralized_groups",
+        {**_NO_GLOO, "dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": [2, 2]},
+        NotImplementedError,
+        "no groups for model.hierarchical_context_parallel_sizes",
+    ),
+    Case(
         "check_gloo_free_format",
         {**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
         AssertionError,

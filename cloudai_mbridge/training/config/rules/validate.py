@@ -243,7 +243,15 @@ def sync_cpu_initialization(config: "ConfigContainer") -> None:
 
 
 def check_decentralized_groups(config: "ConfigContainer") -> None:
-    """Check that decentralized process groups go without Gloo's."""
+    """Check that decentralized process groups go without Gloo's, and without levels of context parallelism.
+
+    AssertionError, NotImplementedError: they do not.
+    """
+    sizes = getattr(config.model, "hierarchical_context_parallel_sizes", None)
+    if config.dist.use_decentralized_pg and sizes is not None:
+        raise NotImplementedError(
+            f"dist.use_decentralized_pg has no groups for model.hierarchical_context_parallel_sizes = {sizes}; use None"
+        )
     assert not (config.dist.use_decentralized_pg and config.dist.use_gloo_process_groups), (
         "dist.use_decentralized_pg has NCCL groups only; set dist.use_gloo_process_groups=False"
     )
