@@ -19,6 +19,7 @@ from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.report.searches import in_words, is_untried, read_searches
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
@@ -172,7 +173,10 @@ def _read_journal(root: Path, held_by: str | None) -> _Past:
             f" start it with: mbridge resume {root}"
         )
     with Journal.read_only(path) as journal:
-        return _Past(journal.entries(), journal.excluded(), journal.was_stopped(), held_by is not None)
+        past = _Past(journal.entries(), journal.excluded(), journal.was_stopped(), held_by is not None)
+    if held_by is None and SubmissionLog(root).proves_loss(past.entries.values()):
+        raise Damaged(f"{path}: is empty although jobs were submitted; rebuild it with: mbridge resume {root}")
+    return past
 
 
 def _read_run(

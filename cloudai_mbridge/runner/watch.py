@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure, counted
+from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
@@ -69,7 +69,7 @@ def run_all(
     with lock, contextlib.closing(_journal(root)) as journal:
         journal.goes_on()
         clear_cancel(root)  # a request to an earlier process
-        with submit_lock(root) as keep_open, Interrupts() as interrupts:
+        with submit_lock(root, observer.notice) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
@@ -94,6 +94,7 @@ def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
     context = watcher.context
     try:
         restore_runs(context, watcher.submitter.strays, watcher.finalizer)
+        watcher.submitter.resubmit_moved()
         watcher.poll()
         if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
             _check(context.root, interrupts)
@@ -152,7 +153,10 @@ def _check(root: Path, interrupts: Interrupts) -> None:
 
 
 def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) -> None:
-    """Cancel everything and wait for it, until a second signal; in the end always raise Interrupted."""
+    """Cancel everything and wait for it, until a second signal; in the end raise Interrupted.
+
+    Paused: the scheduler is silent, or does not end the jobs: they may still run.
+    """
     context = watcher.context
     try:
         context.journal.stopped()
@@ -165,7 +169,7 @@ def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) 
         with contextlib.suppress(ToolFailure):
             context.scheduler.cancel(context.jobs(context.active()))
         raise ToolFailure(f"{error}{_left(context)}") from None
-    except (SecondSignal, Paused):
+    except SecondSignal:
         raise Interrupted(interrupted.number, ", ".join(context.may_still_run())) from None
     raise interrupted
 

@@ -30,6 +30,7 @@ from cloudai_mbridge.megatron_bridge.pins import pin_of
 from cloudai_mbridge.megatron_bridge.presets.find import find_preset, loop_preset, newest_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.checked import with_recipe
 from cloudai_mbridge.tune.space import ALL_LAYERS, Options, SearchRequest, Sizes
 
@@ -251,5 +252,6 @@ class Predictor:
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
         args = ResolvedCmdArgs.model_validate(cmd_args)
-        args = with_recipe(args, self._request.recipe, preset=loop_preset(args, self._request.gpu.name))
-        return EstimateRequest(self._request.recipe, args, self._request.gpu)
+        preset = loop_preset(args, self._request.gpu.name)
+        recipe = with_preset_of(self._request.recipe, preset)
+        return EstimateRequest(recipe, with_recipe(args, recipe, preset=preset), self._request.gpu)

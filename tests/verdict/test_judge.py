@@ -115,8 +115,8 @@ def test_what_was_to_be_stopped_may_still_be_bad() -> None:
     ("status", "expected"),
     [
         (
-            JobStatus("FAILED", JobClass.FAILED, exit_code=15, signal=53, reason="JobLaunchFailure"),
-            ("(job_not_launched); set output_path to ", "the job ended as FAILED (exit code 0:53; JobLaunchFailure)"),
+            JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason="JobLaunchFailure"),
+            ("(job_not_launched); set output_path to ", "the job ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
         ),
         (
             JobStatus("REFUSED", JobClass.FAILED, reason="the scheduler will never start it: PartitionTimeLimit"),

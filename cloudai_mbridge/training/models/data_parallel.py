@@ -1,27 +1,48 @@
 """Wrap the chunks of a model for data parallelism: replicated (DDP), or sharded by Megatron-FSDP or torch's FSDP2."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel
 
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     """Return the chunks, each wrapped as the configuration sets. The process groups must be up; a collective."""
     if config.dist.use_torch_fsdp2:
         return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
-    kind: Any = DistributedDataParallel
+    kind: Any = partial(DistributedDataParallel, pg_collection=grid_groups())
     if config.ddp.use_megatron_fsdp:
         from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
         kind = FullyShardedDataParallel
     in_step = config.optimizer.overlap_param_gather_with_optimizer_step  # gathers a whole chunk at a time
-    return [
+    wrapped = [
         kind(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
         for i, chunk in enumerate(chunks)
     ]
+    if shards_between_instances(config.ddp):
+        _average_gradients(wrapped)
+    return wrapped
+
+
+def shards_between_instances(ddp: Any) -> bool:
+    """Return whether Megatron-FSDP shards over all ranks: within the instances of its optimizer, and between them."""
+    return getattr(ddp, "use_megatron_fsdp", False) and ddp.outer_dp_sharding_strategy != "no_shard"
+
+
+def _average_gradients(chunks: list[Any]) -> None:
+    """Give the gradients' buffers of the instances the factor that Megatron-Core 0.17 to 0.19 leaves out.
+
+    Without, gradients are summed over the data-parallel ranks, unless they are averaged in the collective.
+    """
+    for group in (each for chunk in chunks for each in chunk.param_and_grad_buffer.parameter_groups):
+        buffer = getattr(group, "hfsdp_helper_gbuf", None)
+        if buffer is not None and buffer.gradient_scaling_factor is None:
+            buffer.gradient_scaling_factor = group.main_grad_buffer.gradient_scaling_factor
 
 
 def register_buffers(config: ConfigContainer, model: list[Any]) -> None:

@@ -12,7 +12,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig
 
 from cloudai_mbridge.training.compat import cuda_graphs
-from cloudai_mbridge.training.models.layer_specs import default_layer_spec, local_layer_spec, mtp_block_spec
+from cloudai_mbridge.training.models.layer_specs import (
+    default_layer_spec,
+    local_layer_spec,
+    modelopt_transformer_layer_spec,
+    mtp_block_spec,
+)
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
 from cloudai_mbridge.training.models.quantization import RecipeConfig
 from cloudai_mbridge.training.models.weight_gradients import (
@@ -20,6 +25,7 @@ from cloudai_mbridge.training.models.weight_gradients import (
     fuse_weight_gradients,
     unfused_without_apex,
 )
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 @dataclass
@@ -52,6 +58,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     tp_comm_overlap_cfg: str | dict[str, Any] | None = None
     use_transformer_engine_full_layer_spec: bool = False
     use_transformer_engine_op_fuser: bool = False
+    dense_grouped_gemm: bool = False
     transformer_layer_spec: ModuleSpec | Callable[["GPTModelProvider"], ModuleSpec] = default_layer_spec
     hf_model_id: str | None = None
     vocab_size: int | None = None
@@ -103,8 +110,8 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     ) -> GPTModel:
         """Build this stage's GPTModel, on the default device."""
         spec = self.transformer_layer_spec
-        if spec is default_layer_spec or spec is local_layer_spec:
-            layer_spec = spec(self, vp_stage)
+        if spec in (default_layer_spec, local_layer_spec, modelopt_transformer_layer_spec):
+            layer_spec = spec(self, vp_stage)  # type: ignore[operator, call-arg]
         else:
             layer_spec = spec(self) if callable(spec) else spec
         is_first, is_last = (
@@ -136,7 +143,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
             pre_process=pre_process,
             post_process=post_process,
             mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
-            pg_collection=self._pg_collection,
+            pg_collection=self._pg_collection or grid_groups(),
             vp_stage=vp_stage,
         )
 

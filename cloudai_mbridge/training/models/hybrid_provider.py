@@ -23,6 +23,7 @@ from cloudai_mbridge.training.models.weight_gradients import (
     fuse_weight_gradients,
     unfused_without_apex,
 )
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 LAYERS = "M*-EGD+"
 _STAGE, _PREDICTION = "|", "/"
@@ -166,7 +167,7 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
                 seq_len_interpolation_factor=self.seq_len_interpolation_factor,
                 pre_process=is_first,
                 post_process=is_last,
-                pg_collection=self._pg_collection,
+                pg_collection=self._pg_collection or grid_groups(),
             )
         if self.gradient_accumulation_fusion:
             fuse_weight_gradients(model)
@@ -175,7 +176,9 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     def _stack_spec(self) -> ModuleSpec:
         given = self.hybrid_stack_spec
         if given is None:
-            given = te_stack_spec() if has_transformer_engine() else local_stack_spec(self)
+            given = local_stack_spec(self)
+            if has_transformer_engine():
+                given = te_stack_spec(for_modelopt=self.restore_modelopt_state)
         spec: ModuleSpec = given(self) if callable(given) and not isinstance(given, ModuleSpec) else given
         if self.mamba_chunk_size != _CHUNK_SIZE:
             spec = copy.deepcopy(spec)
