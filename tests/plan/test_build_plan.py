@@ -305,7 +305,7 @@ def test_what_has_no_effect_is_said() -> None:
     plan = _plan({}, predictor={"a": 1}, agent_steps=3)
     assert plan.notes == (
         "test 't0': agent_steps has no effect; [sweep] max_points limits the points",
-        "test 't0': predictor has no effect on a MegatronBridge test, as in CloudAI",
+        "test 't0': predictor has no effect",
     )
 
 
