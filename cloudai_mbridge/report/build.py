@@ -158,7 +158,7 @@ def _so_far(points: Sequence[PointReport], held_by: str | None) -> tuple[str, ..
         return ()
     ran = [point for point in points if point.verdict is not Verdict.REJECTED]
     ended = sum(map(_has_ended, ran))
-    return (f"results so far: {ended} of {counted(len(ran), 'run')} ended; {held_by} drives the others",)
+    return (f"results so far: {ended} of {counted(len(ran), 'run')} ended; held by {held_by}",)
 
 
 def _read_journal(root: Path, held_by: str | None) -> _Past:

@@ -116,7 +116,7 @@ def test_what_was_to_be_stopped_may_still_be_bad() -> None:
     [
         (
             JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason="JobLaunchFailure"),
-            ("(job_not_launched); set output_path to ", "the job ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
+            ("(job_not_launched); set output_path to ", "ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
         ),
         (
             JobStatus("REFUSED", JobClass.FAILED, reason="the scheduler will never start it: PartitionTimeLimit"),
