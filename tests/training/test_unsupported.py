@@ -151,7 +151,7 @@ def test_models_of_modelopt(config: ConfigContainer, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match=r"needs the Python package 'cloudai-mbridge\[modelopt\]', which is not"):
         packages.check_packages(config)
     config.checkpoint.non_persistent_ckpt_type = "global"
-    with pytest.raises(ConfigError, match=r"non_persistent_ckpt_type = 'global' with model.restore_modelopt_state = True"):
+    with pytest.raises(ConfigError, match=r"non_persistent_ckpt_type = 'global' with model.restore_modelopt"):
         refuse_unsupported(config)
 
 
