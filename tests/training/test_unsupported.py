@@ -144,6 +144,17 @@ def test_optimizers_of_a_package(config: ConfigContainer, name: str, monkeypatch
         refuse_unsupported(config)
 
 
+def test_models_of_modelopt(config: ConfigContainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.model.restore_modelopt_state = True
+    refuse_unsupported(config)
+    monkeypatch.setattr(packages, "is_installed", lambda module: module != packages.MODELOPT)
+    with pytest.raises(ConfigError, match=r"needs the Python package 'cloudai-mbridge\[modelopt\]', which is not"):
+        packages.check_packages(config)
+    config.checkpoint.non_persistent_ckpt_type = "global"
+    with pytest.raises(ConfigError, match=r"non_persistent_ckpt_type = 'global' with model.restore_modelopt"):
+        refuse_unsupported(config)
+
+
 @pytest.mark.process
 @pytest.mark.skipif(not packages.is_installed(packages.EMERGING), reason="emerging-optimizers is not installed")
 @pytest.mark.parametrize("name", packages.OF_EMERGING)

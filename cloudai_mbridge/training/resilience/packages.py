@@ -26,7 +26,7 @@ def check_packages(cfg: ConfigContainer) -> None:
     if cfg.logger.log_energy:
         _require("logger.log_energy", "pynvml", "nvidia-ml-py")
     if getattr(cfg.model, "restore_modelopt_state", False):
-        _require("model.restore_modelopt_state", MODELOPT, "cloudai-mbridge[modelopt]")
+        _require("model.restore_modelopt_state", MODELOPT, "'cloudai-mbridge[modelopt]'")
     if cfg.tensor_inspect is not None and cfg.tensor_inspect.enabled:
         _require("tensor_inspect.enabled", "nvdlfw_inspect", "nvdlfw-inspect")
     _check_optimizer(cfg)

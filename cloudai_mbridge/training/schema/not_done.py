@@ -7,7 +7,6 @@ from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 
 _MISSING = object()
 
-_LATER = "not done yet"
 _UNREAD = "Megatron-Bridge 0.6 does not read it"
 _NO_GROUPS = "Megatron-Bridge 0.6 makes no process groups for generalized tensor parallelism"
 _CONVERTED = "there is no conversion to Hugging Face here, on purpose; Megatron-Bridge converts the checkpoints"
@@ -74,8 +73,6 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 # Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
 _NEEDING = "MGD+"
-# The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
-ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[str, tuple[Any, ...]]] = {"model.dense_grouped_gemm": (_LATER, (False,))}
 # section.field -> the other field of the section, and the value of it with which the first has no effect
 WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda_graph_impl", "none")}
 

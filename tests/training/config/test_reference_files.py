@@ -19,7 +19,6 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
 from cloudai_mbridge.training.schema import check_section_values, load_schema
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS
-from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING_IN_FILES
 
 BRIDGE, LM = "megatron.bridge.training.config", "megatron.training.config"
 Make = Callable[..., dict[str, Any]]
@@ -122,7 +121,7 @@ def refusal(data: dict[str, Any], release: str) -> str:
     ("path", "harmless", "asking"),
     [
         ("model.tensor_parallel_num_weight_shards", 1, 2),
-        ("optimizer.use_layer_wise_distributed_optimizer", False, True),
+        ("model.gtp_weight_remat_size", 1, 2),
     ],
 )
 def test_what_no_release_does_here_is_dropped_by_none(
@@ -138,30 +137,6 @@ def test_what_no_release_does_here_is_dropped_by_none(
         assert reason == "", "`prepare` refuses it"
     else:
         assert reason.startswith(f"{path}: the training loop does not do {asking}; use ")
-
-
-_TARGETS = {
-    "train": f"{BRIDGE}.TrainingConfig",
-    "validation": f"{BRIDGE}.ValidationConfig",
-    "scheduler": f"{BRIDGE}.SchedulerConfig",
-    "dist": f"{BRIDGE}.DistributedInitConfig",
-    "model": "megatron.bridge.models.gpt_provider.GPTModelProvider",
-    "tokenizer": "megatron.bridge.training.tokenizers.config.TokenizerConfig",
-    "checkpoint": f"{BRIDGE}.CheckpointConfig",
-    "logger": f"{BRIDGE}.LoggerConfig",
-}
-
-
-@pytest.mark.parametrize("path", ASKS_FOR_NOTHING_IN_FILES)
-def test_a_key_of_newer_files_is_refused_by_name_where_it_asks_for_something(path: str, tiny: Make) -> None:
-    section, _, key = path.partition(".")
-    _, (harmless,) = ASKS_FOR_NOTHING_IN_FILES[path]
-    data = written(tiny)
-    data[section] = {**data.get(section, {}), "_target_": _TARGETS[section], key: harmless}
-    assert refusal(data, str(installed_release())) == ""
-    data[section][key] = "something"
-    words = f"{path}: the training loop does not do 'something'; use {harmless!r}"
-    assert refusal(data, str(installed_release())).startswith(words)
 
 
 @pytest.mark.parametrize(
