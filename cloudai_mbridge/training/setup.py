@@ -17,6 +17,7 @@ from cloudai_mbridge.training.checkpointing import (
     init_checkpointing_context,
     load_checkpoint,
     local,
+    modelopt,
 )
 from cloudai_mbridge.training.checkpointing.agree import on_first_rank
 from cloudai_mbridge.training.checkpointing.manager import has_checkpoint
@@ -136,6 +137,7 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
         model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
+    modelopt.convert_if_asked(config, model)
     wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
     correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
     return wrapped

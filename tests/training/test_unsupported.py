@@ -138,6 +138,10 @@ def test_optimizers_of_a_package(config: ConfigContainer, name: str, monkeypatch
     monkeypatch.setattr(packages, "is_installed", lambda module: True)
     with pytest.raises(ConfigError) if name in ("adamw", "dist_muon") else nullcontext():
         packages.check_packages(config)
+    refuse_unsupported(config)
+    config.optimizer.use_distributed_optimizer = True
+    with pytest.raises(ConfigError, match=rf"use_distributed_optimizer = True with .* = '{name}' \(use"):
+        refuse_unsupported(config)
 
 
 @pytest.mark.process
@@ -148,6 +152,8 @@ def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> No
     one, two = train(1, sections).losses, train(2, sections).losses
     assert one == pytest.approx(two, abs=2e-3)
     assert one[4] < one[1]
+    if name == "muon":
+        assert train(2, sections, "optimizer.use_layer_wise_distributed_optimizer=true").losses == two
 
 
 @pytest.mark.process

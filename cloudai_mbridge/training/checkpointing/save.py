@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import fsdp, layout, local, retention
+from cloudai_mbridge.training.checkpointing import fsdp, layout, local, modelopt, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import (
     forked_results,
@@ -83,6 +83,7 @@ def save_checkpoint(
             )
     except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
+    modelopt.save_if_converted(state.cfg, model, directory)
     if request is None:
         complete()
         return

@@ -11,8 +11,8 @@ SCENARIO = """
 from pathlib import Path
 
 def scenario():
-    hashed = {"save": "hashed", "load": "hashed", "verify_integrity": True}
-    hashed["ckpt_load_validate_sharding_integrity"] = False
+    names = {"save": "hashed", "load": "hashed"}
+    hashed = {**names, "verify_integrity": True, "ckpt_load_validate_sharding_integrity": False}
     run = start(checkpoint=hashed)
     run.train(1)
     run.save()
