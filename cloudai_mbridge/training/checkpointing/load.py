@@ -258,6 +258,8 @@ class _LocalLoad(_Load):
                 f"{self.path}: the local checkpoint was saved under another layout ({self.common['parallelism']});"
                 " remove it, or use a persistent one"
             )
+        if self.with_optimizer and "optimizer" not in {*self.common, *self.saved.sharded_state_dict}:
+            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
         tree = on_each_rank(self.path, self._tree)
         loaded = on_each_rank(self.path, partial(local.read, self.config, self.saved, tree))
         on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
