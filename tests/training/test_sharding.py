@@ -47,6 +47,11 @@ def test_shards_train_as_replicas_and_resume(train: Train, tmp_path: Path, name:
     if saves:
         resumed = train(2, _sections(KINDS[name], load=place, ckpt_step=2))
         assert resumed.losses == {step: whole.losses[step] for step in (3, 4)}
+        other = {"save": str(tmp_path / "other"), "save_interval": 3}
+        alone = train(1, _sections(KINDS[name], load=place, ckpt_step=2, **other))
+        _assert_near(alone.losses, resumed.losses)
+        again = train(2, _sections(KINDS[name], load=other["save"], ckpt_step=3))
+        _assert_near(again.losses, {4: resumed.losses[4]})
 
 
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "expert_model_parallel_size": 2}
