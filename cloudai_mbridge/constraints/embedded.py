@@ -181,11 +181,10 @@ def e09_limited_experts_are_there_and_exchange_all_to_all(point: Point) -> Answe
         return None
     if point.recipe is None:
         return NotEvaluated("E09", "recipe")
+    backend = point.args.moe_flex_dispatcher_backend or point.of_recipe("moe_flex_dispatcher_backend")
     needs = {
         "experts": bool(point.num_moe_experts),
-        "moe_flex_dispatcher_backend other than deepep and hybridep": (
-            point.args.moe_flex_dispatcher_backend not in _WITH_FLEX
-        ),
+        "moe_flex_dispatcher_backend other than deepep and hybridep": backend not in _WITH_FLEX,
         "moe_router_load_balancing_type aux_loss, seq_aux_loss or none": (
             point.of_recipe("moe_router_load_balancing_type") in _BALANCED_BY
         ),

@@ -18,6 +18,7 @@ from cloudai_mbridge.training.config.optimizer import (
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 from cloudai_mbridge.training.models.data_parallel import shards_between_instances
 from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
@@ -29,6 +30,7 @@ def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimi
         model,
         config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
         use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
+        pg_collection=grid_groups(),
     )
     if on_cpu and config.optimizer.optimizer == "adam" and not config.optimizer.optimizer_cpu_offload:
         # torch's fused CPU AdamW takes half the time of its per-parameter loop

@@ -8,13 +8,14 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallel
 
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     """Return the chunks, each wrapped as the configuration sets. The process groups must be up; a collective."""
     if config.dist.use_torch_fsdp2:
         return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
-    kind: Any = DistributedDataParallel
+    kind: Any = partial(DistributedDataParallel, pg_collection=grid_groups())
     if config.ddp.use_megatron_fsdp:
         from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 

@@ -24,6 +24,7 @@ from cloudai_mbridge.training.config.rules.number_formats import (
 )
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
+    check_epochs,
     check_training_scheduler_compatibility,
     forget_filled_in,
 )
@@ -175,7 +176,15 @@ def sync_cpu_initialization(config: "ConfigContainer") -> None:
 
 
 def check_decentralized_groups(config: "ConfigContainer") -> None:
-    """Check that decentralized process groups go without Gloo's."""
+    """Check that decentralized process groups go without Gloo's, and without levels of context parallelism.
+
+    AssertionError, NotImplementedError: they do not.
+    """
+    sizes = getattr(config.model, "hierarchical_context_parallel_sizes", None)
+    if config.dist.use_decentralized_pg and sizes is not None:
+        raise NotImplementedError(
+            f"dist.use_decentralized_pg has no groups for model.hierarchical_context_parallel_sizes = {sizes}; use None"
+        )
     assert not (config.dist.use_decentralized_pg and config.dist.use_gloo_process_groups), (
         "dist.use_decentralized_pg has NCCL groups only; set dist.use_gloo_process_groups=False"
     )
@@ -295,6 +304,7 @@ def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
 
 
 CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
+    check_epochs,
     mark_packed_sequences,
     finalize_sections,
     sync_te_rng_tracker,
