@@ -233,7 +233,7 @@ def _refuse_not_done(data: Mapping[str, Any], lacking: Collection[str]) -> None:
         return values.get(name, default) if isinstance(values, dict) else default
 
     if asked := list(asked_for(get)):
-        raise BadInput(f"training config: the training loop does not do this yet: {'; '.join(asked)}")
+        raise BadInput(f"training config: the training loop does not do this: {'; '.join(asked)}")
     if missing := list(needed(get, lacking)):
         raise BadInput(f"training config: this machine cannot train that: {'; '.join(missing)}")
 
