@@ -43,8 +43,8 @@ _GPT_OSS: File = _ALL | {
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                      "original_max_position_embeddings": 4096},
 }  # fmt: skip
-# GLM 5 and 5.1: the defaults of transformers' GlmMoeDsaConfig, whose checkpoint is zai-org/GLM-5, and of xLLM's reader of
-# that file. What 5.2 has otherwise: Megatron-LM's lite reader, and manifests of its checkpoint
+# GLM 5 and 5.1: the defaults of transformers' GlmMoeDsaConfig, whose checkpoint is zai-org/GLM-5, and of xLLM
+# for that file. What 5.2 has otherwise: Megatron-LM's lite reader, and manifests of its checkpoint
 _GLM_5: File = _ALL | {
     "num_hidden_layers": 78, "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048,
     "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 154880, "max_position_embeddings": 202752,
