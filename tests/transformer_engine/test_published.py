@@ -104,7 +104,8 @@ def test_there_is_a_point_of_every_kind() -> None:
     assert len(PUBLISHED) >= POINTS_AT_LEAST
 
 
-# Mamba's projection is several parts: Megatron-Core's checkpoint slices its weight, as no NVFP4 tensor can be
+# Mamba's projection is several parts: Megatron-Core's checkpoint slices its weight, which Transformer Engine's
+# NVFP4Tensor refuses (2.20.2, `__torch_dispatch__`: "does not support partial slicing")
 SLICED = "nvfp4-transformer_engine-ddp"
 
 

@@ -303,7 +303,7 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     if getattr(model, "dense_grouped_gemm", False) and not _knows("use_grouped_gemm_for_dense_mlp"):
         yield "model.dense_grouped_gemm = True (use False: it needs Megatron-Core 0.18)"
     yield from _of_modelopt(config)
-    if getattr(model, engine_layers.FIELD, False):
+    if getattr(model, engine_layers.FIELD, False) and has_transformer_engine():
         yield from engine_layers.unlike(model)
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
