@@ -317,6 +317,7 @@ def test_variables_that_were_added_or_removed_are_told():
         },
         "benchmark.commit": ("c0ffee", "beef"),
     }
+    assert list(result.environment_changes)[-1] == "benchmark.commit"
     before = [replace(run, environment={}) for run in BASELINE]
     assert judged(runs("b", OTHER, environment=new), before).environment_changes == {}  # not known
 

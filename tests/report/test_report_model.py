@@ -124,6 +124,18 @@ def test_a_number_ends_where_its_error_does(value: float, error: float, text: st
     assert with_error(value, error) == text
 
 
+def test_many_rejected_points_are_one_line_until_asked_for() -> None:
+    rejected = [_rejected(label=f"tp{number}") for number in range(13)]
+    report = _report(_point(), *rejected, num_rejected=13, rule_counts={"C04": 13})
+    texts = []
+    for all_rejected in (False, True):
+        out = io.StringIO()
+        Console(width=200, file=out).print(render_table(report, all_rejected=all_rejected))
+        texts.append(out.getvalue())
+    assert "rejected: 13 points, by rule: C04 13; --rejected lists them" in texts[0]
+    assert ("tp12" in texts[0], "tp12" in texts[1]) == (False, True)
+
+
 def test_counts() -> None:
     report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
     assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2, 0]

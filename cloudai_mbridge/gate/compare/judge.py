@@ -254,11 +254,15 @@ def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
 
 
 def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs of what both know. Where both know the variables, one that is missing was not set."""
+    """Return what differs of what both know, variables first: the terminal shows a few.
+
+    Where both know the variables, one that is missing was not set.
+    """
     know_variables = isinstance(old.get("variables"), Mapping) and isinstance(new.get("variables"), Mapping)
+    differing = changed(flatten(old), flatten(new))
     return {
         name: tuple(_NOT_SET if value is None else value for value in pair)
-        for name, pair in changed(flatten(old), flatten(new)).items()
+        for name, pair in sorted(differing.items(), key=lambda item: not item[0].startswith("variables."))
         if None not in pair or (know_variables and name.startswith("variables."))
     }
 
