@@ -1,5 +1,6 @@
 """Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.transformer.module import Float16Module
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
+from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint, load_pretrained
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
@@ -19,6 +20,7 @@ from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.models.data_parallel import wrap_chunks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
+from cloudai_mbridge.training.peft import apply as adapters
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
@@ -59,7 +61,7 @@ def setup(state: GlobalState) -> SetupOutput:
     state.tokenizer = build_tokenizer(config)  # again: the configuration may have changed since the first one
     if config.model.vocab_size is None:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
-    model = build_model(config)
+    model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     _connect(config, model, optimizer, state)
@@ -95,10 +97,19 @@ def _one_or_all(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
 
 
-def build_model(config: ConfigContainer) -> list[Any]:
-    """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up."""
+def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], None] = lambda _: None) -> list[Any]:
+    """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up.
+
+    load_weights: loads the weights that adapters leave as they are; only called with adapters.
+    """
     stages = config.model.virtual_pipeline_model_parallel_size
     chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
+    for hook in config.model.pre_wrap_hooks:
+        chunks = hook(chunks)
+    if config.peft is not None:
+        load_weights(chunks)
+        adapters.apply(chunks, config.peft, config.rng.seed)
+    chunks = [_in_precision(config, chunk) for chunk in chunks]
     with graphs.gradient_stream(config):
         return wrap_chunks(config, chunks)
 
@@ -111,6 +122,10 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
         model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
+    return model
+
+
+def _in_precision(config: ConfigContainer, model: Any) -> Any:
     wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
     correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
     return wrapped

@@ -12,7 +12,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
     get_checkpoint_run_config_filename,
     get_checkpoint_train_state_filename,
 )
-from cloudai_mbridge.training.checkpointing.load import load_checkpoint
+from cloudai_mbridge.training.checkpointing.load import load_checkpoint, load_pretrained
 from cloudai_mbridge.training.checkpointing.save import save_checkpoint
 from cloudai_mbridge.training.errors import CheckpointError
 
@@ -25,6 +25,7 @@ __all__ = [
     "get_checkpoint_train_state_filename",
     "init_checkpointing_context",
     "load_checkpoint",
+    "load_pretrained",
     "maybe_finalize_async_save",
     "save_checkpoint",
 ]

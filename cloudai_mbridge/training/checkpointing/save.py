@@ -55,7 +55,7 @@ def save_checkpoint(
     config: CheckpointConfig = state.cfg.checkpoint
     maybe_finalize_async_save(state, config, blocking=True)
     directory, complete = _begin(state, non_persistent_ckpt)
-    metadata = content_metadata(config)
+    metadata = content_metadata(config, state.cfg.peft)
     parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
     if config.ckpt_format == layout.FSDP_DTENSOR:
         fsdp.save(fsdp.tree_to_save(state, *parts), directory, model[0])
