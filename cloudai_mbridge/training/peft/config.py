@@ -26,8 +26,8 @@ class Adapters:
     alpha: int = 32
     dropout: float = 0.0
     dropout_position: Literal["pre", "post"] = "pre"
-    lora_A_init_method: Initialization = "xavier"
-    lora_B_init_method: Initialization = "zero"
+    lora_A_init_method: Initialization = "xavier"  # noqa: N815
+    lora_B_init_method: Initialization = "zero"  # noqa: N815
     # What Megatron-Bridge writes of its own objects
     canonical_mapping: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
     params_to_save: list[str] = field(init=False, repr=False, default_factory=list)

@@ -3,7 +3,10 @@
 import pytest
 
 SHARED = """
-LORA = {"_target_": "LoRA", "dim": 4, "alpha": 8}
+import small_run
+
+small_run._data = partial(lambda every, cfg, step: every(cfg, step % 2), small_run._data)  # which can be learnt
+LORA = {"_target_": "LoRA", "dim": 4, "alpha": 32}
 MOE = {
     "num_moe_experts": 4,
     "moe_router_topk": 2,
@@ -65,3 +68,47 @@ def scenario():
     for model, layouts in results[0].items():
         for name, found in layouts.items():
             assert found == pytest.approx(one[model], abs=1e-5), (model, name)
+
+
+def test_checkpoints(launch):
+    """They hold adapters alone, and are resumed bit-equal, or in another layout."""
+    results, out = launch(
+        2,
+        SHARED
+        + """
+from torch.distributed.checkpoint import FileSystemReader
+
+def scenario():
+    base = start(model=MOE, checkpoint={"save": "moe"})
+    base.train(1)
+    base.save()
+    before = [p.detach().clone() for p in base.model[0].parameters()]
+    places = {"pretrained_checkpoint": "moe", "dist_ckpt_optim_fully_reshardable": True}
+    layout = {**MOE, EP: 2, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    wide = {**MOE, "hidden_dropout": 0.1}
+    few = {**LORA, "target_modules": ["*.layers.3.*.linear_proj", "linear_nowhere"], "dropout": 0.1}
+    sharded = {"use_distributed_optimizer": True}
+    results = {
+        "ep2": resumes_bit_equal("ep2", model=layout, peft=LORA, checkpoint=places, optimizer=sharded)["same"],
+        "pp2": resumes_bit_equal("pp2", model={**wide, PP: 2}, peft=few, checkpoint=places, optimizer=sharded)["same"],
+        "another": difference_after(
+            "tp2", {"model": {**MOE, TP: 2, SP: True, EP: 2, ETP: 1}, "peft": LORA}, {"model": {**MOE, PP: 2}, "peft": LORA}, **places
+        ),
+        "back": difference_after(
+            "back", {"model": {**MOE, PP: 2}, "peft": LORA}, {"model": {**MOE, TP: 2, SP: True, ETP: 2}, "peft": LORA}, **places
+        ),
+    }
+    keys = FileSystemReader("ep2/iter_0000002").read_metadata().state_dict_metadata
+    results["others"] = sorted(key for key in keys if key.startswith("decoder.") and ".adapter." not in key)
+    results["entries"] = len([key for key in keys if key.startswith("decoder.")])
+    whole = adapted("moe", checkpoint={"load": "moe"}, **MOE)
+    results["whole"] = refusal(whole)
+    results["other"] = refusal(adapted("moe", {**LORA, "alpha": 1}, checkpoint={"load": "ep2"}, **MOE))
+    results["without"] = refusal(start(model=MOE, checkpoint={"load": "ep2"}))
+    frozen = [p for p in whole.model[0].parameters() if not p.requires_grad]
+    whole.train(2)
+    results["frozen"] = all(map(torch.equal, frozen, before)), len(frozen) == len(before)
+    return results
+""",
+    )
+    print(results[0], out[-3000:])
