@@ -79,17 +79,18 @@ def test_checkpoints(launch):
 from torch.distributed.checkpoint import FileSystemReader
 
 def scenario():
-    base = start(model=MOE, checkpoint={"save": "moe"})
-    base.train(1)
-    base.save()
+    biased = {**MOE, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    for name, model in (("biased", biased), ("moe", MOE)):
+        base = start(model=model, checkpoint={"save": name})
+        base.train(1)
+        base.save()
     before = [p.detach().clone() for p in base.model[0].parameters()]
     places = {"pretrained_checkpoint": "moe", "dist_ckpt_optim_fully_reshardable": True}
-    layout = {**MOE, EP: 2, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
     wide = {**MOE, "hidden_dropout": 0.1}
     few = {**LORA, "target_modules": ["*.layers.3.*.linear_proj", "linear_nowhere"], "dropout": 0.1}
     sharded = {"use_distributed_optimizer": True}
     results = {
-        "ep2": resumes_bit_equal("ep2", model=layout, peft=LORA, checkpoint=places, optimizer=sharded)["same"],
+        "ep2": resumes_bit_equal("ep2", model={**biased, EP: 2}, peft=LORA, checkpoint={**places, "pretrained_checkpoint": "biased"}, optimizer=sharded)["same"],
         "pp2": resumes_bit_equal("pp2", model={**wide, PP: 2}, peft=few, checkpoint=places, optimizer=sharded)["same"],
         "another": difference_after(
             "tp2", {"model": {**MOE, TP: 2, SP: True, EP: 2, ETP: 1}, "peft": LORA}, {"model": {**MOE, PP: 2}, "peft": LORA}, **places
@@ -103,8 +104,8 @@ def scenario():
     results["entries"] = len([key for key in keys if key.startswith("decoder.")])
     whole = adapted("moe", checkpoint={"load": "moe"}, **MOE)
     results["whole"] = refusal(whole)
-    results["other"] = refusal(adapted("moe", {**LORA, "alpha": 1}, checkpoint={"load": "ep2"}, **MOE))
-    results["without"] = refusal(start(model=MOE, checkpoint={"load": "ep2"}))
+    results["other"] = refusal(adapted("moe", {**LORA, "alpha": 1}, checkpoint={"load": "tp2"}, **MOE))
+    results["without"] = refusal(start(model=MOE, checkpoint={"load": "tp2"}))
     frozen = [p for p in whole.model[0].parameters() if not p.requires_grad]
     whole.train(2)
     results["frozen"] = all(map(torch.equal, frozen, before)), len(frozen) == len(before)
