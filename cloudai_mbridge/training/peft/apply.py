@@ -1,16 +1,20 @@
 """Freeze a model, and give it adapters: before it is in half precision, and before it is wrapped."""
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.moe.router import TopKRouter
 
 from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft import matching
 from cloudai_mbridge.training.peft.adapter import Adapter, Shape, SharedAdapter
 from cloudai_mbridge.training.peft.base_layer import BaseLayer, describe
-from cloudai_mbridge.training.peft.config import Adapters
+from cloudai_mbridge.training.peft.canonical import split_linear
+from cloudai_mbridge.training.peft.config import Adapters, CanonicalLoRA, DoRA
+from cloudai_mbridge.training.peft.dora import DecomposedAdapter, DecomposedLinear
 from cloudai_mbridge.training.peft.linear import AdaptedLinear
 from cloudai_mbridge.training.process.device import current_device
 
@@ -40,12 +44,28 @@ def _adapt(match: matching.Match, peft: Adapters, seed: int) -> None:
     module = match.module
     base = describe(module, match.name, is_expert=match.is_expert)
     shape = _shape(match, peft, base, module.config, seed)
-    setattr(match.parent, match.attribute, _adapted(match, module, base, shape, peft))
+    if isinstance(peft, DoRA) and (base.is_expert or isinstance(module, TopKRouter)):
+        raise ValueError(f"peft = DoRA: {match.name} belongs to routed experts, of which it adapts none; use LoRA")
+    if isinstance(module, TopKRouter):
+        module.adapter = Adapter(base, shape)
+        module.gating = partial(_gate, module.gating, module.adapter)
+    else:
+        setattr(match.parent, match.attribute, _adapted(match, module, base, shape, peft))
+
+
+def _gate(gating: Any, adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = gating(x)
+    return logits + adapter(x).to(logits.dtype)
 
 
 def _adapted(match: matching.Match, module: Any, base: BaseLayer, shape: Shape, peft: Adapters) -> torch.nn.Module:
     if base.num_experts and getattr(peft, "share_expert_adapters", True):
         return AdaptedLinear(module, SharedAdapter(base, shape, is_gated=base.is_gated))
+    is_fused = match.attribute == "linear_qkv" or (base.is_gated and not base.num_experts)
+    if isinstance(peft, CanonicalLoRA) and match.parts and is_fused:
+        return split_linear(module, match.name, base, shape, match.parts)
+    if isinstance(peft, DoRA):
+        return DecomposedLinear(module, DecomposedAdapter(base, shape, is_gated=base.is_gated))
     return AdaptedLinear(module, Adapter(base, shape, is_gated=base.is_gated))
 
 
@@ -86,6 +106,11 @@ def _agree(peft: Adapters, adapted: list[str], error: str) -> None:
     names = [name for found, _ in everyone for name in found]
     if not names:
         raise ConfigError(f"peft.target_modules = {peft.target_modules}: the model has no such layer")
+    if not all(found for found, _ in everyone):  # Megatron-Core would save no number of steps
+        raise ConfigError(
+            f"peft.target_modules = {peft.target_modules}: a pipeline stage has no adapters; "
+            "adapt a layer of every stage, or use fewer stages"
+        )
     if missing := matching.unmatched(peft, names):
         warn_rank_0(f"peft.target_modules: the model has no {', '.join(missing)}")
 

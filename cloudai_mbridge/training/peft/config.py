@@ -70,6 +70,8 @@ class DoRA(Adapters):
         super().finalize()
         if self.dropout_position != "pre":
             raise ValueError(f"peft.dropout_position = {self.dropout_position!r}: DoRA has its dropout before ('pre')")
+        if self.dropout:
+            raise ValueError(f"peft.dropout = {self.dropout}: DoRA is trained without; use 0.0")
 
 
 def _all_canonical() -> list[str]:

@@ -56,21 +56,11 @@ class AdaptedLinear(torch.nn.Module):
         adapter: Any = self.adapter
         return found | adapter.sharded_state_dict(f"{prefix}adapter.", sharded_offsets, metadata)
 
-    def delta(self) -> list[torch.Tensor]:
-        """Return what the adapter adds to this rank's matrices. A collective of the ranks that share them."""
+    def merged(self) -> list[torch.Tensor]:
+        """Return this rank's matrices with the adapter, in fp32. A collective of the ranks that share them."""
         adapter: Any = self.adapter
-        products: list[torch.Tensor] = adapter.products()
-        return products
-
-
-def merge_into(layer: AdaptedLinear) -> Any:
-    """Add the adapter to the weights of the wrapped layer, and return that. A collective."""
-    with torch.no_grad():
-        for weight, delta in zip(weights(layer.to_wrap), layer.delta(), strict=True):
-            weight.copy_((quantized.values(weight).float() + delta.float()).to(weight.dtype))
-    if hasattr(layer.to_wrap, "return_layernorm_output"):
-        layer.to_wrap.return_layernorm_output = False
-    return layer.to_wrap
+        matrices = zip(weights(self.to_wrap), adapter.products(), strict=True)
+        return [quantized.values(weight).float() + product.float() for weight, product in matrices]
 
 
 _WRAPPER = "to_wrap."

@@ -46,6 +46,9 @@ def find(chunk: Any, peft: Adapters) -> list[Match]:
         name = globalize(local, chunk)
         matched = _matched(targets, attribute, name) if targets else _is_left(peft, attribute, name, module)
         if local and matched is not None:
+            if local == "output_layer":
+                hint = "remove it from peft.target_modules" if targets else "add it to peft.exclude_modules"
+                raise ValueError(f"peft: output_layer cannot have an adapter; {hint}")
             if not is_linear(module):
                 raise ValueError(f"peft.target_modules: {name} is a {type(module).__name__}, not a linear layer")
             found.append(Match(modules[parent], attribute, name, matched))
