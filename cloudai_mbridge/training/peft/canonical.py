@@ -34,21 +34,22 @@ class SplitLinear(AdaptedLinear):
 
     def added(self, x: torch.Tensor, splits: Any) -> torch.Tensor:
         """Return the adapters' output, in the order of the layer's."""
-        return self._joined({name: adapter(x, splits) for name, adapter in self._parts()}, x.shape[:-1])
+        return self._joined({name: adapter(x, splits) for name, adapter in self._parts()})
 
     def merged(self) -> list[torch.Tensor]:
         """Return this rank's matrix with the adapters, in fp32. A collective of the ranks that share it."""
         weight = self.to_wrap.weight
         products = {name: adapter.products()[0].T for name, adapter in self._parts()}
-        return [weight.float() + self._joined(products, weight.shape[1:]).T.float()]
+        return [weight.float() + self._joined(products).T.float()]
 
     def _parts(self) -> Any:
         adapters: Any = self.adapter
         return [(name.removeprefix("adapter_"), adapter) for name, adapter in adapters.items()]
 
-    def _joined(self, outputs: dict[str, torch.Tensor], leading: torch.Size) -> torch.Tensor:
-        """Put the blocks of the parts by turns; a part without an adapter adds nothing."""
+    def _joined(self, outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Put the blocks of the parts [..., rows] by turns; a part without an adapter adds nothing."""
         some = next(iter(outputs.values()))
+        leading = some.shape[:-1]
         blocks = [
             outputs.get(name, some.new_zeros(*leading, rows)).reshape(*leading, self.groups, rows // self.groups)
             for name, rows in self.rows.items()

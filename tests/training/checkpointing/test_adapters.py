@@ -1,29 +1,39 @@
-"""Adapters: the same losses in every layout, and checkpoints of them alone."""
+"""Adapters: the same losses in every layout, checkpoints of them alone, and merged weights."""
 
 import pytest
 
 SHARED = """
+from cloudai_mbridge.training.merge_adapters import save_merged
+from torch.distributed.checkpoint import FileSystemReader
 import small_run
 
 small_run._data = partial(lambda every, cfg, step: every(cfg, step % 2), small_run._data)  # which can be learnt
 LORA = {"_target_": "LoRA", "dim": 4, "alpha": 32}
+KINDS = {
+    "lora": {**LORA, "target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "router"]},
+    "canonical": {**LORA, "_target_": "CanonicalLoRA"},
+    "dora": {**LORA, "_target_": "DoRA", "target_modules": ["linear_qkv", "linear_proj", "*.layers.0.mlp.linear_fc1"]},
+}
 MOE = {
+    "num_layers": 2,
     "num_moe_experts": 4,
     "moe_router_topk": 2,
     "moe_ffn_hidden_size": 64,
     "moe_shared_expert_intermediate_size": 32,
     "moe_router_load_balancing_type": "none",
-    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_layer_freq": [0, 1],
 }
 TP, PP, EP = (f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "expert"))
-ETP, SP, VP = "expert_tensor_parallel_size", "sequence_parallel", "virtual_pipeline_model_parallel_size"
+ETP, SP = "expert_tensor_parallel_size", "sequence_parallel"
 
-def adapted(base, peft=LORA, steps=20, checkpoint=None, **model):
-    places = {"pretrained_checkpoint": base, **(checkpoint or {})}
-    return start(model=model, peft=peft, checkpoint=places)
+def adapted(kind="lora", checkpoint=None, **model):
+    places = {"pretrained_checkpoint": "base", "dist_ckpt_optim_fully_reshardable": True, **(checkpoint or {})}
+    return start(model={**MOE, **model}, peft=KINDS[kind], checkpoint=places)
 
-def losses(base, peft=LORA, steps=20, **model):
-    return adapted(base, peft, **model).train(steps)
+def losses(kind="lora", **model):
+    return adapted(kind, **model).train(STEPS)
+
+STEPS = 5
 """
 
 
@@ -32,98 +42,41 @@ def test_layouts(launch):
         1,
         SHARED
         + """
+def merged(kind):
+    run = adapted(kind)
+    found = run.train(STEPS)
+    save_merged(run.state, run.model, f"merged {kind}")
+    assert not any(".adapter." in name for name, _ in run.model[0].named_parameters())
+    plain = start(model=MOE, checkpoint={"pretrained_checkpoint": f"merged {kind}"})
+    plain.load()
+    return found[:-1], found[-1], plain.train(1)[0]
+
 def scenario():
-    for name, model in (("dense", {}), ("moe", MOE)):
-        base = start(model=model, checkpoint={"save": name})
-        base.train(1)
-        base.save()
-    return {"dense": losses("dense"), "moe": losses("moe", **MOE)}
+    base = start(model=MOE, checkpoint={"save": "base"})
+    base.train(1)
+    base.save()
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return {**{kind: losses(kind) for kind in KINDS}, "recomputed": losses(**full)}
 """,
     )
+    print(one)
+    assert one["recomputed"] == one["lora"]
     results, _ = launch(
         2,
         SHARED
         + """
 def scenario():
     return {
-        "dense": {
-            "dp2": losses("dense"),
-            "tp2": losses("dense", **{TP: 2}),
-            "tp2 sp": losses("dense", **{TP: 2, SP: True}),
-            "tp2 sp a2a": losses("dense", {**LORA, "a2a_experimental": True}, **{TP: 2, SP: True}),
-            "pp2": losses("dense", **{PP: 2}),
-            "vp2": losses("dense", **{PP: 2, VP: 2}),
-        },
-        "moe": {
-            "ep2": losses("moe", **MOE, **{EP: 2}),
-            "tp2 ep2 etp1": losses("moe", **MOE, **{TP: 2, SP: True, EP: 2, ETP: 1}),
-            "tp2 etp2": losses("moe", **MOE, **{TP: 2, SP: True, ETP: 2}),
-        },
+        "dp2": ("lora", losses()),
+        "pp2": ("lora", losses(**{PP: 2})),
+        "tp2 ep2 etp1": ("lora", losses(**{TP: 2, SP: True, EP: 2, ETP: 1})),
+        "tp2 etp2": ("canonical", losses("canonical", **{TP: 2, SP: True, ETP: 2})),
+        "ep2": ("canonical", losses("canonical", **{EP: 2})),
+        "decomposed": ("dora", losses("dora", **{TP: 2, SP: True, ETP: 2})),
     }
 """,
     )
-    for model, layouts in results[0].items():
-        for name, found in layouts.items():
-            print(model, name, max(abs(a - b) for a, b in zip(found, one[model], strict=True)), found[0], found[-1])
-    for model, layouts in results[0].items():
-        for name, found in layouts.items():
-            assert found == pytest.approx(one[model], abs=1e-5), (model, name)
-
-
-def test_checkpoints(launch):
-    """They hold adapters alone, and are resumed bit-equal, or in another layout."""
-    results, _ = launch(
-        2,
-        SHARED
-        + """
-from torch.distributed.checkpoint import FileSystemReader
-
-from cloudai_mbridge.training.errors import ConfigError
-
-def places(base):
-    return {"pretrained_checkpoint": base, "dist_ckpt_optim_fully_reshardable": True}
-
-def resumes(name, base="moe", peft=LORA, **model):
-    sharded = {"use_distributed_optimizer": True}
-    return resumes_bit_equal(name, model=model, peft=peft, checkpoint=places(base), optimizer=sharded)["same"]
-
-def difference(name, one, other):
-    one, other = ({"model": {**MOE, **layout}, "peft": LORA} for layout in (one, other))
-    return difference_after(name, one, other, **places("moe"))
-
-def scenario():
-    biased = {**MOE, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
-    for name, model in (("biased", biased), ("moe", MOE)):
-        base = start(model=model, checkpoint={"save": name})
-        base.train(1)
-        base.save()
-    before = [p.detach().clone() for p in base.model[0].parameters()]
-    few = {**LORA, "target_modules": ["*.layers.3.*.linear_proj", "*.layers.1.*.linear_fc2", "nowhere"], "dropout": 0.1}
-    results = {
-        "bit equal": [
-            *resumes("ep2", "biased", **biased, **{EP: 2}),
-            *resumes("pp2", peft=few, **MOE, hidden_dropout=0.1, **{PP: 2}),
-            *resumes("experts", peft={**LORA, "target_modules": ["*.local_experts.*"]}, **MOE, **{EP: 2}),
-        ],
-        "differences": [
-            difference("tp2", {TP: 2, SP: True, EP: 2, ETP: 1}, {PP: 2}),
-            difference("back", {PP: 2}, {TP: 2, SP: True, ETP: 2}),
-        ],
-    }
-    keys = FileSystemReader("ep2/iter_0000002").read_metadata().state_dict_metadata
-    names = [key for key in keys if key.startswith("decoder.")]
-    results["others"] = sorted({key.partition(".mlp.")[2] for key in names if ".adapter." not in key})
-    results["entries"] = len(names)
-    whole = adapted("moe", checkpoint={"load": "moe"}, **MOE)
-    results["refused"] = [
-        refusal(whole),
-        refusal(adapted("moe", {**LORA, "alpha": 1}, checkpoint={"load": "tp2"}, **MOE)),
-        refusal(start(model=MOE, checkpoint={"load": "tp2"})),
-    ]
-    frozen = [p for p in whole.model[0].parameters() if not p.requires_grad]
-    whole.train(2)
-    results["frozen"] = [*map(torch.equal, frozen, before), len(frozen) == len(before)]
-    return results
-""",
-    )
-    print(results[0])
+    for name, (kind, found) in results[0].items():
+        print(name, kind, max(abs(a - b) for a, b in zip(found, one[kind], strict=True)), found[0], found[-1])
+    for name, (kind, found) in results[0].items():
+        assert found == pytest.approx(one[kind], abs=1e-5), name
