@@ -54,7 +54,7 @@ class SplitLinear(AdaptedLinear):
             outputs.get(name, some.new_zeros(*leading, rows)).reshape(*leading, self.groups, rows // self.groups)
             for name, rows in self.rows.items()
         ]
-        return torch.cat(blocks, -1).reshape(*leading, -1)
+        return torch.cat(blocks, -1).reshape(*leading, sum(self.rows.values()))
 
 
 def split_linear(module: Any, name: str, base: BaseLayer, shape: Shape, parts: frozenset[str]) -> AdaptedLinear:

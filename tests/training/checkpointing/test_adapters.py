@@ -12,7 +12,7 @@ LORA = {"_target_": "LoRA", "dim": 4, "alpha": 32}
 KINDS = {
     "lora": {**LORA, "target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "router"]},
     "canonical": {**LORA, "_target_": "CanonicalLoRA"},
-    "dora": {**LORA, "_target_": "DoRA", "target_modules": ["linear_qkv", "linear_proj", "*.layers.0.mlp.linear_fc1"]},
+    "dora": {**LORA, "_target_": "DoRA", "target_modules": ["linear_qkv", "linear_proj", "*.layers.0.mlp.linear_fc*"]},
 }
 MOE = {
     "num_layers": 2,
@@ -33,11 +33,11 @@ def adapted(kind="lora", checkpoint=None, **model):
 def losses(kind="lora", **model):
     return adapted(kind, **model).train(STEPS)
 
-STEPS = 5
+STEPS = 4
 """
 
 
-def test_layouts(launch):
+def test_layouts_and_merged_weights(launch):
     (one,), _ = launch(
         1,
         SHARED
@@ -45,22 +45,35 @@ def test_layouts(launch):
 def merged(kind):
     run = adapted(kind)
     found = run.train(STEPS)
+    step = run.state.train_state.step
     save_merged(run.state, run.model, f"merged {kind}")
-    assert not any(".adapter." in name for name, _ in run.model[0].named_parameters())
     plain = start(model=MOE, checkpoint={"pretrained_checkpoint": f"merged {kind}"})
     plain.load()
-    return found[:-1], found[-1], plain.train(1)[0]
+    plain.state.train_state.step = step
+    return found, plain.train(1)[0]
 
 def scenario():
     base = start(model=MOE, checkpoint={"save": "base"})
     base.train(1)
     base.save()
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {**{kind: losses(kind) for kind in KINDS}, "recomputed": losses(**full)}
+    run = adapted(**full)
+    frozen = [p for p in run.model[0].parameters() if not p.requires_grad]
+    before = [p.clone() for p in frozen]
+    recomputed = run.train(STEPS)
+    return {
+        "merged": {kind: merged(kind) for kind in KINDS},
+        "recomputed": recomputed,
+        "is_frozen": all(map(torch.equal, frozen, before)) and len(frozen) == len(list(base.model[0].parameters())),
+    }
 """,
     )
+    assert one["is_frozen"]
+    losses = {kind: found[:-1] for kind, (found, _) in one["merged"].items()}
     print(one)
-    assert one["recomputed"] == one["lora"]
+    assert one["recomputed"] == one["merged"]["lora"][0]
+    for kind, (found, next_loss) in one["merged"].items():
+        assert next_loss == pytest.approx(found[-1], abs=1e-5), kind
     results, _ = launch(
         2,
         SHARED
@@ -71,12 +84,56 @@ def scenario():
         "pp2": ("lora", losses(**{PP: 2})),
         "tp2 ep2 etp1": ("lora", losses(**{TP: 2, SP: True, EP: 2, ETP: 1})),
         "tp2 etp2": ("canonical", losses("canonical", **{TP: 2, SP: True, ETP: 2})),
-        "ep2": ("canonical", losses("canonical", **{EP: 2})),
         "decomposed": ("dora", losses("dora", **{TP: 2, SP: True, ETP: 2})),
     }
 """,
     )
     for name, (kind, found) in results[0].items():
-        print(name, kind, max(abs(a - b) for a, b in zip(found, one[kind], strict=True)), found[0], found[-1])
+        print(name, kind, max(abs(a - b) for a, b in zip(found, losses[kind])), found[0], found[-1])
     for name, (kind, found) in results[0].items():
-        assert found == pytest.approx(one[kind], abs=1e-5), name
+        assert found == pytest.approx(losses[kind], abs=1e-5), name
+
+
+def test_checkpoints(launch):
+    """They hold adapters alone, and are resumed bit-equal, or in another layout."""
+    results, _ = launch(
+        2,
+        SHARED
+        + """
+def resumes(name, kind="lora", **model):
+    return resumes_bit_equal(
+        name,
+        model={**MOE, **BIASED, **model},
+        peft=KINDS[kind],
+        checkpoint={"pretrained_checkpoint": "base", "dist_ckpt_optim_fully_reshardable": True},
+        optimizer={"use_distributed_optimizer": True},
+    )["same"]
+
+def difference(name, kind, one, other):
+    one, other = ({"model": {**MOE, **BIASED, **layout}, "peft": KINDS[kind]} for layout in (one, other))
+    return difference_after(name, one, other, pretrained_checkpoint="base")
+
+BIASED = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+KINDS["experts"] = {**LORA, "target_modules": ["*.local_experts.*.linear_fc*", "linear_proj"], "dropout": 0.1}
+
+def scenario():
+    base = start(model={**MOE, **BIASED}, checkpoint={"save": "base"})
+    base.train(1)
+    base.save()
+    results = {
+        "bit equal": [*resumes("ep2", "experts", **{EP: 2}), *resumes("pp2", hidden_dropout=0.1, **{PP: 2})],
+        "differences": [
+            difference("tp2", "canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {PP: 2}),
+            difference("dora", "dora", {PP: 2}, {TP: 2, SP: True, ETP: 2}),
+        ],
+    }
+    keys = FileSystemReader("pp2/iter_0000002").read_metadata().state_dict_metadata
+    names = [key for key in keys if key.startswith(("decoder.", "embedding.", "output_layer."))]
+    results["others"] = sorted(key for key in names if ".adapter." not in key)
+    plain, other = adapted(checkpoint={"load": "base"}, **BIASED), adapted("dora", {"load": "pp2"}, **BIASED)
+    results["refused"] = [refusal(each) for each in (plain, other)]
+    results["refused"].append(refusal(start(model={**MOE, **BIASED}, checkpoint={"load": "pp2"})))
+    return results
+""",
+    )
+    print(results)
