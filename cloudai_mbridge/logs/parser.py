@@ -273,7 +273,7 @@ def match_iteration(line: str) -> dict[str, Any] | None:
     return {
         "step": int(match[1]),
         "train_iters": int(match[2]),
-        "step_time_s": milliseconds / 1000 if milliseconds is not None else None,
+        "step_time_s": round(milliseconds / 1000, 9) if milliseconds is not None else None,
         "tflops_per_gpu": _number(fields.get("throughput per GPU (TFLOP/s/GPU)")),
         "loss": _number(fields.get("lm loss", fields.get("loss"))),
         "grad_norm": _number(fields.get("grad norm")),

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import Damaged, NothingRan
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.logs import LogSummary, read_log
+from cloudai_mbridge.logs import LogSummary, StepRecord, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -202,13 +202,18 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         run=log.run,
         log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
         metrics=metrics,
-        steps=log.steps,
+        steps=tuple(map(_measured, log.steps)),
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
         comparability=compare_by(run, log.run, system, root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run),
         predicted=_predicted(run.get("predicted"), log.run),
     )
+
+
+def _measured(step: StepRecord) -> StepRecord:
+    """Return a step without rates and times of 0, which a launcher prints for what it does not know."""
+    return replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
 
 
 def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -25,7 +25,6 @@ _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
 _STACK_HEAD = "(most recent call first):\n"
-OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
 
 
 class Verdict(StrEnum):
@@ -64,7 +63,7 @@ def judge(
     """
     if status is not None and status.job_class is JobClass.STOPPED:
         num_steps = 0  # it was to be stopped: what it has measured until then counts
-    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses), *_metric_reasons(metrics))
+    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses), *_metric_reasons(log, metrics))
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
     return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
@@ -114,9 +113,12 @@ def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[st
     return reasons
 
 
-def _metric_reasons(metrics: Metrics) -> list[str]:
-    named = {"step time": metrics.step_time_s, "TFLOP/s per GPU": metrics.tflops_per_gpu}
-    return [f"{name} could not be measured" for name, statistic in named.items() if statistic is None]
+def _metric_reasons(log: LogSummary, metrics: Metrics) -> list[str]:
+    """Return what could not be measured. A rate that the launcher prints as 0, for it does not know it, is no failure."""
+    rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
+    is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
+    named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
+    return [f"{name} could not be measured" for name, is_there in named.items() if not is_there]
 
 
 def with_failure(
@@ -162,7 +164,7 @@ class Judgement:
     """What the runner has to know of an ended attempt. verdict: as in the report.
 
     failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. step_time_s: the
-    median. step_time_error: its standard error as a share, by the scatter of the steps; None where unknown.
+    capped mean. step_time_error: its standard error as a share, by the scatter of the steps; None where unknown.
     """
 
     verdict: str
@@ -192,11 +194,11 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         failure=(failure.id if failure else unnamed) if outcome.reasons else "",
         is_infrastructure=is_infrastructure,
         nodes=failure.nodes if failure else (),
-        step_time_s=times.median if times else None,
+        step_time_s=times.capped_mean if times else None,
         step_time_error=_error(times) if times else None,
     )
 
 
 def _error(times: Statistic) -> float | None:
-    """Return the standard error of the median as a share of it."""
-    return OF_MEDIAN * times.std / times.median / math.sqrt(times.n - 1) if times.n > 1 else None
+    """Return the standard error of the capped mean as a share of it."""
+    return times.capped_std / times.capped_mean / math.sqrt(times.n - 1) if times.n > 1 else None

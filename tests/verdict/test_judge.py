@@ -64,6 +64,14 @@ def test_a_rate_that_is_missing_is_no_success(rate: str) -> None:
     assert (outcome.verdict, outcome.reasons) == (Verdict.FAILED, ("TFLOP/s per GPU could not be measured",))
 
 
+def test_a_rate_that_the_launcher_does_not_know_is_no_failure() -> None:
+    """Megatron-Bridge prints 0.0 for hybrid models."""
+    records = tuple(StepRecord(step, 1.0, 0.0, 5.0) for step in range(1, 7))
+    metrics = measure(records, WARMUP, None)
+    outcome = judge(STATUSES["good"], LogSummary(records, "lines"), metrics, NUM_STEPS, [])
+    assert (outcome.verdict, outcome.reasons, metrics.tflops_per_gpu) == (Verdict.SUCCESS, (), None)
+
+
 def test_a_run_without_measured_steps_is_no_success() -> None:
     records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
     outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 2, None), 2, [])

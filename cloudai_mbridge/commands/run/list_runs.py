@@ -25,7 +25,7 @@ from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict
 
-_STEP_TIME, _TOKENS = METRICS["step_time_mean_s"], METRICS["tokens_per_s_per_gpu"]
+_STEP_TIME, _TOKENS = METRICS["step_time_s"], METRICS["tokens_per_s_per_gpu"]
 _LONGEST_WHY = 300
 
 
@@ -44,7 +44,7 @@ _STYLES = {State.RUNNING: "cyan", State.OPEN: "yellow", State.DONE: "green", Sta
 
 @dataclass(frozen=True, order=True)
 class Best:
-    """The fastest point (test_id/label) of a run with one test, and its step: the mean of all its successful runs."""
+    """The fastest point (test_id/label) of a run with one test, and its step: the mean over its successful runs."""
 
     step_time_s: float
     point: str

@@ -1,5 +1,6 @@
 """Text that is safe to show; report.txt: per run as CloudAI writes it, and a summary of the whole."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
 LONGEST = 2000
+_CAPPED = "a step counts as at most 1.1 x the median"
+_WORTH_SAYING = 0.01  # of a difference between the two means
 
 
 def visible(text: str) -> str:
@@ -38,6 +41,8 @@ def render_point(point: PointReport, root: Path) -> str:
     lines += ["Step Time (s)", *_statistic(metrics.step_time_s if metrics else None), ""]
     lines += ["TFLOP/s per GPU", *_statistic(metrics.tflops_per_gpu if metrics else None), ""]
     lines += [f"Steps counted: {window_text(point)}"]
+    if metrics and metrics.step_time_s:
+        lines += [f"Step time for ranking: {metrics.step_time_s.capped_mean:.6g} s ({_CAPPED})"]
     if metrics and metrics.peak_memory_gib is not None:
         lines += [f"Peak memory: {metrics.peak_memory_gib:.4g} GiB ({metrics.memory_kind or 'of an unknown kind'})"]
     lines += [f"Verdict: {point.verdict}"]
@@ -82,11 +87,10 @@ def render_summary(report: Report) -> str:
 
 def _numbers(point: PointReport) -> str:
     m = point.metrics
-    if m is None or m.step_time_s is None or m.tflops_per_gpu is None:
+    if m is None or m.step_time_s is None:
         return ""
-    return (
-        f", step time {m.step_time_s.mean:.4g} s, {m.tflops_per_gpu.mean:.4g} TFLOP/s/GPU, steps {window_text(point)}"
-    )
+    rate = f"{m.tflops_per_gpu.capped_mean:.4g} TFLOP/s/GPU" if m.tflops_per_gpu else "TFLOP/s/GPU not measured"
+    return f", step time {m.step_time_s.capped_mean:.4g} s, {rate}, steps {window_text(point)}"
 
 
 def count_text(report: Report) -> str:
@@ -94,7 +98,11 @@ def count_text(report: Report) -> str:
 
 
 def spread_text(s: Statistic | None) -> str:
-    return "not measured" if s is None else f"{s.mean:.4g} ±{s.std:.2g}"
+    """Return a number by which points are ranked, and the plain mean where it is more than 1 % off."""
+    if s is None:
+        return "not measured"
+    plain = "" if math.isclose(s.mean, s.capped_mean, rel_tol=_WORTH_SAYING) else f" (mean {s.mean:.4g})"
+    return f"{s.capped_mean:.4g} ±{s.capped_std:.2g}{plain}"
 
 
 def evidence_title(point: PointReport) -> str:
@@ -102,8 +110,8 @@ def evidence_title(point: PointReport) -> str:
 
 
 def windows_text(report: Report) -> str:
-    """Say what the numbers of all points are means of."""
+    """Say what the numbers of all points are means of, and how steps far above the median count."""
     windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:
-        return f"mean ±std over steps {windows.pop()}"
-    return "mean ±std over each run's steps after its warm-up, see report.txt"
+        return f"mean ±std over steps {windows.pop()}; {_CAPPED}"
+    return f"mean ±std over each run's steps after its warm-up, see report.txt; {_CAPPED}"
