@@ -153,10 +153,10 @@ def _mean(runs: Sequence[RunResult], metric: Metric) -> float:
 
 
 def _table(rows: Sequence[RunRow]) -> Table:
-    table = Table("started", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
+    table = Table("started (UTC)", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
     for row in rows:
         name = Text(visible(f"{row.name}\n{_details(row)}".rstrip()))
-        table.add_row(row.started_at[:-3], Text(row.state, style=_STYLES.get(row.state, "")), name)
+        table.add_row(row.started_at[:16], Text(row.state, style=_STYLES.get(row.state, "")), name)
     return table
 
 
