@@ -175,6 +175,7 @@ def execute(
         only_cancel=only_cancel,
         has_lock=True,
         choosers=choosers,
+        may_be_late=not isinstance(system, LocalSystem),
     )
 
 

@@ -15,6 +15,15 @@ from cloudai_mbridge.metrics.statistics import (
 )
 
 __all__ = [
-    *("Definitions", "Metrics", "Statistic", "capped", "capped_mean", "capped_mean_of_rates", "implausible", "measure"),
-    *("missing_steps", "over_runs", "summarize"),
+    "Definitions",
+    "Metrics",
+    "Statistic",
+    "capped",
+    "capped_mean",
+    "capped_mean_of_rates",
+    "implausible",
+    "measure",
+    "missing_steps",
+    "over_runs",
+    "summarize",
 ]

@@ -11,7 +11,6 @@ from typing import Protocol
 from cloudai_mbridge.estimate.hardware import find_gpu, gpus
 from cloudai_mbridge.logs import StepRecord
 
-
 _CAP = 1.1
 
 

@@ -1,4 +1,4 @@
-"""Overrides of either launcher with which a run cannot succeed: not every step that was asked for would be in its log."""
+"""Overrides of either launcher with which a run cannot succeed: some of the steps would not be in its log."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from cloudai_mbridge.metrics import Metrics, Statistic, over_runs
+from cloudai_mbridge.metrics import Statistic, over_runs
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 
@@ -34,7 +34,7 @@ class TestRanking:
     """The points of a test, the fastest first.
 
     by: "step_time_s", or "tokens_per_s_per_gpu" where the points' steps have different numbers of tokens. alike: the
-    points after the first that are at most as far from it as the larger of the two standard deviations. Both are capped.
+    points after the first that are at most as far from it as the larger of the two capped standard deviations.
     """
 
     test_id: str

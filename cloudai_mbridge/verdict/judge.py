@@ -114,7 +114,7 @@ def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[st
 
 
 def _metric_reasons(log: LogSummary, metrics: Metrics) -> list[str]:
-    """Return what could not be measured. A rate that the launcher prints as 0, for it does not know it, is no failure."""
+    """Return what could not be measured. A rate of 0 is unknown to the launcher that prints it, and is no failure."""
     rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
     is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
     named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}

@@ -146,7 +146,7 @@ def test_what_keeps_steps_out_of_the_log_is_refused(key: str, text: str, launche
 
 
 def test_a_plan_refuses_what_keeps_steps_out_of_the_log() -> None:
-    with pytest.raises(BadInput, match="logger.log_interval"):
+    with pytest.raises(BadInput, match=r"logger\.log_interval"):
         _one(extra_cmd_args={"logger.log_interval": "5"})
 
 
