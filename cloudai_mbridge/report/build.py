@@ -165,7 +165,7 @@ def _read_run(
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
         outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
-        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
+        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks, run["num_steps"])
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return log, log_name, metrics, outcome

@@ -19,8 +19,10 @@ from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, load_catalogue, triage
 
+_HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see where each rank stands in stacks/"
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
+_OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a code of Slurm's, in the place of a signal
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
@@ -86,7 +88,7 @@ def _describe(status: JobStatus) -> str:
     details = []
     if status.exit_code:
         details.append(f"exit code {status.exit_code}")
-    if status.signal:
+    if status.signal and (status.state, status.signal) != _OUT_OF_MEMORY:
         details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
     if status.reason:
         details.append(status.reason)
@@ -122,17 +124,25 @@ def _metric_reasons(log: LogSummary, metrics: Metrics) -> list[str]:
 
 
 def with_failure(
-    outcome: RunOutcome, status: JobStatus | None, log: LogSummary, paths: Sequence[Path], stacks: Path
+    outcome: RunOutcome,
+    status: JobStatus | None,
+    log: LogSummary,
+    paths: Sequence[Path],
+    stacks: Path,
+    num_steps: int | None = None,
 ) -> RunOutcome:
     """Return the outcome of a failed run with what is known to make runs fail so.
 
-    paths: its logs. stacks: the directory in which its ranks have left their stacks, if they hung.
+    paths: its logs. stacks: the directory in which its ranks have left their stacks, if they hung. num_steps: as of
+    `judge`.
     """
     failure = triage(status, paths) or _bad_loss(log)
     if failure is None:
         return outcome
     if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
+        if num_steps and not missing_steps(log.steps, num_steps):
+            failure = replace(failure, remedy=_HUNG_AT_ITS_END)
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *outcome.reasons)
     tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
     return replace(outcome, reasons=reasons, evidence=(*failure.evidence, *tail) or outcome.evidence, failure=failure)

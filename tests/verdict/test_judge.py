@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cloudai_mbridge.logs import LogSummary, StepRecord
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.verdict import RunOutcome, Verdict, judge
+from cloudai_mbridge.verdict import RunOutcome, Verdict, judge, with_failure
 
 NUM_STEPS, WARMUP = 6, 2
 STATUSES: dict[str, JobStatus | None] = {
@@ -180,3 +181,20 @@ def test_what_cannot_be_true_is_no_success(change: dict[str, float], words: str)
     outcome = judge(STATUSES["good"], LogSummary(tuple(records)), measure(records, 1, None), 5, [])
     assert outcome.verdict is Verdict.FAILED
     assert any(words in reason for reason in outcome.reasons)
+
+
+def test_slurms_code_for_out_of_memory_is_no_signal() -> None:
+    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
+    status = JobStatus("OUT_OF_MEMORY", JobClass.FAILED, exit_code=0, signal=125)
+    outcome = judge(status, LogSummary(records), measure(records, 0, None), 2, [])
+    assert outcome.reasons == ("the job ended as OUT_OF_MEMORY",)
+
+
+@pytest.mark.parametrize(("num_steps", "words"), [(6, "all steps were made"), (7, "raise runner.hang_timeout_s")])
+def test_a_run_that_hangs_after_its_last_step_is_not_called_slow(tmp_path: Path, num_steps: int, words: str) -> None:
+    records = tuple(StepRecord(step, 1.0, 2.0, 5.0) for step in range(1, 7))
+    log, hung = LogSummary(records, "records"), STATUSES["hung"]
+    outcome = judge(hung, log, measure(records, WARMUP, None), num_steps, [])
+    failure = with_failure(outcome, hung, log, (), tmp_path, num_steps).failure
+    assert failure is not None
+    assert words in failure.remedy
