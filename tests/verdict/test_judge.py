@@ -119,6 +119,33 @@ def test_what_was_to_be_stopped_may_still_be_bad() -> None:
     assert outcome.reasons == ("the loss is nan at step 1",)
 
 
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (
+            JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason="JobLaunchFailure"),
+            ("(job_not_launched); set output_path to ", "ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
+        ),
+        (
+            JobStatus("REFUSED", JobClass.FAILED, reason="the scheduler will never start it: PartitionTimeLimit"),
+            ("(partition_time_limit); lower time_limit", "the job ended as REFUSED (the scheduler will never"),
+        ),
+    ],
+)
+def test_a_job_that_never_started_has_no_other_reasons(
+    status: JobStatus, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    outcome = judge(status, LogSummary(), measure((), 0, None), NUM_STEPS, [])
+    reasons = with_failure(outcome, status, LogSummary(), [tmp_path / "stdout.txt"], tmp_path).reasons
+    assert len(reasons) == 2
+    assert all(words in reason for words, reason in zip(expected, reasons, strict=True))
+
+
+def test_a_job_without_a_step_has_no_missing_measurements() -> None:
+    reasons = _judge(status="failed", steps="none").reasons
+    assert reasons == ("the job ended as FAILED (exit code 3)", "0 of 6 steps are in the log; the first missing is 1")
+
+
 def test_a_signal_without_a_name() -> None:
     records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
     status = JobStatus("FAILED", JobClass.FAILED, exit_code=1, signal=125)

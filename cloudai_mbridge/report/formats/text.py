@@ -15,8 +15,8 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
 LONGEST = 2000
-_CAPPED = "a step counts as at most 1.1 x the median"
 _WORTH_SAYING = 0.01  # of a difference between the two means
+_MOST, _MOST_PLACES = 1e9, 6
 
 
 def visible(text: str) -> str:
@@ -42,7 +42,9 @@ def render_point(point: PointReport, root: Path) -> str:
     lines += ["TFLOP/s per GPU", *_statistic(metrics.tflops_per_gpu if metrics else None), ""]
     lines += [f"Steps counted: {window_text(point)}"]
     if metrics and metrics.step_time_s:
-        lines += [f"Step time for ranking: {metrics.step_time_s.capped_mean:.6g} s ({_CAPPED})"]
+        lines += [
+            f"Capped mean step time: {metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
+        ]
     if metrics and metrics.peak_memory_gib is not None:
         lines += [f"Peak memory: {metrics.peak_memory_gib:.4g} GiB ({metrics.memory_kind or 'of an unknown kind'})"]
     lines += [f"Verdict: {point.verdict}"]
@@ -102,7 +104,19 @@ def spread_text(s: Statistic | None) -> str:
     if s is None:
         return "not measured"
     plain = "" if math.isclose(s.mean, s.capped_mean, rel_tol=_WORTH_SAYING) else f" (mean {s.mean:.4g})"
-    return f"{s.capped_mean:.4g} ±{s.capped_std:.2g}{plain}"
+    return f"{with_error(s.capped_mean, s.capped_std)}{plain}"
+
+
+def with_error(value: float, error: float) -> str:
+    """Return "5.190 ±0.031" or "310 ±120": an error with two digits, and the value to the same place."""
+    if not (math.isfinite(value) and math.isfinite(error)) or max(abs(value), abs(error)) >= _MOST or error < 0:
+        return f"{value:.4g} ±{error:.2g}"
+    if error == 0:
+        return f"{value:.4g} ±0"
+    place = math.floor(math.log10(float(f"{error:.1e}"))) - 1
+    if place < -_MOST_PLACES:  # far below what is measured
+        return f"{value:.4g} ±{error:.1g}"
+    return " ±".join(f"{round(number, -place):.{max(0, -place)}f}" for number in (value, error))
 
 
 def evidence_title(point: PointReport) -> str:
@@ -110,8 +124,8 @@ def evidence_title(point: PointReport) -> str:
 
 
 def windows_text(report: Report) -> str:
-    """Say what the numbers of all points are means of, and how steps far above the median count."""
+    """Say what the numbers of all points are means of."""
     windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:
-        return f"mean ±std over steps {windows.pop()}; {_CAPPED}"
-    return f"mean ±std over each run's steps after its warm-up, see report.txt; {_CAPPED}"
+        return f"capped mean ±std over steps {windows.pop()}"
+    return "capped mean ±std over each run's steps after its warm-up, see report.txt"
