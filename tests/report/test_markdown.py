@@ -120,7 +120,7 @@ def test_the_whole() -> None:
     assert rows[0][2:] == ["0/4", "not measured", "not measured", "not measured", "not measured", failed.reasons[0]]
     assert rows[1][1:] == ["success", "4/4", "3.43 ±0.43 (mean 3.5)", "35.0 ±4.4", "29.2 ±3.7", "1.5", ""]
     for said in (
-        "capped mean ±std over steps 3-4 (n=2), warm-up 1-2 left out; FLOPs by megatron-bridge/new; memory: resident set",
+        "mean ±std over steps 3-4 (n=2), warm-up 1-2 left out; FLOPs by megatron-bridge/new; memory: resident set",
         "sweep/tp2/0: Out of memory",
         "stderr.txt:1: killed",
         "remedy: smaller mb",

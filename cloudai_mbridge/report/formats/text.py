@@ -42,9 +42,8 @@ def render_point(point: PointReport, root: Path) -> str:
     lines += ["TFLOP/s per GPU", *_statistic(metrics.tflops_per_gpu if metrics else None), ""]
     lines += [f"Steps counted: {window_text(point)}"]
     if metrics and metrics.step_time_s:
-        lines += [
-            f"Capped mean step time: {metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
-        ]
+        capped = f"{metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
+        lines += [f"Capped mean step time: {capped}"]
     if metrics and metrics.peak_memory_gib is not None:
         lines += [f"Peak memory: {metrics.peak_memory_gib:.4g} GiB ({metrics.memory_kind or 'of an unknown kind'})"]
     lines += [f"Verdict: {point.verdict}"]
