@@ -16,7 +16,8 @@ def set_flight_recorder(config: DistributedInitConfig, env: MutableMapping[str, 
 
     What the environment sets wins, with a warning where it differs.
     """
-    path = next(filter(None, map(env.get, _PATHS)), config.flight_recorder_dump_path)
+    given = [env[name] for name in _PATHS if env.get(name)]
+    path = given[0] if given else config.flight_recorder_dump_path
     if not path:
         return
     wanted = dict.fromkeys(_PATHS, path) | {

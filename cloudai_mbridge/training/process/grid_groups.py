@@ -108,8 +108,11 @@ def _collection(model: Any, backend: str, timeout: timedelta) -> ProcessGroupCol
     made |= {"ep": of(experts, "ep"), "expt_tp": of(experts, "tp"), "expt_dp": of(experts, "dp")}
     made |= {"tp_ep": of(experts, "tp", "ep"), "tp_ep_pp": of(experts, "tp", "ep", "pp")}
     made |= {"intra_expt_dp": made["expt_dp"], "inter_dist_opt": None, "intra_dist_opt": None}
-    pipelines = dense._gen_rank_enum(["pp"])
-    for name, ends in (("embd", lambda ranks: sorted({ranks[0], ranks[-1]})), ("pos_embd", lambda ranks: ranks[:1])):
-        enumeration = [ends(ranks) for ranks in pipelines]
-        made[name], _ = dist.new_subgroups_by_enumeration(enumeration, backend=backend, timeout=timeout)
+    pipelines: list[list[int]] = dense._gen_rank_enum(["pp"])
+    new_subgroups: Any = dist.new_subgroups_by_enumeration
+    for name, enumeration in (
+        ("embd", [sorted({ranks[0], ranks[-1]}) for ranks in pipelines]),
+        ("pos_embd", [ranks[:1] for ranks in pipelines]),
+    ):
+        made[name], _ = new_subgroups(enumeration, backend=backend, timeout=timeout)
     return ProcessGroupCollection(**made)
