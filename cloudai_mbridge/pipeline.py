@@ -5,7 +5,7 @@ What was written can be taken up again: `resume` reads it back, and goes on as i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ def write(
     before_the_plan: writes what else the directory needs, as the plan makes it one that can be resumed.
     """
     refuse_output_dir(prepared.output_dir, prepared.system)
-    root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now())
+    root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now(UTC))
     prepared = replace(prepared, plan=replace(prepared.plan, dry_run=dry_run))
     before_the_plan(root)
     write_into(prepared, root)
@@ -177,6 +177,7 @@ def execute(
         only_cancel=only_cancel,
         has_lock=True,
         choosers=choosers,
+        may_be_late=not isinstance(system, LocalSystem),
     )
 
 

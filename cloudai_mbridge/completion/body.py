@@ -47,5 +47,5 @@ def _state(report: Report | None, error: Exception | None) -> str:
 
 def _point(point: PointSummary) -> dict[str, Any]:
     measures = {name: getattr(point, name) for name in ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")}
-    means = {name: statistic.mean if statistic else None for name, statistic in measures.items()}
-    return {"test": point.test_id, "point": point.label, **means, "runs": point.num_runs}
+    values = {name: statistic.capped_mean if statistic else None for name, statistic in measures.items()}
+    return {"test": point.test_id, "point": point.label, **values, "runs": point.num_runs}

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -54,7 +54,7 @@ class _RootFiles(SimpleNamespace):
     node_campaign: Final = "node_campaign.json"
 
 
-ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # of the directory that `run` makes
+ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # that `run` makes; UTC
 IS_ROOT_NAME: Final = re.compile(r".*_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 
 POINT_FILES = _PointFiles()
@@ -68,8 +68,8 @@ def started_at(root: Path) -> tuple[datetime, int]:
     """
     if match := IS_ROOT_NAME.fullmatch(root.name):
         with contextlib.suppress(ValueError):
-            return datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), int(match[2] or 0)
+            return datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S").replace(tzinfo=UTC), int(match[2] or 0)
     try:
-        return datetime.fromtimestamp(os.stat(root / ROOT_FILES.plan).st_mtime), 0
+        return datetime.fromtimestamp(os.stat(root / ROOT_FILES.plan).st_mtime, UTC), 0
     except OSError:
-        return datetime.min, 0
+        return datetime.min.replace(tzinfo=UTC), 0

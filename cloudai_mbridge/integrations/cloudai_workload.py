@@ -76,11 +76,11 @@ class EmbeddedReport(ReportGenerationStrategy):
         judged(self.test_run.output_path)
 
     def get_metric(self, metric: str) -> Any:
-        """Return a mean after the warm-up, or CloudAI's METRIC_ERROR; of a failed run always the latter."""
+        """Return a capped mean after the warm-up, or CloudAI's METRIC_ERROR; of a failed run always the latter."""
         try:
             point = judged(self.test_run.output_path)
         except BadInput:
             return METRIC_ERROR
         name = {"default": "step_time_s", "step-time": "step_time_s", "tflops-per-gpu": "tflops_per_gpu"}.get(metric)
         statistic = getattr(point.metrics, name) if name and point.metrics else None
-        return statistic.mean if statistic and point.verdict is Verdict.SUCCESS else METRIC_ERROR
+        return statistic.capped_mean if statistic and point.verdict is Verdict.SUCCESS else METRIC_ERROR

@@ -1,8 +1,9 @@
 """Read a training log as a stream: memory grows with the number of steps, not with the size of the log.
 
-What other programs print into the log is not taken for a record of the run. A record begins its line, behind a rank's
-label at most, and carries the token of the run's job. Records without a token count only where no record has the run's:
-a training loop from before there were tokens wrote them. A record with another token never counts.
+What other programs print into the log is not taken for a record of the run. A record with the token of the run's job is
+proven by it, wherever in a line it stands: half a line of a C library may precede it. Other records begin their line,
+behind a rank's label at most, and count only where no record has the run's token: a training loop from before there
+were tokens wrote them. A record with another token never counts.
 """
 
 import json
@@ -11,11 +12,13 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
+from cloudai_mbridge.logs.pairing import IterationLine, TimeLine, numbered
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 20
@@ -62,8 +65,8 @@ class LogParser:
         self._token, self._has_records = token, has_records
         self._rest = b""
         self._records: dict[int, StepRecord] = {}
-        self._times: list[tuple[float, float]] = []
-        self._iterations: list[dict[str, Any]] = []
+        self._times: list[TimeLine] = []
+        self._iterations: list[IterationLine] = []
         self._run: dict[str, Any] = {}
         self._malformed = self._repeated = self._foreign = 0
         self._restarts: list[int] = []
@@ -80,12 +83,12 @@ class LogParser:
     @property
     def num_steps(self) -> int:
         """How many step lines were read so far, repeated ones included."""
-        return len(self._records) + self._repeated + len(self._times)
+        return len(self._records) + self._repeated + max(len(self._times), len(self._iterations))
 
     @property
     def last_step(self) -> int:
         """The highest step so far, 0 before the first."""
-        return max(self._records, default=len(self._times))
+        return max(self._records or (line.step for line in self._iterations), default=len(self._times))
 
     def finish(self) -> LogSummary:
         """Take the last line even without a line break, and summarize."""
@@ -96,35 +99,51 @@ class LogParser:
         if has_record(line) and not self._has_records:
             self._foreign += 1
         elif has_record(line):
-            if (record := match_step_record(line)) is not None:
-                if self._is_own(record):
-                    self._take_record(record)
-            elif (run := match_run_record(line)) is not None:
-                if self._is_own(run) and "version" in run:  # what has none is not ours, whoever printed it
-                    self._run = {name: value for name, value in run.items() if name != "token"}
-                    self._is_restarted = bool(self._records)
-            else:
-                self._malformed += 1
-        elif (pair := match_step_time(line)) is not None:
-            self._times.append(pair)
-        elif (iteration := match_iteration(line)) is not None:
-            self._iterations.append(iteration)
+            self._take_records(line)
+        for part in _parts(line):
+            self._take_part(part)
+
+    def _take_records(self, line: str) -> None:
+        """Take every whole record that the run's token proves; without one, a record that begins its line."""
+        found = list(_records_in(line)) if self._token is not None and self._token in line else []
+        proven = [(mark, record) for mark, record in found if record is not None and self._has_token(record)]
+        whole = proven or [(mark, own) for mark in (STEP_MARK, RUN_MARK) if (own := match_record(line, mark))]
+        self._malformed += len(found) - len(proven) if proven else not whole
+        for mark, record in whole:
+            if not self._is_own(record):
+                continue
+            if mark == STEP_MARK:
+                self._take_record(record)
+            elif "version" in record:  # what has none is not ours, whoever printed it
+                self._run = {name: value for name, value in record.items() if name != "token"}
+                self._is_restarted = bool(self._records)
+
+    def _take_part(self, part: str) -> None:
+        at = len(self._times) + len(self._iterations)
+        if (pair := match_step_time(part)) is not None:
+            self._times.append(TimeLine(at, *pair))
+        elif (fields := match_iteration(part)) is not None:
+            loss = math.nan if fields["nan_iterations"] else fields["loss"]
+            rest = {name: fields[name] for name in ("step", "step_time_s", "tflops_per_gpu", "grad_norm")}
+            self._iterations.append(IterationLine(at, loss=loss, **rest))
 
     def _is_own(self, record: dict[str, Any]) -> bool:
         """Return whether a record is of this run; count it if not. The first that proves it drops those before it."""
         if self._token is None:
             return True
-        said = record.get("token")
-        is_own = self._token in str(said).split(" ")
+        is_own = self._has_token(record)
         if is_own and not self._has_own:
             self._has_own = True
             self._foreign += len(self._records) + self._repeated + bool(self._run)
             self._records, self._run, self._restarts, self._repeated = {}, {}, [], 0
             self._is_restarted = False
-        if not is_own and (self._has_own or said is not None):
+        if not is_own and (self._has_own or record.get("token") is not None):
             self._foreign += 1
             return False
         return True
+
+    def _has_token(self, record: dict[str, Any]) -> bool:
+        return self._token in str(record.get("token")).split(" ")
 
     def _take_record(self, record: dict[str, Any]) -> None:
         step, step_time = record.get("step"), _number(record.get("step_time_s"))
@@ -147,9 +166,11 @@ class LogParser:
 
     def summary(self) -> LogSummary:
         """Return what was read so far."""
-        notes = [f"the run started again at step {step}" for step in self._restarts[:_MOST_RESTARTS]]
-        if len(self._restarts) > _MOST_RESTARTS:
-            notes.append(f"it started again {len(self._restarts) - _MOST_RESTARTS} more times")
+        fallen = [now.step for before, now in pairwise(self._iterations) if now.step < before.step]
+        restarts = self._restarts if self._records else fallen
+        notes = [f"the run started again at step {step}" for step in restarts[:_MOST_RESTARTS]]
+        if len(restarts) > _MOST_RESTARTS:
+            notes.append(f"it started again {len(restarts) - _MOST_RESTARTS} more times")
         if self._malformed:
             notes.append(f"{self._malformed} damaged records were left out")
         if self._foreign:
@@ -161,21 +182,23 @@ class LogParser:
             return LogSummary(steps, "records", self._run, tuple(notes))
         if not self._times:
             return LogSummary((), "none", self._run, tuple(notes))
-        if self._iterations and len(self._iterations) != len(self._times):
+        lines, num_lost = numbered(self._times, self._iterations)
+        if self._iterations and (len(self._iterations) != len(self._times) or num_lost):
             notes.append(f"{len(self._times)} step-time lines for {len(self._iterations)} iteration lines")
-        paired = list(self._paired())
-        last = {record.step: record for record in paired}
-        if len(last) < len(paired):
-            notes.append(_REPEATED.format(len(paired) - len(last)))
-        return LogSummary(tuple(last[step] for step in sorted(last)), "lines", self._run, tuple(notes))
+        steps = {step: _record_of(step, *pair) for step, pair in lines}
+        if len(steps) < len(lines):
+            notes.append(_REPEATED.format(len(lines) - len(steps)))
+        return LogSummary(tuple(steps[step] for step in sorted(steps)), "lines", self._run, tuple(notes))
 
-    def _paired(self) -> Iterator[StepRecord]:
-        """Join the k-th step-time line with the k-th iteration line: two ranks print them, in either order."""
-        for i, (step_time, tflops) in enumerate(self._times):
-            iteration = self._iterations[i] if i < len(self._iterations) else {}
-            is_nan = bool(iteration.get("nan_iterations"))
-            loss = math.nan if is_nan else iteration.get("loss")
-            yield StepRecord(iteration.get("step", i + 1), step_time, tflops, loss, iteration.get("grad_norm"))
+
+def _record_of(step: int, time: TimeLine | None, iteration: IterationLine | None) -> StepRecord:
+    """Return a step; the iteration line's time, in tenths of a ms, is finer than the step-time line's."""
+    seconds = (time.step_time_s or None) if time else None  # 0: rounded
+    rate = time.tflops_per_gpu if time else None
+    if iteration is None:
+        return StepRecord(step, seconds, rate, None)
+    rate = iteration.tflops_per_gpu if rate is None else rate
+    return StepRecord(step, iteration.step_time_s or seconds, rate, iteration.loss, iteration.grad_norm)
 
 
 def _is_step(value: Any) -> TypeGuard[int]:
@@ -216,8 +239,11 @@ _STEP_TIME = re.compile(rf"Step Time\s*:\s*{_NUMBER}\s*s", re.IGNORECASE)
 _UTILIZATION = re.compile(rf"GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _DEEPEST = 20
 # What srun --label and torchrun write before a rank's line, and the NULs of a file that was cut while it was written
-_LABELS = r"(?:\x00+|\d{1,6}: |\[[\w-]{1,40}\]: ?){0,4}"
+_LABELS = r"(?:\x00*(?:\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
+_PART = re.compile(r"Step Time\s*:|\biteration\s+[0-9]{1,15}/", re.IGNORECASE)
+_MARK = re.compile(rf"({STEP_MARK}|{RUN_MARK}) (?={{)")
+_MOST_RECORDS = 8  # of a line
 
 
 def match_step_time(line: str) -> tuple[float, float] | None:
@@ -227,16 +253,28 @@ def match_step_time(line: str) -> tuple[float, float] | None:
     return (float(time[1]), float(rate[1])) if time and rate else None
 
 
+def _parts(line: str) -> Iterator[str]:
+    """Yield the beginnings of lines of ranks that have become one line, each up to the next."""
+    starts = [match.start() for match in _PART.finditer(line)]
+    return (line[start:end] for start, end in zip(starts, [*starts[1:], len(line)], strict=False))
+
+
 def match_iteration(line: str) -> dict[str, Any] | None:
-    """Return the fields of an "iteration N/ M |" line. A loss that is NaN or negative is not printed there."""
+    """Return the fields of an "iteration N/ M |" line. A loss that is NaN or negative is not printed there.
+
+    A field that no bar closes may be cut, and is left out.
+    """
     match = _ITERATION.search(line)
     if not match:
         return None
-    pairs = (part.partition(":") for part in match[3].split("|"))
+    pairs = (part.partition(":") for part in match[3].split("|")[:-1])
     fields = {name.strip(): value.strip() for name, _, value in pairs}
+    milliseconds = _number(fields.get("elapsed time per iteration (ms)"))
     return {
         "step": int(match[1]),
         "train_iters": int(match[2]),
+        "step_time_s": round(milliseconds / 1000, 9) if milliseconds is not None else None,
+        "tflops_per_gpu": _number(fields.get("throughput per GPU (TFLOP/s/GPU)")),
         "loss": _number(fields.get("lm loss", fields.get("loss"))),
         "grad_norm": _number(fields.get("grad norm")),
         "nan_iterations": _number(fields.get("number of nan iterations")) or 0,
@@ -248,17 +286,26 @@ def match_record(line: str, mark: str) -> dict[str, Any] | None:
 
     One that is cut in half or nested deeper than 20 is not a record.
     """
-    if not (start := re.match(rf"{_LABELS}{mark} {{", line)):
+    if not (start := re.match(rf"{_LABELS}{mark} (?={{)", line)):
         return None
-    text = line[start.end() :]
+    record, end = _decoded(line, start.end())
+    return record if not line[end:].strip() else None
+
+
+def _records_in(line: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yield the mark of each record that begins on the line, and the record if it is whole."""
+    for match in islice(_MARK.finditer(line), _MOST_RECORDS):
+        yield match[1], _decoded(line, match.end())[0]
+
+
+def _decoded(line: str, start: int) -> tuple[dict[str, Any] | None, int]:
+    """Return the JSON object that begins at `start`, None if it is cut or nested deeper than 20, and its end."""
     try:
-        record = json.loads("{" + text)
+        record, end = json.JSONDecoder().raw_decode(line, start)
     except (ValueError, RecursionError):
-        return None
-    may_be_deep = text.count("[") + text.count("{") >= _DEEPEST
-    if not isinstance(record, dict) or (may_be_deep and is_deep(record, _DEEPEST)):
-        return None
-    return record
+        return None, start
+    may_be_deep = line.count("[", start, end) + line.count("{", start, end) > _DEEPEST
+    return (None if may_be_deep and is_deep(record, _DEEPEST) else record), end
 
 
 def has_record(line: str) -> bool:

@@ -4,10 +4,26 @@ from cloudai_mbridge.metrics.statistics import (
     Definitions,
     Metrics,
     Statistic,
+    capped,
+    capped_mean,
+    capped_mean_of_rates,
     implausible,
     measure,
     missing_steps,
+    over_runs,
     summarize,
 )
 
-__all__ = ["Definitions", "Metrics", "Statistic", "implausible", "measure", "missing_steps", "summarize"]
+__all__ = [
+    "Definitions",
+    "Metrics",
+    "Statistic",
+    "capped",
+    "capped_mean",
+    "capped_mean_of_rates",
+    "implausible",
+    "measure",
+    "missing_steps",
+    "over_runs",
+    "summarize",
+]

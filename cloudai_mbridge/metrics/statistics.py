@@ -4,17 +4,23 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
 from cloudai_mbridge.estimate.hardware import find_gpu, gpus
 from cloudai_mbridge.logs import StepRecord
 
+_CAP = 1.1
+
 
 @dataclass(frozen=True)
 class Statistic:
-    """Summary of `n` values; std is the population's, as CloudAI's report has it."""
+    """Summary of `n` values; std is the population's, as CloudAI's report has it.
+
+    capped_mean, capped_std: of the values with each step's time counted as at most a tenth above the median. By the
+    capped mean points are ranked, searched and gated: a CUDA graph's capture or a hiccup does not decide.
+    """
 
     n: int
     mean: float
@@ -22,6 +28,8 @@ class Statistic:
     min: float
     max: float
     std: float
+    capped_mean: float
+    capped_std: float
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,35 @@ class Metrics:
     tokens_per_step_per_gpu: float | None = None
 
 
-def summarize(values: Sequence[float | None]) -> Statistic | None:
-    """Summarize values that are all there and finite; one that is missing makes the whole statistic missing."""
+def capped(times: Sequence[float]) -> list[float]:
+    """Return positive values, each as at most a tenth above their median.
+
+    Single slow steps cannot move their mean far, as they cannot move a median; and where steps fall into several modes
+    it is as steady as a mean, which neither a median nor a trimmed mean is (docs/decisions/0006 has the figures).
+    """
+    highest = _CAP * statistics.median(times)
+    return [min(time, highest) for time in times]
+
+
+def capped_mean(times: Sequence[float]) -> float:
+    return statistics.fmean(capped(times))
+
+
+def capped_mean_of_rates(rates: Sequence[float]) -> float:
+    """Return the rate of steps whose times are capped: the work over the capped mean time."""
+    return 1 / capped_mean([1 / rate for rate in rates])
+
+
+def summarize(values: Sequence[float | None], *, are_rates: bool = False) -> Statistic | None:
+    """Summarize values that are all there and finite; one that is missing makes the whole statistic missing.
+
+    are_rates: they are work per time, not times: for the capped mean.
+    """
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) != len(values):
         return None
     try:
+        within = [1 / rate for rate in capped([1 / rate for rate in numbers])] if are_rates else capped(numbers)
         return Statistic(
             n=len(numbers),
             mean=statistics.fmean(numbers),
@@ -72,9 +103,23 @@ def summarize(values: Sequence[float | None]) -> Statistic | None:
             min=min(numbers),
             max=max(numbers),
             std=statistics.pstdev(numbers),
+            capped_mean=capped_mean_of_rates(numbers) if are_rates else statistics.fmean(within),
+            capped_std=statistics.pstdev(within),
         )
-    except OverflowError:  # numbers that no clock gives
+    except (OverflowError, ZeroDivisionError):  # numbers that no clock gives
         return None
+
+
+def over_runs(runs: Sequence[Statistic | None]) -> Statistic | None:
+    """Summarize the statistics of a point's runs: n runs, the mean of their means, and that of their capped means.
+
+    Of a single run it is its own. None if any run's is missing.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    plain = summarize([run.mean if run else None for run in runs])
+    robust = summarize([run.capped_mean if run else None for run in runs])
+    return replace(plain, capped_mean=robust.mean, capped_std=robust.std) if plain and robust else None
 
 
 _NOTHING_SAID = Definitions()
@@ -87,19 +132,22 @@ def measure(
     said: Definitions = _NOTHING_SAID,
     num_steps: int | None = None,
 ) -> Metrics:
-    """Take the statistics over the steps after the warm-up, none beyond the `num_steps` that were asked for."""
+    """Take the statistics over the steps after the warm-up, none beyond the `num_steps` that were asked for.
+
+    A time, a rate or a peak of 0 is not measured: it is rounded, or a launcher's word for unknown.
+    """
     last = math.inf if num_steps is None else num_steps
     steps = [step for step in steps if step.step <= last]
     counted = [step for step in steps if step.step > warmup_steps]
-    times = [step.step_time_s or None for step in counted]  # 0 is a time too short for a rounded line: not measured
+    times = [step.step_time_s or None for step in counted]
     tokens = [tokens_per_step_per_gpu / t if t and tokens_per_step_per_gpu else None for t in times]
-    memory = summarize([step.peak_memory_gib for step in steps])
+    memory = summarize([step.peak_memory_gib or None for step in steps])
     return Metrics(
         warmup_steps=warmup_steps,
         window=(counted[0].step, counted[-1].step) if counted else None,
         step_time_s=summarize(times),
-        tflops_per_gpu=summarize([step.tflops_per_gpu for step in counted]),
-        tokens_per_s_per_gpu=summarize(tokens),
+        tflops_per_gpu=summarize([step.tflops_per_gpu or None for step in counted], are_rates=True),
+        tokens_per_s_per_gpu=summarize(tokens, are_rates=True),
         first_loss=steps[0].loss if steps else None,
         last_loss=steps[-1].loss if steps else None,
         peak_memory_gib=memory.max if memory else None,

@@ -54,6 +54,9 @@ class RunnerConfig(StrictModel):
     unknown_s: float = Field(
         300.0, gt=0, description="how long a job's state may be unknown before the run counts as lost"
     )
+    late_files_s: float = Field(
+        60.0, ge=0, description="how long the files of a Slurm job that has ended are waited for, if steps are missing"
+    )
     on_completion: OnCompletion | None = Field(None, description="a command and a webhook that are told of the end")
 
 

@@ -20,7 +20,7 @@ from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
-from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
+from cloudai_mbridge.plan.supported import notes_on, notes_on_scenario, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -62,7 +62,12 @@ def build_plan(
         rejected=tuple(point for test in tests for point in test.rejected),
         num_rejected=sum(test.num_rejected for test in tests),
         rule_counts=dict(sorted(sum((test.rule_counts for test in tests), Counter[str]()).items())),
-        notes=(*notes_on_system(system), *loaded.notes, *(note for test in tests for note in test.notes)),
+        notes=(
+            *notes_on_system(system),
+            *notes_on_scenario(loaded, system),
+            *loaded.notes,
+            *(note for test in tests for note in test.notes),
+        ),
         runner=loaded.scenario.runner,
     )
 

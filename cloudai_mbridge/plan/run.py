@@ -23,6 +23,7 @@ from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
+from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 from cloudai_mbridge.sweep import SweepPoint
 
 # cmd_args that hold a credential -> the variable that hands it to the job
@@ -51,6 +52,7 @@ def plan_run(
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
     num_steps = args.max_steps if not upstream or is_passed("max_steps", args, run) else None
+    refuse_hidden_steps(definition.extra_cmd_args, num_steps, is_upstream=upstream)
     config: dict[str, Any] = {}
     recipe_env: dict[str, str] = {}
     if not upstream:

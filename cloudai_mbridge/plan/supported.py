@@ -11,8 +11,9 @@ from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.loading.loaded import with_path
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import GRID_SEARCH, TEMPLATE, TUNE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, MegatronBridgeTestDefinition
 from cloudai_mbridge.models.values.references import has_other_forms
+from cloudai_mbridge.plan.effects import NOT_EMBEDDED, not_upstream, notes_on_keys, set_without_effect
 from cloudai_mbridge.sweep import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
@@ -48,8 +49,18 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         )
 
 
+def notes_on_scenario(loaded: LoadedScenario, system: System) -> Iterator[str]:
+    """Yield a line for the keys of the scenario's own that have no effect, and for those of a system by its tests."""
+    yield from notes_on_keys(f"scenario {loaded.scenario.name!r}", loaded.scenario)
+    if any(may_be_upstream(test.definition) for test in loaded.tests):
+        yield from not_upstream(system)
+
+
 def notes_on_system(system: System) -> Iterator[str]:
-    """Yield a line for what has less effect than it seems to, and for what Slurm may refuse."""
+    """Yield a line for what has no effect, or less than it seems to, and for what Slurm may refuse."""
+    yield from notes_on_keys(f"system {system.name!r}", system)
+    for partition in system.partitions if isinstance(system, SlurmSystem) else ():
+        yield from notes_on_keys(f"system {system.name!r}: partition {partition.name!r}", partition)
     for name, value in system.global_env_vars.items():
         if has_other_forms(str(value)):
             yield f"system {system.name!r}: global_env_vars.{name}: {_LITERAL}"
@@ -75,8 +86,14 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
     where, definition = f"test {test.run.id!r}", test.definition
     if definition.agent_steps is not None and definition.agent != TUNE:
         yield f"{where}: agent_steps has no effect; [sweep] max_points limits the points"
-    if definition.predictor is not None:
-        yield f"{where}: predictor has no effect on a {TEMPLATE} test, as in CloudAI"
+    yield from notes_on_keys(where, test.run)
+    yield from notes_on_keys(where, definition)
+    if not may_be_upstream(definition) and (names := set_without_effect(definition, NOT_EMBEDDED)):
+        yield f"{where}: {', '.join(names)}: the embedded loop needs no repository; `mbridge install` installs them"
+    if definition.training_report is not None:
+        yield from notes_on_keys(f"{where}: training_report", definition.training_report)
+    for repo in definition.git_repos:
+        yield from notes_on_keys(f"{where}: git_repos of {repo.commit!r}", repo)
     for key in _partly_literal(definition):
         yield f"{where}: {key}: {_LITERAL}"
     if profiles(definition) and may_be_upstream(definition):

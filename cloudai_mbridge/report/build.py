@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import Damaged, NothingRan, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.logs import LogSummary, read_log
+from cloudai_mbridge.logs import LogSummary, StepRecord, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -158,7 +158,7 @@ def _so_far(points: Sequence[PointReport], held_by: str | None) -> tuple[str, ..
         return ()
     ran = [point for point in points if point.verdict is not Verdict.REJECTED]
     ended = sum(map(_has_ended, ran))
-    return (f"results so far: {ended} of {counted(len(ran), 'run')} ended; {held_by} drives the others",)
+    return (f"results so far: {ended} of {counted(len(ran), 'run')} ended; held by {held_by}",)
 
 
 def _read_journal(root: Path, held_by: str | None) -> _Past:
@@ -207,7 +207,7 @@ def _read_run(
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
         outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
-        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
+        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks, run["num_steps"])
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return log, log_name, metrics, outcome
@@ -244,13 +244,18 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         run=log.run,
         log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
         metrics=metrics,
-        steps=log.steps,
+        steps=tuple(map(_measured, log.steps)),
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
         comparability=compare_by(run, log.run, plan["system"], root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run, plan.get("repository")),
         predicted=_predicted(run.get("predicted"), log.run),
     )
+
+
+def _measured(step: StepRecord) -> StepRecord:
+    """Return a step without rates and times of 0, which a launcher prints for what it does not know."""
+    return replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
 
 
 def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from cloudai_mbridge.metrics import Metrics
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.verdict import Verdict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class TrialReport:
-    """A point that a search has tried. runs: of it. step_time_s: the mean of their medians after the warm-up."""
+    """A point that a search has tried. runs: of it. step_time_s: the mean of their capped means."""
 
     label: str
     outcome: TrialOutcome

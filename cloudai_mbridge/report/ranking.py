@@ -1,12 +1,12 @@
 """What a run found: its points with their repeats together, the fastest first, and what failed grouped by cause."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from cloudai_mbridge.metrics import Metrics, Statistic, summarize
+from cloudai_mbridge.metrics import Statistic, over_runs
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 
@@ -36,7 +36,7 @@ class TestRanking:
     """The points of a test, the fastest first.
 
     by: "step_time_s", or "tokens_per_s_per_gpu" where the points' steps have different numbers of tokens. alike: the
-    points after the first that are at most as far from it as the larger of the two standard deviations.
+    points after the first that are at most as far from it as the larger of the two capped standard deviations.
     """
 
     test_id: str
@@ -117,17 +117,12 @@ def _summary(runs: Sequence[PointReport]) -> PointSummary:
         label=runs[0].label,
         num_good=len(_good(runs)),
         num_runs=len(runs),
-        step_time_s=_over_runs(good, lambda metrics: metrics.step_time_s),
-        tflops_per_gpu=_over_runs(good, lambda metrics: metrics.tflops_per_gpu),
-        tokens_per_s_per_gpu=_over_runs(good, lambda metrics: metrics.tokens_per_s_per_gpu),
+        step_time_s=over_runs([metrics.step_time_s for metrics in good]),
+        tflops_per_gpu=over_runs([metrics.tflops_per_gpu for metrics in good]),
+        tokens_per_s_per_gpu=over_runs([metrics.tokens_per_s_per_gpu for metrics in good]),
         last_loss=good[0].last_loss if good else None,
         tokens_per_step=per_step.pop() if len(per_step) == 1 else None,
     )
-
-
-def _over_runs(runs: Sequence[Metrics], measure: Callable[[Metrics], Statistic | None]) -> Statistic | None:
-    found = [measure(metrics) for metrics in runs]
-    return found[0] if len(found) == 1 else summarize([each.mean if each else None for each in found])
 
 
 def _ranking(points: list[PointSummary]) -> TestRanking:
@@ -137,7 +132,7 @@ def _ranking(points: list[PointSummary]) -> TestRanking:
 
     def place(point: PointSummary) -> float:
         found: Statistic | None = getattr(point, by)
-        return math.inf if found is None else sign * found.mean
+        return math.inf if found is None else sign * found.capped_mean
 
     ranked = sorted(points, key=place)
     best: Statistic | None = getattr(ranked[0], by)
@@ -151,7 +146,7 @@ def is_same_work(tokens_per_step: Iterable[float | None]) -> bool:
 
 
 def _is_alike(best: Statistic, other: Statistic | None) -> bool:
-    return other is not None and abs(other.mean - best.mean) <= max(best.std, other.std)
+    return other is not None and abs(other.capped_mean - best.capped_mean) <= max(best.capped_std, other.capped_std)
 
 
 def _reason(point: PointReport) -> str:

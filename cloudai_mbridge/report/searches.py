@@ -71,7 +71,7 @@ def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
     else:
         outcome = TrialOutcome.FAILED if failed else TrialOutcome.MEASURED
     good = [run for run in ran if run.verdict is Verdict.SUCCESS or run.job.get("state") == ENDED_EARLY]
-    times = [run.metrics.step_time_s.median for run in good if run.metrics and run.metrics.step_time_s]
+    times = [run.metrics.step_time_s.capped_mean for run in good if run.metrics and run.metrics.step_time_s]
     is_known = outcome in (TrialOutcome.MEASURED, TrialOutcome.ENDED_EARLY)
     predicted = ran[0].predicted or {}
     return TrialReport(

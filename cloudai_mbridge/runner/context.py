@@ -39,8 +39,9 @@ class Tracked:
     """A run with its current attempt, numbered from 1.
 
     ending: what the attempt will count as when its job, which is being cancelled, has ended. not_before, submitted_at,
-    odd_since, unknown_since: on the monotonic clock. odd_since: since when its job is to end, or is hopeless.
-    unknown_since: since when its state is unknown. num_doubtful: submissions that failed with an unknown error.
+    odd_since, unknown_since, late_since: on the monotonic clock. odd_since: since when its job is to end, or is
+    hopeless. unknown_since: since when its state is unknown. late_since: since when its job has ended and files are
+    missing. num_doubtful: submissions that failed with an unknown error.
     """
 
     plan: RunPlan
@@ -56,6 +57,7 @@ class Tracked:
     submitted_at: float = 0.0
     odd_since: float | None = None
     unknown_since: float | None = None
+    late_since: float | None = None
     gpu_s: float = 0.0
 
     @property
@@ -153,6 +155,7 @@ class RunnerContext:
             self.observer.notice(f"{run.plan.key}: its job is {job_id}, not {run.job_id}")
         self.journal.submitted(run.plan.key, run.number, job_id)
         run.phase, run.job_id, run.odd_since, run.unknown_since = Phase.ACTIVE, job_id, None, None
+        run.late_since = None
         self.has_changed = True
 
     def withdraw(self, run: Tracked) -> str | None:

@@ -85,7 +85,7 @@ class Finalizer:
         if (ending := run.ending) is not None and _counts_as(ending, status):
             status = replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
         self._context.has_changed = True
-        run.phase = Phase.ENDED
+        run.phase, run.late_since = Phase.ENDED, None
         run.end_attempt(status)
         self._context.journal.saw(run.plan.key, run.number, status)
         self._context.observer.saw(run.plan, status)

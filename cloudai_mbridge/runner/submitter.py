@@ -167,7 +167,7 @@ class Submitter:
             if run.number:
                 put_aside(self._context.root / run.plan.key, run.number)
             run.number, run.token, run.ending = run.number + 1, token, None
-            run.odd_since = run.unknown_since = None
+            run.odd_since = run.unknown_since = run.late_since = None
         attempts = [(run.plan.key, run.number) for run in runs]
         self._context.journal.intend(attempts, token)
         self._context.log.submitting(token, attempts)

@@ -18,6 +18,7 @@ from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal.journal import Journal
+from cloudai_mbridge.runner.late_files import LateFiles
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
@@ -52,12 +53,13 @@ def run_all(
     only_cancel: bool = False,
     has_lock: bool = False,
     choosers: Mapping[str, Chooser] = MappingProxyType({}),
+    may_be_late: bool = False,
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`. choosers: of the tests to search, by id; of other tests
-    every run is submitted.
+    every run is submitted. may_be_late: files of jobs are seen later than their ends.
 
     InUse: another process holds the directory; nothing was written.
     Damaged: its journal is lost.
@@ -76,7 +78,7 @@ def run_all(
             context = RunnerContext(plan, root, scheduler, journal, observer)
             restore_tokens(journal, context.log)
             require_known(root, journal.entries().values(), context.log)
-            _drive(Watcher(context, judge, keep_open, choosers), pace, interrupts)
+            _drive(Watcher(context, judge, keep_open, choosers, may_be_late=may_be_late), pace, interrupts)
 
 
 def _journal(root: Path) -> Journal:
@@ -186,13 +188,16 @@ class Watcher:
         judge: Judge,
         keep_open: int | None = None,
         choosers: Mapping[str, Chooser] = MappingProxyType({}),
+        *,
+        may_be_late: bool = False,
     ) -> None:
-        """keep_open: the lock on submissions, for the commands that submit. choosers: as in `run_all`."""
+        """keep_open: the lock on submissions, for the commands that submit. choosers, may_be_late: as in `run_all`."""
         self.context = context
         nodes = Nodes(context)
         self.finalizer = Finalizer(context, nodes, judge)
         self.submitter = Submitter(context, nodes, self.finalizer, keep_open, choosers)
         self._progress = Progress(context.root)
+        self._late_files = LateFiles(context, self._progress, may_be_late=may_be_late)
         self.poll_s = 0.0
         self._ask_for_lost_after = 0.0
         self._stopping_since: float | None = None
@@ -229,7 +234,8 @@ class Watcher:
 
     def _saw(self, run: Tracked, status: JobStatus) -> None:
         if status.is_final:
-            self.finalizer.record(run, status)
+            if not self._late_files.are_awaited(run, status):
+                self.finalizer.record(run, status)
             return
         if run.status is None or (status.state, status.restarts) != (run.status.state, run.status.restarts):
             self.context.has_changed = True
@@ -253,7 +259,7 @@ class Watcher:
     def _enforce(self, run: Tracked, now: float) -> JobStatus | None:
         """Return the status with which a job that hangs or can never start is to end; give up one of unknown state."""
         status, config = run.status, self.context.config
-        if status is None:
+        if status is None or run.late_since is not None:
             return None
         odd_s = now - run.odd_since if run.odd_since is not None else 0.0
         if run.unknown_since is not None:  # one answer may have been cut

@@ -21,7 +21,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
 from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder
-from cloudai_mbridge.training.process.grid_groups import forget_grid_groups, grid_groups, make_grid_groups
+from cloudai_mbridge.training.process.grid_groups import grid_groups, make_grid_groups
 from cloudai_mbridge.training.process.loopback import use_loopback
 
 _LAYOUT = (
@@ -87,7 +87,6 @@ def initialize_megatron(config: ConfigContainer) -> None:
 
 
 def _make_groups(config: ConfigContainer) -> None:
-    forget_grid_groups()  # of an earlier run of this process
     if config.dist.use_decentralized_pg:
         make_grid_groups(config)
     else:
@@ -133,6 +132,5 @@ def destroy() -> None:
     """Leave together, so that no rank closes a connection that another still reads."""
     dist.barrier()
     mpu.destroy_model_parallel()
-    forget_grid_groups()
     destroy_num_microbatches_calculator()
     dist.destroy_process_group()

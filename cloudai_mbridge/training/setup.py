@@ -1,5 +1,6 @@
 """Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from cloudai_mbridge.training.checkpointing import (
     create_checkpoint_manager,
     init_checkpointing_context,
     load_checkpoint,
+    load_pretrained,
     local,
     modelopt,
 )
@@ -28,6 +30,7 @@ from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.models.data_parallel import wrap_chunks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
+from cloudai_mbridge.training.peft import apply as adapters
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.profiling import tensor_inspect
 from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
@@ -72,7 +75,7 @@ def setup(state: GlobalState) -> SetupOutput:
     # The schedule of the learning rate has to know how many iterations the epochs are
     datasets = None if config.train.num_epochs is None else build_for_epochs(config, state.tokenizer)
     tensor_inspect.start(config.tensor_inspect)
-    model = build_model(config)
+    model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     _connect(config, model, optimizer, state)
@@ -121,10 +124,19 @@ def _one_or_all(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
 
 
-def build_model(config: ConfigContainer) -> list[Any]:
-    """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up."""
+def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], None] = lambda _: None) -> list[Any]:
+    """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up.
+
+    load_weights: loads the weights that adapters leave as they are; only called with adapters.
+    """
     stages = config.model.virtual_pipeline_model_parallel_size
     chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
+    for hook in config.model.pre_wrap_hooks:
+        chunks = hook(chunks)
+    if config.peft is not None:
+        load_weights(chunks)
+        adapters.apply(chunks, config.peft, config.rng.seed)
+    chunks = [_in_precision(config, chunk) for chunk in chunks]
     with graphs.gradient_stream(config):
         return wrap_chunks(config, chunks)
 
@@ -138,6 +150,10 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
     modelopt.convert_if_asked(config, model)
+    return model
+
+
+def _in_precision(config: ConfigContainer, model: Any) -> Any:
     wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
     correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
     return wrapped

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from cloudai_mbridge.estimate.request import EstimateRequest, gpu_on, trained_qu
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -117,7 +118,7 @@ def _repetitions(runs: Sequence[RunResult], found: Measurements) -> Iterator[lis
 
 def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
     """Return a point of all its runs; BadInput with the reason if nothing is predicted of it."""
-    times = [step.step_time_s for run in runs for step in run.counted_steps if step.step_time_s]
+    times = [value[0] for run in runs if (value := METRICS["step_time_s"].of(run))]
     if not times:
         raise BadInput("it has no step time")
     question = question_of(runs[0])
@@ -127,7 +128,7 @@ def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
     reserved = [step.peak_memory_gib for run in runs for step in run.steps if step.peak_memory_gib]
     is_known = reserved and peak and question.args.launcher is Launcher.EMBEDDED  # of others: what was measured is not
     share = (max(reserved) + _CONTEXT_GIB) / peak if is_known and peak else None
-    return MeasuredPoint(question.gpu.name, groups, median(times), share)
+    return MeasuredPoint(question.gpu.name, groups, fmean(times), share)
 
 
 def device_of(run: RunResult) -> Gpu | None:

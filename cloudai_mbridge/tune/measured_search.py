@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from cloudai_mbridge.metrics import capped
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.runner import Judge
@@ -23,7 +24,6 @@ from cloudai_mbridge.tune.factors import Floats
 from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.verdict import Judgement
-from cloudai_mbridge.verdict.judge import OF_MEDIAN
 
 NOISE = 0.01  # between runs of a point, standard deviation of the logarithm, and after how many differences it is known
 _AS_KNOWN = 2
@@ -276,19 +276,19 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
     after 4, 5, 8, 11, 16, ... steps, each time with a Student distribution: of runs that are as fast as the best, one
-    in 1,000 is called slower at each look. The median counts, as in the best point's time: steps that now and then
-    take long move a mean, of any run.
+    in 1,000 is called slower at each look. The capped mean counts, as in the best point's time: steps that now and then
+    take long move a plain mean, of any run.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
     looks = int(_LOOKS_PER_DOUBLING * math.log2(len(step_times) / _FIRST_LOOK))
     number = int(_FIRST_LOOK * 2 ** (looks / _LOOKS_PER_DOUBLING))
-    logs = np.log(step_times[:number])
-    of_steps = OF_MEDIAN**2 * float(logs.var(ddof=1)) / number
+    times = np.array(capped(step_times[:number]))
+    of_steps = float(np.log(times).var(ddof=1)) / number
     variance = of_steps + best_error**2 + noise**2
     degrees = (number - 1) / max(of_steps / variance, 1e-6) ** 2  # by Satterthwaite: only the steps' is not known
     within = stdtrit(degrees, 1 - _WRONGLY) * math.sqrt(variance)
-    return bool(np.median(logs) - within > math.log(best_s))
+    return bool(math.log(times.mean()) - within > math.log(best_s))
 
 
 def positions_of(coordinates: Sequence[Mapping[str, Any]]) -> Floats:

@@ -19,14 +19,15 @@ from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage
 
+_HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see where each rank stands in stacks/"
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
+_OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a code of Slurm's, in the place of a signal
 _NOT_LAUNCHED = 53  # not a signal: what Slurm writes if a node cannot open a job's directory or output file
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
 _STACK_HEAD = "(most recent call first):\n"
-OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
 
 
 class Verdict(StrEnum):
@@ -71,7 +72,7 @@ def judge(
         num_steps = 0  # it was to be stopped: what it has measured until then counts
     reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses))
     if not reasons or log.steps:  # without a step there is nothing to measure: that follows from the reasons above
-        reasons = (*reasons, *_metric_reasons(metrics))
+        reasons = (*reasons, *_metric_reasons(log, metrics))
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
     return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
@@ -96,7 +97,7 @@ def _describe(status: JobStatus) -> str:
         details.append(f"exit code 0:{_NOT_LAUNCHED}")
     elif status.exit_code:
         details.append(f"exit code {status.exit_code}")
-    if status.signal and status.signal != _NOT_LAUNCHED:
+    if status.signal and status.signal != _NOT_LAUNCHED and (status.state, status.signal) != _OUT_OF_MEMORY:
         details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
     if status.reason:
         details.append(status.reason)
@@ -123,23 +124,34 @@ def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[st
     return reasons
 
 
-def _metric_reasons(metrics: Metrics) -> list[str]:
-    named = {"step time": metrics.step_time_s, "TFLOP/s per GPU": metrics.tflops_per_gpu}
-    return [f"{name} could not be measured" for name, statistic in named.items() if statistic is None]
+def _metric_reasons(log: LogSummary, metrics: Metrics) -> list[str]:
+    """Return what could not be measured. A rate of 0 is unknown to the launcher that prints it, and is no failure."""
+    rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
+    is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
+    named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
+    return [f"{name} could not be measured" for name, is_there in named.items() if not is_there]
 
 
 def with_failure(
-    outcome: RunOutcome, status: JobStatus | None, log: LogSummary, paths: Sequence[Path], stacks: Path
+    outcome: RunOutcome,
+    status: JobStatus | None,
+    log: LogSummary,
+    paths: Sequence[Path],
+    stacks: Path,
+    num_steps: int | None = None,
 ) -> RunOutcome:
     """Return the outcome of a failed run with what is known to make runs fail so.
 
-    paths: its logs. stacks: the directory in which its ranks have left their stacks, if they hung.
+    paths: its logs. stacks: the directory in which its ranks have left their stacks, if they hung. num_steps: as of
+    `judge`.
     """
     failure = triage(status, paths) or _bad_loss(log)
     if failure is None:
         return outcome
     if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
+        if num_steps and not missing_steps(log.steps, num_steps):
+            failure = replace(failure, remedy=_HUNG_AT_ITS_END)
     others = outcome.reasons[:1] if not log.steps and has_never_started(status) else outcome.reasons  # the job's end
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
     tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
@@ -172,7 +184,7 @@ class Judgement:
     """What the runner has to know of an ended attempt. verdict: as in the report.
 
     failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. step_time_s: the
-    median. step_time_error: its standard error as a share, by the scatter of the steps; None where unknown.
+    capped mean. step_time_error: its standard error as a share, by the scatter of the steps; None where unknown.
     """
 
     verdict: str
@@ -202,11 +214,11 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         failure=(failure.id if failure else unnamed) if outcome.reasons else "",
         is_infrastructure=is_infrastructure,
         nodes=failure.nodes if failure else (),
-        step_time_s=times.median if times else None,
+        step_time_s=times.capped_mean if times else None,
         step_time_error=_error(times) if times else None,
     )
 
 
 def _error(times: Statistic) -> float | None:
-    """Return the standard error of the median as a share of it."""
-    return OF_MEDIAN * times.std / times.median / math.sqrt(times.n - 1) if times.n > 1 else None
+    """Return the standard error of the capped mean as a share of it."""
+    return times.capped_std / times.capped_mean / math.sqrt(times.n - 1) if times.n > 1 else None

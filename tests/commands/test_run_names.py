@@ -2,15 +2,19 @@
 
 import json
 import os
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.commands import run_names
 from cloudai_mbridge.commands.run_names import as_run, find_run, find_runs
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.run_files import started_at
 from cloudai_mbridge.files.run_index import record_run
 
 
@@ -47,6 +51,23 @@ def test_runs_of_all_places_newest_first(here: Path, tmp_path: Path, monkeypatch
     assert find_runs() == [fourth, third, second, first]
     assert find_runs(tmp_path / "shared") == [second]
     assert find_run("latest") == fourth
+
+
+def test_names_sort_the_same_in_every_time_zone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run starts in a shell whose clock is 25 hours behind that of the first."""
+    files = Path(__file__).parents[2]
+    scenario = ["--system-config", str(files / "systems/local.toml"), "--tests-dir", str(files / "test_defs")]
+    scenario += ["--test-scenario", str(files / "conf/scenarios/gpt_tiny_sweep.toml"), "--output-dir", "results"]
+    runs: list[Path] = []
+    for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert CliRunner().invoke(cli, ["dry-run", *scenario]).exit_code == 0
+        runs += [run for run in find_runs(here / "results") if run not in runs]
+    monkeypatch.undo()
+    time.tzset()
+    assert find_runs(runs[0].parent) == runs[::-1]
+    assert started_at(runs[1])[0] - started_at(runs[0])[0] < timedelta(minutes=10)
 
 
 def test_newest_is_by_name_also_within_a_second(here: Path) -> None:

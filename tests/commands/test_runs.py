@@ -48,7 +48,7 @@ def test_every_state(mbridge_here: Run, tmp_path: Path) -> None:
     assert rows[6] == {
         "name": name_of(1),
         "path": str(results / name_of(1)),
-        "started_at": "2026-11-01 02:00:00",
+        "started_at": "2026-11-01 02:00:00+00:00",
         "state": "done",
         "held_by": None,
         "counts": {"success": 2},
@@ -77,7 +77,7 @@ def test_the_list_on_80_columns(mbridge_here: Run, tmp_path: Path, monkeypatch: 
     assert code == 0
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in out.splitlines()]
     assert max(map(len, lines)) <= 80
-    assert lines[0].split() == ["started", "state", "run"]
+    assert lines[0].split() == ["started", "(UTC)", "state", "run"]
     assert f"2026-11-01 02:00  done     {name_of(1)}" in lines
     assert f"{'':27}2 success; best: t/mb2, 0.25 s" in lines
     assert f"2026-11-02 02:00  open     {name_of(2, 'a_scenario_with_a_longer_name')}" in lines

@@ -98,7 +98,7 @@ def test_failed_runs_are_in_the_story_and_in_no_level(history: Command, tmp_path
         (("trend", "--last", "0"), "Invalid value for '--last'"),
         (("trend", "--assumed-noise", "0"), "Invalid value for '--assumed-noise'"),
         (("trend", "--history", "bad.json"), "bad.json: is not an SQLite file"),
-        (("import", "bad.json", "--history", "bad.json"), "bad.json: schema_version is 1, 2 is needed"),
+        (("import", "bad.json", "--history", "bad.json"), "bad.json: schema_version is 1, 3 is needed"),
         (("list", "--history", "."), ".: is not a file"),
     ],
 )

@@ -163,6 +163,14 @@ def test_a_metric_that_is_missing_is_not_run(name):
         assert f"{count} of 5 runs have not measured it" in metric(result, name).words
 
 
+def test_a_rate_that_neither_side_knows_does_not_keep_a_point_from_passing():
+    """As Megatron-Bridge prints 0.0 TFLOP/s for hybrid models."""
+    sides = [[_with(run, 0.0) for run in runs(side, noise)] for side, noise in (("b", OTHER), ("a", NOISE))]
+    result = judged(*sides)
+    assert result.verdict is GateVerdict.PASS
+    assert "tflops_per_gpu" not in {m.metric for m in result.points[0].metrics}
+
+
 def test_what_nobody_measured_is_left_out_if_it_is_optional():
     result = judged(runs("b", OTHER, memory=None), runs("a", NOISE, memory=None))
     assert result.verdict is GateVerdict.PASS
@@ -317,6 +325,7 @@ def test_variables_that_were_added_or_removed_are_told():
         },
         "benchmark.commit": ("c0ffee", "beef"),
     }
+    assert list(result.environment_changes)[-1] == "benchmark.commit"
     before = [replace(run, environment={}) for run in BASELINE]
     assert judged(runs("b", OTHER, environment=new), before).environment_changes == {}  # not known
 
@@ -491,9 +500,10 @@ def test_the_rate_of_short_steps_is_looked_at_as_closely(level: float, rate: flo
 
 @pytest.mark.parametrize("level", [0.13, 1.0, 7.25])
 @pytest.mark.parametrize("rate", [0.002, 1.0])
-def test_what_is_rounded_does_not_contradict(level: float, rate: float) -> None:
+@pytest.mark.parametrize("digits", [2, 4])
+def test_what_is_rounded_does_not_contradict(level: float, rate: float, digits: int) -> None:
     metrics = [{**each, "tolerance": 0.2, "margin": 0.1} for each in FOLLOWED]
     baseline = [_with(make_run(f"a{i}", level * (1 + n)), rate, (2, 1)) for i, n in enumerate(NOISE)]
-    results = [_with(make_run(f"b{i}", level * (1 + n)), rate, (2, 1)) for i, n in enumerate(OTHER)]
-    found = metric(judged(results, baseline, metrics=metrics), "tflops_per_gpu")
-    assert "contradicts" not in found.words
+    results = [_with(make_run(f"b{i}", level * (1 + n)), rate, (digits, 1)) for i, n in enumerate(OTHER)]
+    found = judged(results, baseline, metrics=metrics).points[0].metrics
+    assert not any("contradicts" in each.words for each in found)

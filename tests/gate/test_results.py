@@ -9,7 +9,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.results.read import read_results
-from cloudai_mbridge.gate.results.values import METRICS, capped_mean
+from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.metrics import capped_mean
 
 
 def point(**changes: Any) -> dict[str, Any]:

@@ -162,8 +162,6 @@ def verdicts(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         try:
             prepared = read_and_prepare(data := parse_yaml(given["yaml"])).to_yaml()
         except ConfigError as error:
-            if "tag:yaml.org,2002:set" in str(error):  # in the table of adapters
-                data = parse_yaml(given["yaml"].replace("!!set {}", "[]"))
             message, needs = str(error), needs_of(data)
         yield {"recipe": given["recipe"], "gpu": given["gpu"], "message": message, "needs": needs, "prepared": prepared}
 

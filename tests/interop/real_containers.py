@@ -95,6 +95,8 @@ def main() -> None:
         gpu, num_gpus = found["gpu"], int(found["num_gpus"])
         on(gpu, num_gpus)
         container = function()
+        if container.peft is not None:
+            container.checkpoint.pretrained_checkpoint = tempfile.gettempdir()  # as the launcher is given it
         container.to_yaml(str(file))
         answer = {"recipe": name, "gpu": gpu, "num_gpus": num_gpus, "yaml": file.read_text(encoding="utf-8")}
         print(json.dumps({**answer, **resolved(container, file)}), file=answers, flush=True)

@@ -69,6 +69,8 @@ def test_the_iteration_line() -> None:
     assert match_iteration(UPSTREAM) == {
         "step": 7,
         "train_iters": 50,
+        "step_time_s": 1.2345,
+        "tflops_per_gpu": None,
         "loss": 10.85217,
         "grad_norm": 2.345,
         "nan_iterations": 2,

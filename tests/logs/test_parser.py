@@ -180,6 +180,7 @@ def test_carriage_returns_at_the_ends_of_lines() -> None:
 
 def test_nul_bytes_before_a_record() -> None:
     assert [s.step for s in _parse(b"\x00" * 4096 + _record(1).encode()).steps] == [1]
+    assert _parse(b"\x00" * 4096 + b'MBRIDGE_RUN {"version": 1}\n').run == {"version": 1}
 
 
 def test_bytes_that_are_no_utf8() -> None:

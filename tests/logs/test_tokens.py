@@ -1,4 +1,4 @@
-"""Whose records count: they begin their line and carry the token of the run's job."""
+"""Whose records count: those with the token of the run's job, wherever they stand."""
 
 import json
 
@@ -54,10 +54,25 @@ def test_a_job_within_a_job_has_both_tokens() -> None:
     assert _steps(_record(1, f"{OTHER} {TOKEN}")) == [(1, 5.0)]
 
 
-@pytest.mark.parametrize("before", ["saw ", "rank 0 said: ", "'", "MBRIDGE_STEP {", "10: x: "])
-def test_a_record_in_the_middle_of_a_line_is_none(before: str) -> None:
-    log = _parse(_record(1) + before + _record(2))
+@pytest.mark.parametrize("before", ["saw ", "rank 0 said: ", "'", "10: x: ", "h:9:9 [0] NCCL INFO Channel 00/0 : 0["])
+@pytest.mark.parametrize("after", ["", "h:9:9 [1] NCCL INFO comm 0x"])
+def test_the_token_proves_a_record_wherever_it_stands(before: str, after: str) -> None:
+    log = _parse(_record(1) + before + _record(2).rstrip("\n") + after + "\n" + _record(3))
+    assert [(step.step, step.loss) for step in log.steps] == [(1, 5.0), (2, 5.0), (3, 5.0)]
+    assert log.notes == ()
+
+
+@pytest.mark.parametrize("token", [None, OTHER])
+def test_a_record_without_the_token_in_the_middle_of_a_line_is_none(token: str | None) -> None:
+    log = _parse(_record(1) + "saw " + _record(2, token))
     assert [step.step for step in log.steps] == [1]
+    assert log.notes == ("1 damaged records were left out",)
+
+
+def test_records_of_several_ranks_on_one_line_all_count() -> None:
+    run = render_record(RUN_MARK, {"device": "H100"}, TOKEN)
+    log = _parse(run + _record(1) + _record(2)[:30] + _record(3).rstrip("\n") + _record(4))
+    assert ([step.step for step in log.steps], log.run["device"]) == ([1, 3, 4], "H100")
     assert log.notes == ("1 damaged records were left out",)
 
 

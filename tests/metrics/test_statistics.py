@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure
+from cloudai_mbridge.metrics import Definitions, measure, over_runs
 from cloudai_mbridge.metrics.statistics import summarize
 
 
@@ -27,6 +27,37 @@ def test_the_warm_up_is_left_out() -> None:
     assert metrics.tflops_per_gpu.mean == pytest.approx((10 + 5 + 10 / 6) / 3)
     assert metrics.tokens_per_s_per_gpu is not None
     assert metrics.tokens_per_s_per_gpu.mean == pytest.approx((120 + 60 + 20) / 3)
+
+
+def test_a_capture_in_the_window_does_not_decide() -> None:
+    """A CUDA graph is captured at the second step counted; without graphs, steps take a third longer."""
+    fast = measure(_steps(9.0, 60.0, 4.0, 14.0, 3.02, 3.0, 3.0, 2.98, 3.0), 2, 120.0)
+    slow = measure(_steps(*[4.0] * 9), 2, 120.0)
+    assert fast.step_time_s is not None
+    assert slow.step_time_s is not None
+    assert fast.step_time_s.mean > slow.step_time_s.mean
+    assert fast.step_time_s.capped_mean == pytest.approx((3.3 + 3.3 + 3.02 + 3.0 + 3.0 + 2.98 + 3.0) / 7)
+    assert fast.step_time_s.capped_std < 0.2
+    assert fast.tokens_per_s_per_gpu is not None
+    assert fast.tflops_per_gpu is not None
+    assert fast.tokens_per_s_per_gpu.capped_mean == pytest.approx(120 / fast.step_time_s.capped_mean)
+    assert fast.tflops_per_gpu.capped_mean == pytest.approx(10 / fast.step_time_s.capped_mean)
+
+
+def test_over_runs_the_capped_means_count() -> None:
+    one, other = (measure(_steps(*times), 0, None).step_time_s for times in ((1.0, 1.0, 1.0, 9.0), (1.2,) * 4))
+    found = over_runs([one, other])
+    assert found is not None
+    assert (found.n, found.mean, found.capped_mean) == (2, pytest.approx(2.1), pytest.approx((1.025 + 1.2) / 2))
+    assert over_runs([one]) is one
+    assert over_runs([one, None]) is None
+
+
+def test_zero_is_not_measured() -> None:
+    steps = [StepRecord(step, 1.0, 0.0, 5.0, None, 0.0) for step in (1, 2, 3)]
+    metrics = measure(steps, 0, None)
+    assert (metrics.tflops_per_gpu, metrics.peak_memory_gib) == (None, None)
+    assert measure([StepRecord(1, 0.0, 1.0, 5.0)], 0, None).step_time_s is None
 
 
 def test_losses_are_of_the_whole_run() -> None:

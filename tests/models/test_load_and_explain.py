@@ -37,6 +37,7 @@ def _load_alone(path: Path) -> Any:
     [
         ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
         ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4, "unknown key; did you mean 'tp'?"),
+        ('[cmd_args]\nmodel_size = "8b"\n', 4, "unknown key; did you mean 'model_recipe_name'?"),
         ("[cmd_args]\nmicro_batch_size = 1\n", 4, "unknown key; did you mean 'mb'?"),
         ("[metrics]\nwarmup_step = 1\n", 4, "metrics.warmup_step: unknown key; did you mean 'warmup_steps'?"),
         ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6, "git_repos[0].mount: unknown key; did you mean"),

@@ -17,6 +17,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM4 = SlurmSystem.model_validate(
@@ -120,6 +121,33 @@ def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) ->
     with contextlib.suppress(BadInput):  # to refuse it is as good
         run = _one(extra_cmd_args={key: text})
         assert run.args.get(field) == run.training_config[section][name]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "launchers"),
+    [
+        ("logger.log_interval", "5", "embedded megatron_bridge"),
+        ("++logger.log_interval", "2", "embedded megatron_bridge"),
+        ("train.exit_interval", "4", "embedded megatron_bridge"),
+        ("train.exit_duration_in_mins", "30", "embedded megatron_bridge"),
+        ("train.iterations_to_skip", "[3]", "embedded megatron_bridge"),
+        ("validation.skip_train", "true", "embedded megatron_bridge"),
+        ("logger.skip_train_metrics_log", "true", "megatron_bridge"),
+        *((key, text, "") for key, text in (("logger.log_interval", "1"), ("train.exit_interval", "10"))),
+        *((key, text, "") for key, text in (("train.iterations_to_skip", "[]"), ("train.skip_train", "false"))),
+    ],
+)
+def test_what_keeps_steps_out_of_the_log_is_refused(key: str, text: str, launchers: str) -> None:
+    """Such a run would train, and then fail since steps are missing."""
+    for launcher in ("embedded", "megatron_bridge"):
+        is_refused = launcher in launchers.split()
+        with pytest.raises(BadInput, match="such a run fails; remove it") if is_refused else contextlib.nullcontext():
+            refuse_hidden_steps({key: text}, 10, is_upstream=launcher == "megatron_bridge")
+
+
+def test_a_plan_refuses_what_keeps_steps_out_of_the_log() -> None:
+    with pytest.raises(BadInput, match=r"logger\.log_interval"):
+        _one(extra_cmd_args={"logger.log_interval": "5"})
 
 
 def test_environment_of_the_system_and_of_the_test() -> None:
@@ -305,7 +333,7 @@ def test_what_has_no_effect_is_said() -> None:
     plan = _plan({}, predictor={"a": 1}, agent_steps=3)
     assert plan.notes == (
         "test 't0': agent_steps has no effect; [sweep] max_points limits the points",
-        "test 't0': predictor has no effect on a MegatronBridge test, as in CloudAI",
+        "test 't0': predictor has no effect",
     )
 
 

@@ -100,7 +100,7 @@ def test_a_profiler_that_is_on_counts_with_its_options(tmp_path: Path) -> None:
     ("name", "value", "other", "is_same"),
     [
         ("optimizer.lr", "0.1", "0.2", False),
-        ("logger.log_interval", "1", "10", False),
+        ("logger.tensorboard_log_interval", "1", "10", False),
         ("logger.wandb_exp_name", "a", "b", True),
         ("+logger.tensorboard_dir", "/a", "/b", True),
         ("checkpoint.save", "/a", "/b", True),

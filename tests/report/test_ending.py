@@ -1,6 +1,7 @@
 """One screen at the end of a run: the fastest points, why others failed, what it cost."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def test_the_fastest_is_named_with_what_is_no_slower() -> None:
     assert shown(some_report(*points))[1] == "fastest: mb1, 1 s a step; within noise of it: mb2"
     assert shown(some_report(*points[:2]))[1] == "fastest: mb1, 1 s a step"
     assert "fastest" not in "".join(shown(some_report(points[0])))
+
+
+def test_a_capture_in_the_window_does_not_make_a_point_slow() -> None:
+    """The graph's capture takes as long as four steps; the plain mean stands beside the time that ranks."""
+    captured = timed("graphs", 2.0, 0.001)
+    slow = replace(captured.steps[3], step_time_s=9.0, tflops_per_gpu=2000 / 9)
+    steps = (*captured.steps[:3], slow, *captured.steps[4:])
+    points = [replace(captured, steps=steps, metrics=measure(steps, 2, 4096.0)), timed("plain", 2.6, 0.001)]
+    lines = shown(some_report(*points), 100)
+    assert lines[1].startswith("fastest: graphs, 2.03")
+    (row,) = (line for line in lines if line.startswith("graphs"))
+    assert "(mean 3.16" in row
 
 
 def test_where_steps_differ_in_work_the_fastest_has_the_most_tokens() -> None:

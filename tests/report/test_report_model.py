@@ -124,6 +124,18 @@ def test_a_number_ends_where_its_error_does(value: float, error: float, text: st
     assert with_error(value, error) == text
 
 
+def test_many_rejected_points_are_one_line_until_asked_for() -> None:
+    rejected = [_rejected(label=f"tp{number}") for number in range(13)]
+    report = _report(_point(), *rejected, num_rejected=13, rule_counts={"C04": 13})
+    texts = []
+    for all_rejected in (False, True):
+        out = io.StringIO()
+        Console(width=200, file=out).print(render_table(report, all_rejected=all_rejected))
+        texts.append(out.getvalue())
+    assert "rejected: 13 points, by rule: C04 13; --rejected lists them" in texts[0]
+    assert ("tp12" in texts[0], "tp12" in texts[1]) == (False, True)
+
+
 def test_counts() -> None:
     report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
     assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2, 0]
@@ -135,7 +147,7 @@ def test_counts() -> None:
 
 def test_the_published_form() -> None:
     data = _strict(json.dumps(_report(_point(), _rejected()).to_dict(), allow_nan=False))
-    assert data["schema_version"] == SCHEMA_VERSION == 2
+    assert data["schema_version"] == SCHEMA_VERSION == 3
     assert data["tool"] == {"name": "cloudai-mbridge", "version": "1"}
     assert (data["scenario"], data["system"]) == ("s", "here")
     good, rejected = data["points"]
@@ -195,6 +207,7 @@ TFLOP/s per GPU
   std: 5.0
 
 Steps counted: 3-4 (n=2), warm-up 1-2 left out
+Capped mean step time: 3.425 s (a step counts as at most 1.1 x the median)
 Verdict: success
 """
     )
@@ -270,7 +283,7 @@ def test_the_summary_names_every_point() -> None:
     text = render_summary(_report(_point(), _point(Verdict.FAILED, label="tp2", reasons=("why",)), _rejected()))
     lines = text.splitlines()
     assert lines[0] == "Scenario s on here: 1 success, 1 failed, 0 skipped, 1 rejected"
-    assert lines[2].startswith("sweep/tp1/0: success, step time 3.5 s, 35 TFLOP/s/GPU, steps 3-4 (n=2)")
+    assert lines[2].startswith("sweep/tp1/0: success, step time 3.425 s, 35.04 TFLOP/s/GPU, steps 3-4 (n=2)")
     assert "sweep/tp2/0: failed" in text
     assert "  - why\n" in text
     assert f"  - {VIOLATION['message']}\n" in text
@@ -324,13 +337,13 @@ def test_the_table_shows_every_point_with_its_numbers() -> None:
     text = _table(_report(_point(), failed, _rejected()))
     rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
     assert set(rows) == {"tp1", "tp2", "tp9"}
-    for cell in ("success", "4/4", "3.50 ±0.50", "35.0 ±5.0", "6.000 → 3.000"):
+    for cell in ("success", "4/4", "3.43 ±0.43 (mean 3.5)", "35.0 ±4.4", "6.000 → 3.000"):
         assert cell in rows["tp1"]
     for cell in ("failed", "0/4", "not measured", "0 of 4 steps are in the log"):
         assert cell in rows["tp2"]
     assert "C04 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2)" in rows["tp9"]
     assert "ValueError: x" in text
-    assert "\n1 success, 1 failed, 0 skipped, 1 rejected; mean ±std over " in text
+    assert "\n1 success, 1 failed, 0 skipped, 1 rejected; capped mean ±std over " in text
 
 
 def _cancelled(number: int, reason: str = "mbridge was stopped", **keys: Any) -> list[PointReport]:

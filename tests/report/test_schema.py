@@ -138,9 +138,10 @@ def _objects(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 # Where names are data: a rule, a package, an argument may be there or not
-OPEN = {"rule_counts", "packages", "args", "run", "coordinates", "operands", "excluded_nodes"}
+OPEN = {"rule_counts", "packages", "variables", "args", "run", "coordinates", "operands", "excluded_nodes"}
 # What a job has only once its scheduler was asked, and a violation only where a release decides an operand
 OPTIONAL = {"job_class", "exit_code", "signal", "run_time_s", "restarts", "origins"}
+OPTIONAL |= {"benchmark", "variables"}  # which earlier reports lack
 
 
 def _at(data: Any, path: tuple[Any, ...]) -> Any:

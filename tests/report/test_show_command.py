@@ -81,7 +81,7 @@ def test_a_run_under_way_shows_its_results_so_far(embedded: ARun) -> None:
         text, whole = printed(embedded.root), json.loads(printed(embedded.root, "--json"))
         assert "Steps counted: 3-6" in printed(embedded.root, "mb1")
         assert "  - waits to be submitted" in printed(embedded.root, "mb2")
-    assert "results so far: 1 of 2 runs ended; process" in text
+    assert "results so far: 1 of 2 runs ended; held by process" in text
     assert "mbridge cancel" not in text
     assert whole["summary"] == {"success": 1, "failed": 0, "skipped": 0, "rejected": 1, "unfinished": 1}
     CHECK.validate(whole)

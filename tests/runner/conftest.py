@@ -219,7 +219,14 @@ class Bench:
         }
         return RunPlan(**{**data, **keys})
 
-    def drive(self, *runs: RunPlan, only_cancel: bool = False, pace: Pace | None = None, **config: Any) -> Notes:
+    def drive(
+        self,
+        *runs: RunPlan,
+        only_cancel: bool = False,
+        pace: Pace | None = None,
+        may_be_late: bool = False,
+        **config: Any,
+    ) -> Notes:
         """Drive the runs to their end; `config` is the [runner] table."""
         for run in runs:
             (self.root / run.key).mkdir(parents=True, exist_ok=True)
@@ -236,6 +243,7 @@ class Bench:
                 self.judge,
                 pace=pace or Pace(1.0, 1.0, self.clock),
                 only_cancel=only_cancel,
+                may_be_late=may_be_late,
             )
         return self.notes
 

@@ -293,7 +293,8 @@ def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> Non
 
 def test_the_last_line_is_the_complaint() -> None:
     assert Answer(1, "", "a\nsbatch: error: b\n\n").complaint == "sbatch: error: b"
-    assert Answer(3, "out", "\n").complaint == "exit code 3 and no output"
+    assert Answer(3, "", "\n").complaint == "exit code 3 and no output"
+    assert Answer(0, "a\nqueued as 7\n", "").complaint == "exit code 0 and the output 'queued as 7'"
 
 
 @pytest.mark.parametrize("prefix", ["", "project-sub:"])

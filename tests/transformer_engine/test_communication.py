@@ -42,6 +42,13 @@ def _build(model: str, world: int = 1, overlap: dict[str, Any] | None = None, **
         return build(config, world=world)
 
 
+def test_attention_is_split_over_two_levels_of_groups() -> None:
+    sizes = {"hierarchical_context_parallel_sizes": [2, 4], "cp_comm_type": "a2a+p2p"}
+    built = _build("dense", world=8, context_parallel_size=8, **sizes)
+    for layer in built.model.decoder.layers:
+        assert [each.size() for each in layer.self_attention.core_attention.cp_group] == [2, 4]
+
+
 @pytest.fixture
 def fused_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTE_CUTEDSL_FUSED_GROUPED_MLP", "1")

@@ -65,6 +65,14 @@ def test_a_rate_that_is_missing_is_no_success(rate: str) -> None:
     assert (outcome.verdict, outcome.reasons) == (Verdict.FAILED, ("TFLOP/s per GPU could not be measured",))
 
 
+def test_a_rate_that_the_launcher_does_not_know_is_no_failure() -> None:
+    """Megatron-Bridge prints 0.0 for hybrid models."""
+    records = tuple(StepRecord(step, 1.0, 0.0, 5.0) for step in range(1, 7))
+    metrics = measure(records, WARMUP, None)
+    outcome = judge(STATUSES["good"], LogSummary(records, "lines"), metrics, NUM_STEPS, [])
+    assert (outcome.verdict, outcome.reasons, metrics.tflops_per_gpu) == (Verdict.SUCCESS, (), None)
+
+
 def test_a_run_without_measured_steps_is_no_success() -> None:
     records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
     outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 2, None), 2, [])
@@ -116,7 +124,7 @@ def test_what_was_to_be_stopped_may_still_be_bad() -> None:
     [
         (
             JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason="JobLaunchFailure"),
-            ("(job_not_launched); set output_path to ", "the job ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
+            ("(job_not_launched); set output_path to ", "ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
         ),
         (
             JobStatus("REFUSED", JobClass.FAILED, reason="the scheduler will never start it: PartitionTimeLimit"),
@@ -200,3 +208,20 @@ def test_what_cannot_be_true_is_no_success(change: dict[str, float], words: str)
     outcome = judge(STATUSES["good"], LogSummary(tuple(records)), measure(records, 1, None), 5, [])
     assert outcome.verdict is Verdict.FAILED
     assert any(words in reason for reason in outcome.reasons)
+
+
+def test_slurms_code_for_out_of_memory_is_no_signal() -> None:
+    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
+    status = JobStatus("OUT_OF_MEMORY", JobClass.FAILED, exit_code=0, signal=125)
+    outcome = judge(status, LogSummary(records), measure(records, 0, None), 2, [])
+    assert outcome.reasons == ("the job ended as OUT_OF_MEMORY",)
+
+
+@pytest.mark.parametrize(("num_steps", "words"), [(6, "all steps were made"), (7, "raise runner.hang_timeout_s")])
+def test_a_run_that_hangs_after_its_last_step_is_not_called_slow(tmp_path: Path, num_steps: int, words: str) -> None:
+    records = tuple(StepRecord(step, 1.0, 2.0, 5.0) for step in range(1, 7))
+    log, hung = LogSummary(records, "records"), STATUSES["hung"]
+    outcome = judge(hung, log, measure(records, WARMUP, None), num_steps, [])
+    failure = with_failure(outcome, hung, log, (), tmp_path, num_steps).failure
+    assert failure is not None
+    assert words in failure.remedy

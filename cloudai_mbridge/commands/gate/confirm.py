@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def confirm(
     MBridgeError: as `pipeline.execute`; then, too, the report is written as far as it can be.
     """
     prepared, excluded = prepare(root.resolve(), points, repeats, slow_nodes)
-    new = create_root(prepared.output_dir, f"{prepared.plan.scenario}-confirm", datetime.now())
+    new = create_root(prepared.output_dir, f"{prepared.plan.scenario}-confirm", datetime.now(UTC))
     with contextlib.closing(Journal(new / ROOT_FILES.journal)) as journal:  # before the plan, which makes it resumable
         for node, reason in excluded.items():
             journal.exclude(node, reason)

@@ -269,8 +269,8 @@ def _show(
             console.print_line(f"CUDA graphs as in the recipe, in {precision}: {', '.join(graphs.values())}")
     for published in published_configurations(request, found):
         console.print_line(_comparison(published, names_format=len(request.precisions) > 1))
-    for precision, error in found.errors.items():
-        console.print_line(f"step times in {precision}: {error}")
+    for name, error in found.errors.items():
+        console.print_line(f"step times in {name}: {error}")
     if why_not:
         console.print_line(f"no cost: {why_not}")
 

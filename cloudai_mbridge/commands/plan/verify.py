@@ -12,7 +12,7 @@ from pathlib import Path
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
-from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
+from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed, is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.loading.loaded import (
@@ -39,6 +39,7 @@ from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.supported import unlisted_partition
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
+from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 
@@ -215,7 +216,10 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
             rules.update({violation.rule_id for violation in point.violations})
             continue
         resolved, args, recipe = point.resolve()
-        if is_upstream(args):
+        is_theirs = is_upstream(args)
+        num_steps = args.max_steps if not is_theirs or is_passed("max_steps", args, test.run) else None
+        refuse_hidden_steps(definition.extra_cmd_args, num_steps, is_upstream=is_theirs)
+        if is_theirs:
             values = {("launcher", "upstream"), *((name, str(value)) for name, value in point.coordinates.items())}
             if is_pinned and not values <= seen:  # each value once
                 seen |= values

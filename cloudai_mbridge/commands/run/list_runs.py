@@ -25,7 +25,7 @@ from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict
 
-_STEP_TIME, _TOKENS = METRICS["step_time_mean_s"], METRICS["tokens_per_s_per_gpu"]
+_STEP_TIME, _TOKENS = METRICS["step_time_s"], METRICS["tokens_per_s_per_gpu"]
 _LONGEST_WHY = 300
 
 
@@ -44,7 +44,7 @@ _STYLES = {State.RUNNING: "cyan", State.OPEN: "yellow", State.DONE: "green", Sta
 
 @dataclass(frozen=True, order=True)
 class Best:
-    """The fastest point (test_id/label) of a run with one test, and its step: the mean of all its successful runs."""
+    """The fastest point (test_id/label) of a run with one test, and its step: the mean over its successful runs."""
 
     step_time_s: float
     point: str
@@ -153,10 +153,10 @@ def _mean(runs: Sequence[RunResult], metric: Metric) -> float:
 
 
 def _table(rows: Sequence[RunRow]) -> Table:
-    table = Table("started", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
+    table = Table("started (UTC)", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
     for row in rows:
         name = Text(visible(f"{row.name}\n{_details(row)}".rstrip()))
-        table.add_row(row.started_at[:-3], Text(row.state, style=_STYLES.get(row.state, "")), name)
+        table.add_row(row.started_at[:16], Text(row.state, style=_STYLES.get(row.state, "")), name)
     return table
 
 

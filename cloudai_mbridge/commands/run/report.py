@@ -17,11 +17,10 @@ from cloudai_mbridge.errors import OK, POINTS_FAILED
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
-from cloudai_mbridge.report import Report, build_report
+from cloudai_mbridge.report import build_report
 from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.lock import reading
-from cloudai_mbridge.verdict import Verdict
 
 _FILES = (
     *(ROOT_FILES.report, ROOT_FILES.summary, ROOT_FILES.report_html, ROOT_FILES.markdown, ROOT_FILES.junit),
@@ -33,7 +32,7 @@ _FILES = (
 class ReportWritten:
     """The reports of a run. succeeded: as the exit code says. counts: points by verdict. num_rejected: by rules.
 
-    files: none while the run has unfinished points.
+    files: none while another process drives the run.
     """
 
     path: Path
@@ -64,15 +63,12 @@ def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, 
             console.print_line("no report is written before the run has ended")
         else:
             report = show_report(console, result_dir, **options)
+    succeeded = report.succeeded and held_by is None
     if as_json:
-        print_json(_written(result_dir, report))
-    return OK if report.succeeded else POINTS_FAILED
-
-
-def _written(root: Path, report: Report) -> ReportWritten:
-    names = () if report.count(Verdict.UNFINISHED) else _FILES
-    files = tuple(root / name for name in names if (root / name).exists())
-    return ReportWritten(root, report.succeeded, report.counts, report.num_rejected, files)
+        names = () if held_by else _FILES
+        files = tuple(result_dir / name for name in names if (result_dir / name).exists())
+        print_json(ReportWritten(result_dir, succeeded, report.counts, report.num_rejected, files))
+    return OK if succeeded else POINTS_FAILED
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:

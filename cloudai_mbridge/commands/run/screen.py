@@ -131,7 +131,7 @@ class Screen(AbstractContextManager["Screen"]):
         yield Text(visible(row.verdict or row.status.state), style=style)
         yield Text("" if row.group == "pending" else f"{step.step if step else 0}/{run.num_steps or '?'}")
         yield _number(step.step_time_s if step else None)
-        yield _number(step.tflops_per_gpu if step else None)
+        yield _number(step.tflops_per_gpu or None if step else None)
         yield _number(step.loss if step else None)
 
 

@@ -1,4 +1,4 @@
-"""M14-M24: features that exclude each other, need a kind of model, or need a kind of GPU."""
+"""M14 on: features that exclude each other, need a kind of model, or need a kind of GPU."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 

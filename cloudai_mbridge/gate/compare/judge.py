@@ -31,8 +31,8 @@ from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.gate.statistics.comparison import adjust
 
-# The last digits of Megatron-Bridge's lines
-_DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 1
+# The last digits of Megatron-Bridge's lines; times that come from its iteration lines have two more
+_DIGITS_OF_TIME, _FINER_DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 4, 1
 
 _NOT_SET = "(not set)"
 
@@ -131,7 +131,7 @@ def _settle(
         if worse.get(name) and isinstance(m, Tested) and not _waive(by_name[name], found.point, policy, today).waived:
             by_name[name] = settle(m, policy, rate, weight)
     for metric in policy.metrics:
-        if metric.follows in by_name and metric.name not in by_name:
+        if metric.follows in by_name and metric.name not in by_name and _is_measured(metric.name, found):
             by_name[metric.name] = _follow(metric, by_name[metric.follows], found)
     metrics = tuple(_waive(by_name[m.name], found.point, policy, today) for m in policy.metrics if m.name in by_name)
     deciding = [m.verdict for m in metrics if m.decides and not m.waived]
@@ -167,6 +167,12 @@ def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict]
         verdicts.append(GateVerdict.NOT_COMPARABLE)
         texts.append(found.why)
     return verdicts, texts
+
+
+def _is_measured(name: str, found: Match) -> bool:
+    """Return whether a run of either side has a metric."""
+    reference, runs = (found.reference.runs, found.runs.good) if found.reference and found.runs else ((), ())
+    return any(name in run.values for run in reference) or any(METRICS[name].of(run) for run in runs)
 
 
 def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> MetricVerdict:
@@ -224,10 +230,11 @@ def _disagrees(
 def _is_rounded(run: RunResult) -> bool:
     """Return whether a run's times and rates come from Megatron-Bridge's lines: records have them at full precision.
 
-    A reference that it may be compared with was run by the same launcher, and is as precise.
+    A reference that it may be compared with was run by the same launcher: its times may be coarser, as older ones are.
     """
     steps = run.counted_steps
-    values = [(s.step_time_s, _DIGITS_OF_TIME) for s in steps] + [(s.tflops_per_gpu, _DIGITS_OF_RATE) for s in steps]
+    values = [(step.step_time_s, _FINER_DIGITS_OF_TIME) for step in steps]
+    values += [(step.tflops_per_gpu, _DIGITS_OF_RATE) for step in steps]
     return all(value is None or round(value, digits) == value for value, digits in values)
 
 
@@ -254,11 +261,15 @@ def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
 
 
 def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs of what both know. Where both know the variables, one that is missing was not set."""
+    """Return what differs of what both know, variables first: the terminal shows a few.
+
+    Where both know the variables, one that is missing was not set.
+    """
     know_variables = isinstance(old.get("variables"), Mapping) and isinstance(new.get("variables"), Mapping)
+    differing = changed(flatten(old), flatten(new))
     return {
         name: tuple(_NOT_SET if value is None else value for value in pair)
-        for name, pair in changed(flatten(old), flatten(new)).items()
+        for name, pair in sorted(differing.items(), key=lambda item: not item[0].startswith("variables."))
         if None not in pair or (know_variables and name.startswith("variables."))
     }
 

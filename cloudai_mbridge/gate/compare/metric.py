@@ -96,6 +96,8 @@ def draft_metric(
 
     known: how it compares, given all other points of the gate.
     """
+    if metric.follows is not None and not any(metric.name in run.values for run in (*reference.runs, *runs)):
+        return None
     if why := _forbidden(metric, reference, point):
         return _refuse(metric, GateVerdict.NOT_COMPARABLE, why)
     if why := _gone(metric, reference, runs):

@@ -106,8 +106,9 @@ def runs_on_nodes(
             continue
         ids.add(run.run_id)
         originals.add(run)
-        if reason := why_not(run) or ("" if value else "no step time"):
-            left_out[reason if run.is_success else "failed"] += 1
+        reason = why_not(run)
+        if reason or value is None:
+            left_out[(reason or "it has no step time") if run.is_success else "failed"] += 1
         elif not run.nodes:
             unknown += 1
         else:

@@ -14,8 +14,8 @@ from cloudai_mbridge.errors import shown
 from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, MetricsModel, PointModel, ReportModel
 from cloudai_mbridge.metrics.statistics import Statistic, summarize
 
-# std cancels where all values are alike; what other versions write besides is not ours to judge
-_EXACT = {field.name for field in fields(Statistic)} - {"std"}
+# these cancel where all values are alike; what other versions write besides is not ours to judge
+_EXACT = {field.name for field in fields(Statistic)} - {"std", "capped_std"}
 
 
 def contradiction(point: PointModel) -> str:
@@ -82,7 +82,7 @@ def _steps(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
         "tokens_per_s_per_gpu": rates,
     }
     for name, numbers in values.items():
-        statistic = summarize(numbers)
+        statistic = summarize(numbers, are_rates=name != "step_time_s" and all(numbers))
         found = vars(statistic) if statistic else {}
         for part, said in (getattr(metrics, name) or {}).items():
             if part in _EXACT and not _equal(said, found.get(part)):

@@ -26,7 +26,8 @@ from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner.lock import no_driver
 
-SUPPORTED_SCHEMA = 2
+SUPPORTED_SCHEMA = 3
+_OLDER_SCHEMAS = (2,)  # which lack what no gate needs
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def read_report(path: Path) -> tuple[ReportModel, Path]:
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{file}: is not JSON ({error}); give a report.json that mbridge wrote") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SUPPORTED_SCHEMA:
+    if version not in (SUPPORTED_SCHEMA, *_OLDER_SCHEMAS):
         raise BadInput(
             f"{file}: schema_version is {version!r}, {SUPPORTED_SCHEMA} is needed; write it again with"
             " `mbridge generate-report --result-dir DIR`"

@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean, median
+from statistics import fmean
 
 from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.metrics import capped_mean, capped_mean_of_rates
 
 PRIMARY, OF_FLOPS = "step_time_s", "tflops_per_gpu"
 LOSS_SEGMENTS = 10
-_CAP = 1.1
 _HUGE = 1e150  # what no clock gives, and no sum survives
 
 
@@ -44,20 +44,6 @@ class Metric:
     direction: Direction
     of: Callable[[RunResult], tuple[float, ...] | None]
     noise_floor: float = 0.0
-
-
-def capped_mean(values: Sequence[float]) -> float:
-    """Return the mean of positive values, each counted as at most a tenth above their median.
-
-    Single slow steps cannot move it far, as they cannot move a median; and where steps fall into several modes it is as
-    steady as a mean, which neither a median nor a trimmed mean is (docs/decisions/0006 has the figures).
-    """
-    highest = _CAP * median(values)
-    return fmean(min(value, highest) for value in values)
-
-
-def _capped_rate(rates: Sequence[float]) -> float:
-    return 1 / capped_mean([1 / rate for rate in rates])
 
 
 def _all_there(values: Sequence[float | None]) -> list[float] | None:
@@ -99,7 +85,7 @@ METRICS: Mapping[str, Metric] = {
     for metric in (
         Metric("step_time_s", "s", Direction.LOWER, _over_steps("step_time_s", capped_mean)),
         Metric("step_time_mean_s", "s", Direction.LOWER, _over_steps("step_time_s", fmean)),
-        Metric("tflops_per_gpu", "TFLOP/s/GPU", Direction.HIGHER, _over_steps("tflops_per_gpu", _capped_rate)),
+        Metric("tflops_per_gpu", "TFLOP/s/GPU", Direction.HIGHER, _over_steps("tflops_per_gpu", capped_mean_of_rates)),
         Metric("tokens_per_s_per_gpu", "tokens/s/GPU", Direction.HIGHER, _tokens),
         Metric("peak_memory_gib", "GiB", Direction.LOWER, _peak_memory, 0.01),
         Metric("loss_curve", "", Direction.SAME, _loss_curve, 0.002),

@@ -81,10 +81,14 @@ def suggest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known)}"
 
 
+# Keys of releases of CloudAI and of files for them from before their names of today
+_RENAMED = {"model_size": "model_recipe_name", "model_name": "model_family_name"}
+
+
 def suggest_field(name: str, fields: Mapping[str, FieldInfo]) -> str:
     """Return a remedy for an unknown key: the argument that Megatron calls so, or a key that is spelt alike."""
     places = {key: getattr(field.json_schema_extra, "config", None) or "" for key, field in fields.items()}
-    same = [key for key, place in places.items() if place.rpartition(".")[2] == name]
+    same = [key for key, place in places.items() if place.rpartition(".")[2] == name or key == _RENAMED.get(name)]
     return f"did you mean {same[0]!r}?" if same else suggest(name, list(fields))
 
 

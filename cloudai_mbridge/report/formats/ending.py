@@ -19,7 +19,7 @@ def fastest_text(ranking: TestRanking, is_one_of_several: bool) -> str:
     value: Statistic = getattr(best, ranking.by)
     unit = "s a step" if ranking.by == "step_time_s" else "tokens/s/GPU"
     where = f" of {ranking.test_id}" if is_one_of_several else ""
-    text = f"fastest{where}: {best.label}, {value.mean:.4g} {unit}"
+    text = f"fastest{where}: {best.label}, {value.capped_mean:.4g} {unit}"
     return f"{text}; within noise of it: {_some([p.label for p in ranking.alike])}" if ranking.alike else text
 
 

@@ -15,6 +15,7 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
 LONGEST = 2000
+_WORTH_SAYING = 0.01  # of a difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
 
 
@@ -40,6 +41,9 @@ def render_point(point: PointReport, root: Path) -> str:
     lines += ["Step Time (s)", *_statistic(metrics.step_time_s if metrics else None), ""]
     lines += ["TFLOP/s per GPU", *_statistic(metrics.tflops_per_gpu if metrics else None), ""]
     lines += [f"Steps counted: {window_text(point)}"]
+    if metrics and metrics.step_time_s:
+        capped = f"{metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
+        lines += [f"Capped mean step time: {capped}"]
     if metrics and metrics.peak_memory_gib is not None:
         lines += [f"Peak memory: {metrics.peak_memory_gib:.4g} GiB ({metrics.memory_kind or 'of an unknown kind'})"]
     lines += [f"Verdict: {point.verdict}"]
@@ -84,11 +88,10 @@ def render_summary(report: Report) -> str:
 
 def _numbers(point: PointReport) -> str:
     m = point.metrics
-    if m is None or m.step_time_s is None or m.tflops_per_gpu is None:
+    if m is None or m.step_time_s is None:
         return ""
-    return (
-        f", step time {m.step_time_s.mean:.4g} s, {m.tflops_per_gpu.mean:.4g} TFLOP/s/GPU, steps {window_text(point)}"
-    )
+    rate = f"{m.tflops_per_gpu.capped_mean:.4g} TFLOP/s/GPU" if m.tflops_per_gpu else "TFLOP/s/GPU not measured"
+    return f", step time {m.step_time_s.capped_mean:.4g} s, {rate}, steps {window_text(point)}"
 
 
 def count_text(report: Report) -> str:
@@ -96,7 +99,11 @@ def count_text(report: Report) -> str:
 
 
 def spread_text(s: Statistic | None) -> str:
-    return "not measured" if s is None else with_error(s.mean, s.std)
+    """Return a number by which points are ranked, and the plain mean where it is more than 1 % off."""
+    if s is None:
+        return "not measured"
+    plain = "" if math.isclose(s.mean, s.capped_mean, rel_tol=_WORTH_SAYING) else f" (mean {s.mean:.4g})"
+    return f"{with_error(s.capped_mean, s.capped_std)}{plain}"
 
 
 def with_error(value: float, error: float) -> str:
@@ -119,5 +126,5 @@ def windows_text(report: Report) -> str:
     """Say what the numbers of all points are means of."""
     windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:
-        return f"mean ±std over steps {windows.pop()}"
-    return "mean ±std over each run's steps after its warm-up, see report.txt"
+        return f"capped mean ±std over steps {windows.pop()}"
+    return "capped mean ±std over each run's steps after its warm-up, see report.txt"

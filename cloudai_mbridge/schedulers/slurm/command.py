@@ -22,9 +22,11 @@ class Answer:
 
     @property
     def complaint(self) -> str:
-        """The last line of stderr, in which Slurm says what is wrong."""
-        lines = [line for line in self.stderr.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit code {self.returncode} and no output"
+        """The last line of stderr, in which Slurm says what is wrong; without one, the exit code and the output."""
+        if lines := [line.strip() for line in self.stderr.splitlines() if line.strip()]:
+            return lines[-1]
+        printed = [line.strip() for line in self.stdout.splitlines() if line.strip()]
+        return f"exit code {self.returncode} and {f'the output {printed[-1]!r}' if printed else 'no output'}"
 
 
 def run_command(

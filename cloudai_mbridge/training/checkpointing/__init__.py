@@ -12,7 +12,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
     get_checkpoint_run_config_filename,
     get_checkpoint_train_state_filename,
 )
-from cloudai_mbridge.training.checkpointing.load import load_checkpoint
+from cloudai_mbridge.training.checkpointing.load import load_checkpoint, load_pretrained
 from cloudai_mbridge.training.checkpointing.manager import (
     CheckpointLoadContext,
     CheckpointManager,
@@ -37,6 +37,7 @@ __all__ = [
     "get_checkpoint_train_state_filename",
     "init_checkpointing_context",
     "load_checkpoint",
+    "load_pretrained",
     "maybe_finalize_async_save",
     "save_checkpoint",
 ]

@@ -20,16 +20,20 @@ from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.peft.config import Adapters
+from cloudai_mbridge.training.peft.matching import has_layers_apart
+from cloudai_mbridge.training.peft.state import is_trained
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
 Metadata = dict[str, Any]
 
 
-def content_metadata(config: CheckpointConfig) -> Metadata:
+def content_metadata(config: CheckpointConfig, peft: Adapters | None = None) -> Metadata:
     """Return how the optimizer state is cut up; it is saved with the checkpoint and used again to load it.
 
     "fully_reshardable" loads under any layout, "dp_reshardable" costs no communication and fits one model-parallel
-    layout. It matters to the distributed optimizer only.
+    layout. It matters to the distributed optimizer only. Where only some layers have adapters, each layer has its own
+    keys.
     """
     fully = config.dist_ckpt_optim_fully_reshardable
     metadata: Metadata = {
@@ -39,6 +43,8 @@ def content_metadata(config: CheckpointConfig) -> Metadata:
     }
     if config.distrib_optim_fully_reshardable_mem_efficient:
         metadata["distrib_optim_fully_reshardable_mem_efficient"] = True
+    if peft is not None and has_layers_apart(peft):
+        metadata["non_homogeneous_layers"] = True
     return metadata
 
 
@@ -82,13 +88,17 @@ def model_keys(model: list[Any]) -> list[str]:
     return ["model"] if len(model) == 1 else [f"model{i}" for i in range(len(model))]
 
 
-def model_tree(model: list[Any], metadata: Metadata) -> dict[str, Any]:
+def model_tree(model: list[Any], metadata: Metadata, *, adapters_only: bool = False) -> dict[str, Any]:
     """Return the sharded state of every chunk: that of the bare module, as Megatron-Bridge saves it.
 
-    Megatron adds process groups to the metadata that it is given: it gets a copy.
+    Megatron adds process groups to the metadata that it is given: it gets a copy. adapters_only: without what adapters
+    leave as it is.
     """
     chunks = zip(model_keys(model), unwrap_model(model), strict=True)
-    return {key: chunk.sharded_state_dict(metadata=dict(metadata)) for key, chunk in chunks}
+    trees = {key: chunk.sharded_state_dict(metadata=dict(metadata)) for key, chunk in chunks}
+    if not adapters_only:
+        return trees
+    return {key: {name: each for name, each in tree.items() if is_trained(name)} for key, tree in trees.items()}
 
 
 def optimizer_tree(optimizer: Any, models: dict[str, Any], metadata: Metadata, *, is_loading: bool) -> Any:
@@ -102,7 +112,7 @@ def tree_to_save(
 ) -> dict[str, Any]:
     """Return all that is saved, on every rank. A collective."""
     config = state.cfg.checkpoint
-    models = model_tree(model, metadata)
+    models = model_tree(model, metadata, adapters_only=state.cfg.peft is not None)
     tree: dict[str, Any] = {
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.train_state.step,

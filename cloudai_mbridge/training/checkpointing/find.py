@@ -26,16 +26,17 @@ class Nothing:
     notes: list[str] = field(default_factory=list)
 
 
-def find_checkpoint(config: CheckpointConfig) -> Found | Nothing:
+def find_checkpoint(config: CheckpointConfig, *, adapters_only: bool = False) -> Found | Nothing:
     """Return what to load. A checkpoint in `load`, or a newer non-persistent one, wins over `pretrained_checkpoint`.
 
+    adapters_only: the weights of `pretrained_checkpoint` are loaded already.
     Raises CheckpointError: what was asked for by name is not there, or only an unusable part of it.
     """
     if (resume := _to_resume(config)) is not None:
         resume.weights_only = config.finetune
         return resume
-    if config.pretrained_checkpoint is not None:
-        return _pretrained(Path(config.pretrained_checkpoint))
+    if config.pretrained_checkpoint is not None and not adapters_only:
+        return pretrained(config)
     if config.load is None:
         return Nothing()
     if config.exit_on_missing_checkpoint:
@@ -101,7 +102,9 @@ def _of_step(root: Path, step: int) -> Found:
     raise CheckpointError(f"{directory}: checkpoint.ckpt_step = {step} {state}; complete checkpoints there: {there}")
 
 
-def _pretrained(path: Path) -> Found:
+def pretrained(config: CheckpointConfig) -> Found:
+    """Return the weights to begin with. Raises CheckpointError: there are none."""
+    path = Path(str(config.pretrained_checkpoint))
     for directory in (path, Path(layout.get_checkpoint_name(str(path), 0, release=True))):
         if layout.is_sharded_checkpoint(directory):
             return Found(str(directory), weights_only=True)

@@ -13,7 +13,7 @@ from megatron.core.utils import unwrap_model
 from cloudai_mbridge.training.checkpointing import content, generators, layout, local
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
 from cloudai_mbridge.training.checkpointing.dtensors import states_like_parameters, weights_like
-from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
+from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint, pretrained
 from cloudai_mbridge.training.checkpointing.fsdp import FsdpLoad
 from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
 from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
@@ -22,6 +22,7 @@ from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.optim import sync_hybrid_device_optimizer_fp32_master_copies
+from cloudai_mbridge.training.peft.state import check_adapters
 from cloudai_mbridge.training.process.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
@@ -45,21 +46,26 @@ def load_checkpoint(
     Returns (iteration, model FLOPs so far); (0, 0) if there is nothing to load, or only weights. Raises
     CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
     """
+    peft = state.cfg.peft
     parts = (state, model, optimizer, opt_param_scheduler)
     context = checkpointing_context or {}
     if (iteration := local.newest(state.cfg.checkpoint, context)) >= 0:
         if iteration >= on_first_rank(partial(local.persistent_iteration, state.cfg.checkpoint)):
             context[local.LOADED] = True
-            return _load_locally(_LocalLoad(*parts, context[local.MANAGER], strict=strict), skip_load_to_model_and_opt)
+            return _load_locally(
+                _LocalLoad(*parts, context[local.MANAGER], strict=strict and peft is None), skip_load_to_model_and_opt
+            )
         _say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
-    found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint))
+    found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint, adapters_only=peft is not None))
     _say(*found.notes)
     if isinstance(found, Nothing):
         return 0, 0
     on_first_rank(partial(check_files, found.directory))
     is_of_fsdp = on_first_rank(partial(_check_format, state.cfg, found.directory))
     kind: Any = _FsdpLoad if is_of_fsdp else _Load
-    load = kind(*parts, found, strict=strict)
+    if peft is not None:
+        on_first_rank(partial(check_adapters, found.directory, peft))
+    load = kind(*parts, found, strict=strict and peft is None)
     load.run(skip_load_to_model_and_opt)
     forget_metadata()
     if found.weights_only:
@@ -80,6 +86,20 @@ def _load_locally(load: "_LocalLoad", skip_model_and_optimizer: bool) -> tuple[i
     _say(f"  successfully loaded local checkpoint from {load.path} at iteration {progress.step}")
     update_num_microbatches(progress.consumed_train_samples, verbose=False)
     return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
+
+
+def load_pretrained(state: Any, chunks: list[Any]) -> None:
+    """Load the weights of `checkpoint.pretrained_checkpoint` into chunks that nothing wraps yet. A collective.
+
+    Raises CheckpointError: on every rank, as `load_checkpoint`.
+    """
+    found = on_first_rank(partial(pretrained, state.cfg.checkpoint))
+    _say(*found.notes)
+    on_first_rank(partial(check_files, found.directory))
+    on_first_rank(partial(_check_format, state.cfg, found.directory))
+    _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
+    forget_metadata()
+    _say(f"  successfully loaded the weights of {found.directory}")
 
 
 def _say(*lines: str) -> None:
@@ -111,14 +131,26 @@ class _FsdpLoad(FsdpLoad):
 
 class _Load:
     def __init__(
-        self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Found, *, strict: bool
+        self,
+        state: Any,
+        model: list[Any],
+        optimizer: Any,
+        scheduler: Any,
+        found: Found,
+        *,
+        strict: bool,
+        is_whole: bool = False,
     ) -> None:
+        """Look into the checkpoint. A collective. is_whole: with adapters too, the weights that they adapt."""
         self.strict = strict
+        self.adapters_only = state.cfg.peft is not None and not is_whole
         self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
         self.config = state.cfg.checkpoint
         self.path, self.weights_only = found.directory, found.weights_only
         self.common = on_each_rank(self.path, partial(read_common, self.path))
-        self.metadata = self.common.get("content_metadata") or content.content_metadata(self.config)
+        self.metadata = self.common.get("content_metadata") or content.content_metadata(
+            self.config, state.cfg.peft if self.adapters_only else None
+        )
         self.with_optimizer = not self.weights_only and self.config.load_optim and optimizer is not None
         here = content.parallelism()
         self.layout = content.saved_parallelism(self.path, self.common)
@@ -161,7 +193,7 @@ class _Load:
 
     def _tree(self) -> dict[str, Any]:
         """Return what to load, without values."""
-        models = content.model_tree(self.model, self.metadata)
+        models = content.model_tree(self.model, self.metadata, adapters_only=self.adapters_only)
         tree: dict[str, Any] = dict(models)
         if self.with_optimizer:
             tree["optimizer"] = content.optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
@@ -258,6 +290,8 @@ class _LocalLoad(_Load):
                 f"{self.path}: the local checkpoint was saved under another layout ({self.common['parallelism']});"
                 " remove it, or use a persistent one"
             )
+        if self.with_optimizer and "optimizer" not in {*self.common, *self.saved.sharded_state_dict}:
+            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
         tree = on_each_rank(self.path, self._tree)
         loaded = on_each_rank(self.path, partial(local.read, self.config, self.saved, tree))
         on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))

@@ -54,7 +54,7 @@ def save_checkpoint(
     """
     config: CheckpointConfig = state.cfg.checkpoint
     maybe_finalize_async_save(state, config, blocking=True)
-    metadata = content_metadata(config)
+    metadata = content_metadata(config, state.cfg.peft)
     parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
     completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model)
     completed = partial(completed, optimizer=optimizer, scheduler=opt_param_scheduler)

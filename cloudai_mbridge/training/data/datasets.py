@@ -68,13 +68,14 @@ def build_for_epochs(config: ConfigContainer, tokenizer: Any) -> Datasets:
 
     Every rank calls it. Raises ConfigError: as of `build_datasets`, or `train_iters` is given as well and is another.
     """
-    datasets = build_datasets(config, tokenizer, split_sizes(config)._replace(train=1))
+    train, valid, test = build_datasets(config, tokenizer, split_sizes(config)._replace(train=1))
+    assert train is not None, "fine-tuning data have a training set"
     try:
-        config.train.resolve_epochs(len(datasets[0]))
+        config.train.resolve_epochs(len(train))
         calculate_scheduler_steps(config)
     except (AssertionError, ValueError) as error:
         raise ConfigError(f"train: {error}") from error
-    return datasets
+    return train, valid, test
 
 
 def build_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -> Datasets:

@@ -71,13 +71,18 @@ def save_checkpoint_and_time(
         with _timed(state, key), without_forward_pre_hooks(model):
             fault_tolerance.on_checkpointing_start(state)
             run = (state, model, optimizer, opt_param_scheduler)
-            flops, options = num_floating_point_operations_so_far, {"non_persistent_ckpt": non_persistent_ckpt}
+            flops = num_floating_point_operations_so_far
             if state.checkpoint_manager is None:
-                options["train_data_iterator"] = train_data_iterator
-                save_checkpoint(*run, flops, checkpointing_context, **options)
+                save_checkpoint(
+                    *run,
+                    flops,
+                    checkpointing_context,
+                    non_persistent_ckpt=non_persistent_ckpt,
+                    train_data_iterator=train_data_iterator,
+                )
             else:
-                saved = CheckpointSaveContext(*run, int(flops), train_data_iterator, **options)
-                state.checkpoint_manager.save(saved, state.callback_manager)
+                context = CheckpointSaveContext(*run, int(flops), train_data_iterator, non_persistent_ckpt)
+                state.checkpoint_manager.save(context, state.callback_manager)
             fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
             if getattr(cfg.model, "fp8", None):
                 gc.collect()  # the copies that Transformer Engine made of the parameters

@@ -1,5 +1,6 @@
 """Wrap the chunks of a model for data parallelism: replicated (DDP), or sharded by Megatron-FSDP or torch's FSDP2."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,8 +25,9 @@ def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
         kind(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
         for i, chunk in enumerate(chunks)
     ]
-    if shards_between_instances(config.ddp):
-        _average_gradients(wrapped)
+    if config.ddp.use_megatron_fsdp:
+        for chunk in wrapped:
+            _divide_gradients_once(chunk.param_and_grad_buffer, in_collective=config.ddp.average_in_collective)
     return wrapped
 
 
@@ -34,15 +36,30 @@ def shards_between_instances(ddp: Any) -> bool:
     return getattr(ddp, "use_megatron_fsdp", False) and ddp.outer_dp_sharding_strategy != "no_shard"
 
 
-def _average_gradients(chunks: list[Any]) -> None:
-    """Give the gradients' buffers of the instances the factor that Megatron-Core 0.17 to 0.19 leaves out.
+def _divide_gradients_once(shards: Any, *, in_collective: bool) -> None:
+    """Have Megatron-FSDP divide the sum of gradients over the ranks by their number, once.
 
-    Without, gradients are summed over the data-parallel ranks, unless they are averaged in the collective.
+    Sharded between instances, Megatron-Core 0.17 to 0.19 does not divide it: the buffer that is reduced has no factor.
+    In a group of one rank, as that of experts of which every rank has others, it divides in each micro-batch what
+    it has added up before.
     """
-    for group in (each for chunk in chunks for each in chunk.param_and_grad_buffer.parameter_groups):
-        buffer = getattr(group, "hfsdp_helper_gbuf", None)
-        if buffer is not None and buffer.gradient_scaling_factor is None:
-            buffer.gradient_scaling_factor = group.main_grad_buffer.gradient_scaling_factor
+    later = []
+    for group in shards.parameter_groups:
+        if (whole := group.main_grad_buffer) is None:
+            continue
+        reduced, factor = getattr(group, "hfsdp_helper_gbuf", None) or whole, whole.gradient_scaling_factor
+        is_alone = reduced.data_parallel_group.size() == 1 and factor not in (None, 1.0) and not in_collective
+        reduced.gradient_scaling_factor = None if is_alone else factor
+        if is_alone:
+            later.append((whole, factor))
+    if later:
+        shards.update_main_grads = partial(_divide, shards.update_main_grads, later)
+
+
+def _divide(attach: Callable[[], None], later: list[tuple[Any, float]]) -> None:
+    for buffer, factor in later:
+        buffer.data.mul_(factor)
+    attach()
 
 
 def register_buffers(config: ConfigContainer, model: list[Any]) -> None:

@@ -123,7 +123,7 @@ def _value_of_mixer(
 ) -> torch.Tensor:
     tp, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     whole = [parameter.shape[0] * tp, *parameter.shape[1:]]
-    generator = _generator(name.replace("conv1d_", "conv1d."), seed, device)
+    generator = generator_of(name.replace("conv1d_", "conv1d."), seed, device)
     full = torch.empty(whole, device=device)
     if mixer.is_matrix:
         full.normal_(0.0, _std(name, config), generator=generator)
@@ -180,12 +180,13 @@ def _draw(
 ) -> torch.Tensor:
     """Draw a whole matrix and return this rank's shard of it, which has `shape`; dim: -1 if it is not sharded."""
     whole = [size * tp if i == dim else size for i, size in enumerate(shape)]
-    generator = _generator(name, seed, device)
+    generator = generator_of(name, seed, device)
     full = torch.empty(whole, device=device).normal_(0.0, _std(name, config), generator=generator)
     return _shard(full, dim, config.gated_linear_unit and "linear_fc1" in name, tp, rank)
 
 
-def _generator(name: str, seed: int, device: torch.device) -> torch.Generator:
+def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
+    """Return the generator of the parameter with this global name."""
     return torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
 
 

@@ -4,7 +4,7 @@ it is called; until then every field may be changed. Field names are Megatron-Br
 import copy
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
@@ -19,6 +19,7 @@ from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUN
 from cloudai_mbridge.training.schema.messages import nearest
 
 M = TypeVar("M")
+_HOOKS = "_pre_wrap_hooks"
 
 
 class CannotBuild(NotImplementedError):
@@ -37,6 +38,19 @@ class ModelProvider(Generic[M]):
             return int(model.vocab_size)
         multiple = model.make_vocab_size_divisible_by * model.tensor_model_parallel_size
         return int(-(-model.vocab_size // multiple) * multiple)
+
+    @property
+    def pre_wrap_hooks(self) -> tuple[Callable[[list[Any]], list[Any]], ...]:
+        """What `register_pre_wrap_hook` was given, in order."""
+        return tuple(self.__dict__.get(_HOOKS, ()))
+
+    def register_pre_wrap_hook(self, hook: Callable[[list[Any]], list[Any]], prepend: bool = False) -> None:
+        """Have `hook` called with this rank's chunks once they are built, before adapters, half precision and DDP.
+
+        It returns the chunks to train. prepend: before the hooks that are there.
+        """
+        others = self.pre_wrap_hooks
+        self.__dict__[_HOOKS] = [hook, *others] if prepend else [*others, hook]
 
     def provide(
         self, pre_process: bool | None = None, post_process: bool | None = None, vp_stage: int | None = None

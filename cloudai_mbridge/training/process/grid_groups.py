@@ -62,8 +62,9 @@ _own: ProcessGroupCollection | None = None
 
 
 def grid_groups() -> ProcessGroupCollection | None:
-    """Return the groups of this run's grid; None where Megatron-Core's own are used."""
-    return _own
+    """Return the groups of this run's grid; None where Megatron-Core's own are used, or those of the grid are gone."""
+    is_up = _own is not None and _own.tp is mpu.get_tensor_model_parallel_group(check_initialized=False)
+    return _own if is_up else None
 
 
 def make_grid_groups(config: ConfigContainer) -> None:
@@ -85,12 +86,6 @@ def make_grid_groups(config: ConfigContainer) -> None:
         mpu.set_virtual_pipeline_model_parallel_rank(0)
         mpu.set_virtual_pipeline_model_parallel_world_size(stages)
     mpu._set_global_memory_buffer()
-
-
-def forget_grid_groups() -> None:
-    """Hand nothing more to Megatron-Core; the groups end with torch.distributed."""
-    global _own
-    _own = None
 
 
 def _set(name: str, value: Any) -> None:

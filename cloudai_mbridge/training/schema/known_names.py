@@ -61,11 +61,13 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
     "models.hybrid_provider": ("HybridModelProvider", "MambaModelProvider"),
     "models.other_providers": ("T5ModelProvider", "MIMOProvider"),
     "models.quantization": ("RecipeConfig", "GlobMatcher"),
+    "peft.config": ("LoRA", "DoRA", "CanonicalLoRA"),
 }
 
 # Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
 _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
     "models.quantization": ("megatron.core.quantization.quant_config",),
+    "peft.config": tuple(f"megatron.bridge.peft.{name}" for name in ("lora", "dora", "canonical_lora")),
     "tokenizers.config": ("megatron.bridge.training.tokenizers.config",),
     "mixed_precision": ("megatron.bridge.training.mixed_precision",),
     "comm_overlap.config": ("megatron.bridge.training.comm_overlap",),
@@ -111,7 +113,7 @@ FIELD_CLASSES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             *("GPTModelProvider", "MLAModelProvider", "HybridModelProvider", "MambaModelProvider"),
             *("T5ModelProvider", "MIMOProvider"),
         ),
-        "peft": (),
+        "peft": ("LoRA", "DoRA", "CanonicalLoRA"),
     },
     "MIMOProvider": {"language_model": ("GPTModelProvider", "MLAModelProvider")},
 }

@@ -61,7 +61,6 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.moe_expert_rank_capacity_factor": (TRANSFORMER_ENGINE, (None,)),
     "model.moe_paged_stash": (TRANSFORMER_ENGINE, (False,)),
     "ddp.nccl_ub": (GPU, (False,)),
-    "ddp.outer_dp_sharding_strategy": (GPU, ("no_shard",)),
     "model.cpu_offloading": (TRANSFORMER_ENGINE, (False,)),
     "model.fine_grained_activation_offloading": (TRANSFORMER_ENGINE, (False,)),
     "dist.external_gpu_device_mapping": (GPU, (False,)),

@@ -4,20 +4,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, modelopt_transformer_layer_spec
 
 
 def asked_of_documents(config: ConfigContainer) -> Iterator[str]:
     """Yield, in words, what cannot be combined."""
     dataset: Any = config.dataset
     if getattr(dataset, "reset_attention_mask", False):
-        yield from _of_masks(dataset)
+        yield from _of_masks(config.model, dataset)
     if getattr(dataset, "inter_document_masking", False):
         yield from _of_bounds(config)
 
 
-def _of_masks(dataset: Any) -> Iterator[str]:
-    if has_transformer_engine():
+def _of_masks(model: Any, dataset: Any) -> Iterator[str]:
+    spec = getattr(model, "transformer_layer_spec", None)
+    if has_transformer_engine() and spec is not modelopt_transformer_layer_spec:
         yield "dataset.reset_attention_mask = True (use False: causal attention of Transformer Engine takes no mask)"
     elif dataset.skip_getting_attention_mask_from_dataset or not dataset.create_attention_mask:
         yield (

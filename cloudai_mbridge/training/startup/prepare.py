@@ -28,6 +28,7 @@ from cloudai_mbridge.training.models.layer_specs import (
 )
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
+from cloudai_mbridge.training.startup.adapters import asked_of_adapters
 from cloudai_mbridge.training.startup.documents import asked_of_documents
 from cloudai_mbridge.training.startup.groups import asked_of_groups
 from cloudai_mbridge.training.startup.kernels import check_kernels
@@ -260,7 +261,8 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    if asked := [*asked_for(get), *_asked_otherwise(config), *asked_of_groups(config), *asked_of_sharding(config)]:
+    others = (_asked_otherwise(config), asked_of_groups(config), asked_of_sharding(config), asked_of_adapters(config))
+    if asked := [*asked_for(get), *(each for found in others for each in found)]:
         raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
@@ -281,8 +283,6 @@ def _lacking() -> set[str]:
 
 def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     model: Any = config.model
-    if config.peft is not None:
-        yield "peft (remove it)"
     if isinstance(model, HybridModelProvider):
         if (stages := model.virtual_pipeline_model_parallel_size) is not None:  # nor does Megatron-Bridge build them
             yield f"model.virtual_pipeline_model_parallel_size = {stages} of a hybrid model (use None)"

@@ -42,5 +42,27 @@ def _of_megatron_fsdp(config: ConfigContainer) -> Iterator[str]:
     stages, instances = model.virtual_pipeline_model_parallel_size, config.ddp.num_distributed_optimizer_instances
     if is_on and stages is not None and config.checkpoint.ckpt_format == "fsdp_dtensor":
         yield f"model.virtual_pipeline_model_parallel_size = {stages} with ckpt_format = 'fsdp_dtensor' (use None)"
+    outer, inner = config.ddp.outer_dp_sharding_strategy, config.ddp.data_parallel_sharding_strategy
+    if is_on and outer != "no_shard" and (instances < 2 or inner != "optim_grads_params"):
+        yield (
+            f"ddp.outer_dp_sharding_strategy = {outer!r} with num_distributed_optimizer_instances = {instances} and"
+            f" data_parallel_sharding_strategy = {inner!r} (use 'no_shard', or 2 or more and 'optim_grads_params')"
+        )
+    if is_on and inner in ("optim_grads", "optim_grads_params") and installed_release() == "0.16":
+        for part in _on_one_rank(config):
+            yield f"ddp.use_megatron_fsdp = True with {part} on one data-parallel rank (install Megatron-Core 0.19)"
     if instances > 1 and is_on and config.checkpoint.save is not None:
         yield f"checkpoint.save with {instances} instances of Megatron-FSDP's optimizer (remove it)"
+
+
+def _on_one_rank(config: ConfigContainer) -> Iterator[str]:
+    """Yield what no other rank of its shards has: Megatron-Core 0.16 adds up the gradients of that twice."""
+    model: Any = config.model
+    tp, instances = model.tensor_model_parallel_size, config.ddp.num_distributed_optimizer_instances
+    ranks = (config.data_parallel_size or 1) * model.context_parallel_size
+    if ranks == instances:
+        yield "the model"
+    elif model.num_moe_experts:
+        of_expert = model.expert_model_parallel_size * (model.expert_tensor_parallel_size or tp)
+        if ranks * tp == of_expert * instances:
+            yield "its experts"

@@ -15,7 +15,7 @@ def make_report(points: Sequence[Mapping[str, Any]], **head: Any) -> dict[str, A
     verdicts = dict.fromkeys(("success", "failed", "skipped", "rejected", *(point["verdict"] for point in points)))
     rejected = [point for point in points if point["verdict"] == "rejected"]
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "tool": {"name": "cloudai-mbridge", "version": "0.2.0"},
         "scenario": "gpt_sweep",
         "system": "gb200",
@@ -64,7 +64,9 @@ def statistic(values: Sequence[float]) -> dict[str, Any]:
         "median": sorted(values)[len(values) // 2],
         "min": min(values),
         "max": max(values),
-        "std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),
+        "std": (std := math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))),
+        "capped_mean": mean,
+        "capped_std": std,
     }
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from cloudai_mbridge.training.checkpointing import (  # noqa: E402
     CheckpointError,
     init_checkpointing_context,
     load_checkpoint,
+    load_pretrained,
     maybe_finalize_async_save,
     save_checkpoint,
 )
@@ -152,16 +154,16 @@ def start(**sections: dict[str, Any]) -> Run:
         initialize_megatron(config)
     random.seed(config.rng.seed)
     np.random.seed(config.rng.seed)
-    model = build_model(config)
+    state = SimpleNamespace(
+        cfg=config, train_state=Progress(), async_calls_queue=None, callback_manager=None, completed_saves=[]
+    )
+    model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     model[0].config.grad_scale_func = optimizer.scale_loss
     model[0].config.finalize_model_grads_func = finalize_model_grads
     if config.ddp.overlap_grad_reduce:
         syncs = [chunk.no_sync for chunk in model]
         model[0].config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
-    state = SimpleNamespace(
-        cfg=config, train_state=Progress(), async_calls_queue=None, callback_manager=None, completed_saves=[]
-    )
     context = init_checkpointing_context(config.checkpoint)
     return Run(state, model, optimizer, build_scheduler(config, optimizer), context)
 

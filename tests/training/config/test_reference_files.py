@@ -119,10 +119,7 @@ def refusal(data: dict[str, Any], release: str) -> str:
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
     ("path", "harmless", "asking"),
-    [
-        ("model.tensor_parallel_num_weight_shards", 1, 2),
-        ("model.gtp_weight_remat_size", 1, 2),
-    ],
+    [("model.tensor_parallel_num_weight_shards", 1, 2), ("model.gtp_weight_remat_size", 1, 2)],
 )
 def test_what_no_release_does_here_is_dropped_by_none(
     path: str, harmless: Any, asking: Any, release: str, tiny: Make

@@ -130,7 +130,7 @@ WRONG: list[tuple[str, str, Any]] = [
     ("profiling", "profile_ranks", "0"),
     ("ft", "simulated_fault_type", "rank_hang"),
     ("comm_overlap", "bucket_size", 1),
-    ("peft", "dim", 8),
+    ("peft", "dimension", 8),
     ("trian", "train_iters", 1),
 ]
 

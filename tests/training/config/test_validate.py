@@ -276,7 +276,12 @@ LEGAL = [
 
 # In the order of the rules: the test of the order relies on it
 ILLEGAL = [
-    Case("check_epochs", {"train.num_epochs": 2.5}, ValueError, "num_epochs = 2.5 needs fine-tuning data"),
+    Case(
+        "check_epochs",
+        {"dataset": PackingProvider(), "train.num_epochs": 2.5},
+        ValueError,
+        "num_epochs = 2.5 needs fine-tuning data",
+    ),
     Case(
         "finalize_sections", {"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, AssertionError, "Reuse grad buffer only"
     ),

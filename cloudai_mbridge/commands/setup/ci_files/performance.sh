@@ -2,7 +2,7 @@
 # ci/performance.sh [NAME]: run the benchmark, gate it; the exit code is the gate's
 set -u
 cd "$(dirname "$0")/.." || exit
-results=results/${1:-$(date +%Y-%m-%d_%H-%M-%S)}
+results=results/${1:-$(date -u +%Y-%m-%d_%H-%M-%S)}
 [ ! -e "$results" ] || { echo "$results exists already; give another name" >&2; exit 2; }
 
 mbridge run --system-config system.toml --tests-dir test_defs --test-scenario scenario.toml \

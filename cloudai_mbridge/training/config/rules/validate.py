@@ -65,7 +65,7 @@ def finalize_sections(config: "ConfigContainer") -> None:
         finalize(section)
     for section in (config.logger, config.train, config.scheduler, config.checkpoint):
         finalize(section)
-    for section in (config.profiling, config.nvrx_straggler, config.tensor_inspect):
+    for section in (config.profiling, config.nvrx_straggler, config.tensor_inspect, config.peft):
         finalize(section)
 
 

@@ -33,6 +33,7 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*|(?=[eE])))([eE][-+]?[0-9]+)?")
 _STR_TAGS = ("!", "tag:yaml.org,2002:str")
+_SET_TAG = "tag:yaml.org,2002:set"  # of adapters, Megatron-Bridge writes sets
 # What PyYAML's scanner raises for broken escapes, numbers and directives besides its own errors
 _SCAN_ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError)
 
@@ -160,6 +161,8 @@ class _Builder:
 
     def _new_value(self, event: Any, depth: int) -> Any:
         is_scalar = isinstance(event, yaml.ScalarEvent)
+        if event.tag == _SET_TAG and isinstance(event, yaml.MappingStartEvent):
+            return list(self._mapping(depth))
         if event.tag is not None and not (is_scalar and event.tag in _STR_TAGS):
             raise ConfigError(f"{_at(event)}: the tag {show(event.tag)} is not read")
         if is_scalar:

@@ -10,7 +10,7 @@ function measureColumn(measure) {
     kind: "number",
     key: (run) => (succeeded(run) ? measure.shown(run) : null),
     cell: (run) =>
-      numberCell(measure.shown(run), whyMissing(run, measure.id), run.statistics[measure.id]?.std),
+      numberCell(measure.shown(run), whyMissing(run, measure.id), run.statistics[measure.id]?.capped_std),
   };
 }
 

@@ -92,7 +92,8 @@ function filterControls() {
       "p",
       { class: "note" },
       "None ticked means all. The charts below show what passes the filter. " +
-        "Numbers here are means ± standard deviation over the counted steps; the charts take medians.",
+        "Numbers are means ± standard deviation over the counted steps; a step counts as at most 1.1 x the median. " +
+        "The plain means are in report.json.",
     ),
   );
   function reset() {

@@ -4,8 +4,8 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const HEAD = DATA.head;
 const AXES = DATA.axes;
 
-// What a run is measured by; each is a column of the table. `of` is one number per run: a median, since single slow
-// steps are not a property of a run. `shown` is the number in the table.
+// What a run is measured by; each is a column of the table. `of` is one number per run: the capped mean,
+// since single slow steps are not a property of a run. `shown` is the number in the table.
 const MEASURES = [
   measureOf("step_time_s", "step time", "s", "lower"),
   measureOf("tflops_per_gpu", "TFLOP/s/GPU", "TFLOP/s/GPU", "higher"),
@@ -23,8 +23,8 @@ const MEASURES = [
 const MEASURE = Object.fromEntries(MEASURES.map((measure) => [measure.id, measure]));
 
 function measureOf(id, label, unit, better) {
-  const of = (run) => run.statistics[id]?.median ?? null;
-  return { id, label, unit, better, of, shown: (run) => run.statistics[id]?.mean ?? null };
+  const of = (run) => run.statistics[id]?.capped_mean ?? null;
+  return { id, label, unit, better, of, shown: of };
 }
 
 function unitLabel(measure) {

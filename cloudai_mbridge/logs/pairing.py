@@ -1,0 +1,133 @@
+"""Join the two lines that Megatron-Bridge writes of a step: one rank's "Step Time", and another's "iteration N/ M |".
+
+The first has no number, and either may be lost, or be of an attempt that died between the two. So they are paired by
+neighbourhood: in order, as many as can be, nearest first; and never two whose step times differ.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_MOST_CELLS = 2_000_000
+_BAND = 8  # lines that one rank may have lost more than the other, at any place of a log
+_ROUNDED_S, _OTHER_CLOCK = 0.01, 0.01
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """at: its place among the lines of both kinds."""
+
+    at: int
+    step_time_s: float
+    tflops_per_gpu: float
+
+
+@dataclass(frozen=True)
+class IterationLine:
+    """at: as above. step_time_s, tflops_per_gpu: None where the line lacks them."""
+
+    at: int
+    step: int
+    step_time_s: float | None
+    tflops_per_gpu: float | None
+    loss: float | None
+    grad_norm: float | None
+
+
+Pair = tuple[TimeLine | None, IterationLine | None]
+
+
+def numbered(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> tuple[list[tuple[int, Pair]], int]:
+    """Return the lines of each step with its number, in the log's order, and how many step-time lines have none.
+
+    A step-time line alone has the number that is missing between its neighbours; the last ones count on. Behind an
+    iteration line that is alone, too, it might be that step's, and has none.
+    """
+    found: list[tuple[int, Pair]] = []
+    alone: list[TimeLine] = []
+    last, num_lost, is_known = 0, 0, True
+    for time, iteration in _pairs(times, iterations):
+        if iteration is None:
+            alone += [time] if time else []
+            continue
+        if is_known and len(alone) == iteration.step - last - 1:
+            found += [(number, (line, None)) for number, line in enumerate(alone, last + 1)]
+        else:
+            num_lost += len(alone)
+        alone, last, is_known = [], iteration.step, time is not None
+        found.append((last, (time, iteration)))
+    if not is_known:
+        return found, num_lost + len(alone)
+    return found + [(number, (line, None)) for number, line in enumerate(alone, last + 1)], num_lost
+
+
+def _pairs(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> Iterator[Pair]:
+    """Yield every line once, in order."""
+    if not times or not iterations or _are_neighbours(times, iterations):
+        matched = list(zip(range(len(times)), range(len(iterations)), strict=False))
+    else:
+        matched = _aligned(times, iterations)
+    i = j = 0
+    for to_i, to_j in [*matched, (len(times), len(iterations))]:
+        between: list[TimeLine | IterationLine] = sorted(
+            [*times[i:to_i], *iterations[j:to_j]], key=lambda line: line.at
+        )
+        yield from ((line, None) if isinstance(line, TimeLine) else (None, line) for line in between)
+        if to_i < len(times) and to_j < len(iterations):
+            yield times[to_i], iterations[to_j]
+        i, j = to_i + 1, to_j + 1
+
+
+def _are_neighbours(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> bool:
+    """Return whether the two lines of each step stand together; of the last step, the second may be yet to come."""
+    pairs = list(zip(times, iterations, strict=False))
+    is_whole = abs(len(times) - len(iterations)) <= 1
+    return is_whole and all({t.at, s.at} == {2 * k, 2 * k + 1} and _agree(t, s) for k, (t, s) in enumerate(pairs))
+
+
+def _agree(time: TimeLine, iteration: IterationLine) -> bool:
+    exact = iteration.step_time_s
+    return exact is None or math.isclose(time.step_time_s, exact, rel_tol=_OTHER_CLOCK, abs_tol=_ROUNDED_S)
+
+
+def _distance(time: TimeLine, iteration: IterationLine) -> int:
+    """Return how far apart two lines are. Of two neighbours, the one above an iteration line is nearer: its rank prints
+    first.
+    """
+    return 2 * abs(time.at - iteration.at) + (time.at > iteration.at)
+
+
+def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> list[tuple[int, int]]:
+    """Return the pairs (indices) that leave the fewest lines alone, and of those the nearest ones.
+
+    Time and memory grow with the lines and with how many of one kind are missing; beyond 2 million, pairs are counted.
+    """
+    n, m = len(times), len(iterations)
+    lowest, highest = min(0, m - n) - _BAND, max(0, m - n) + _BAND  # of j - i
+    if n * (highest - lowest) > _MOST_CELLS:
+        return list(zip(range(n), range(m), strict=False))
+    alone = 2 * (n + m + 1) ** 2  # more than all distances together
+    ways: list[dict[int, int]] = []
+    before: dict[int, int] = {}
+    for i in range(n + 1):
+        row: dict[int, int] = {}
+        way: dict[int, int] = {}
+        for j in range(max(0, i + lowest), min(m, i + highest) + 1):
+            options = [(before[j] + alone, 1)] if j in before else []  # 1: times[i - 1] stays alone
+            if j - 1 in row:
+                options.append((row[j - 1] + alone, 2))  # 2: iterations[j - 1] does
+            if j - 1 in before and _agree(times[i - 1], iterations[j - 1]):
+                options.append((before[j - 1] + _distance(times[i - 1], iterations[j - 1]), 0))
+            row[j], way[j] = min(options, default=(0, 3))
+        before = row
+        ways.append(way)
+    return _back(ways, n, m)
+
+
+def _back(ways: Sequence[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    pairs = []
+    while (way := ways[i][j]) != 3:
+        i, j = i - (way != 2), j - (way != 1)
+        if way == 0:
+            pairs.append((i, j))
+    return pairs[::-1]

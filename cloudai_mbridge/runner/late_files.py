@@ -1,0 +1,54 @@
+"""Files of a job that has ended: a shared file system may show them seconds after the scheduler reports the end."""
+
+import time
+
+from cloudai_mbridge.launch.claim import LOST_CLAIM
+from cloudai_mbridge.metrics import missing_steps
+from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.runner.context import RunnerContext, Tracked
+from cloudai_mbridge.runner.progress import Progress
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+
+
+class LateFiles:
+    """Waits for the files of each ended job, `runner.late_files_s` at most. The other runs go on meanwhile."""
+
+    def __init__(self, context: RunnerContext, progress: Progress, *, may_be_late: bool) -> None:
+        """may_be_late: jobs write on other machines."""
+        self._context, self._progress, self._may_be_late = context, progress, may_be_late
+
+    def are_awaited(self, run: Tracked, status: JobStatus) -> bool:
+        """Return whether a job that has ended with `status` is not to be judged yet."""
+        context = self._context
+        if not self._may_be_late or context.stop is not None or run.ending is not None:
+            return False
+        if not (missing := self._missing(run, status)):
+            return False
+        if run.late_since is None:
+            run.late_since = time.monotonic()
+            text = f"job {run.job_id} has ended, and {missing}; waiting for its files"
+            context.observer.notice(f"{run.plan.key}: {text} for up to {context.config.late_files_s:g} s")
+        return time.monotonic() - run.late_since <= context.config.late_files_s
+
+    def _missing(self, run: Tracked, status: JobStatus) -> str:
+        """Return what is not there of an ended job, "" if nothing is: the steps of a good one, the end of another.
+
+        A job that was killed, or whose script has not begun, leaves no exit code.
+        """
+        if status.job_class is JobClass.SUCCEEDED:
+            return self._missing_steps(run)
+        has_exited = status.job_class is JobClass.FAILED and status.exit_code and not status.signal
+        if not has_exited or status.exit_code == LOST_CLAIM:
+            return ""
+        directory = self._context.root / run.plan.key
+        has_begun = (directory / POINT_FILES.started).exists()
+        is_missing = has_begun and not (directory / POINT_FILES.exit_code).exists()
+        return f"{POINT_FILES.exit_code} is missing" if is_missing else ""
+
+    def _missing_steps(self, run: Tracked) -> str:
+        steps = self._progress.steps(run.plan, run.token or None)
+        if reasons := missing_steps(steps, run.plan.num_steps or 1):
+            return reasons[0]
+        has_losses = any(step.loss is not None for step in steps)
+        last = steps[-1]
+        return f"step {last.step} has no loss" if has_losses and last.loss is None else ""

@@ -1,0 +1,1 @@
+"""Parameter-efficient fine-tuning: the model's weights stay as they are, and small adapters beside them are trained."""

@@ -1,0 +1,277 @@
+"""The two small matrices beside a linear layer, split over ranks as that is: B A x.
+
+Both are split: A along the rank of the product, or the input where that is split already; B along the output.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel import get_cuda_rng_tracker, mappings
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+
+from cloudai_mbridge.training.models.initialization import generator_of
+from cloudai_mbridge.training.peft.base_layer import BaseLayer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an adapter is made with. name: the adapted layer's, with global numbers; it decides the first values."""
+
+    name: str
+    dim: int
+    alpha: float
+    dropout: float
+    is_dropped_first: bool
+    init_in: str
+    init_out: str
+    exchanges: bool
+    dtype: torch.dtype
+    device: torch.device
+    seed: int
+
+
+class Matrix(torch.nn.Module):
+    """A weight [rows, columns] of this rank, of which all ranks hold `ranks` along `axis`; None: each has the whole.
+
+    experts: grouped experts have a weight each, `weight0`, `weight1`, ...
+    """
+
+    def __init__(self, base: BaseLayer, rows: int, columns: int, axis: int | None, shape: Shape, experts: int) -> None:
+        super().__init__()
+        self.axis, self.base, self.experts = axis, base, experts
+        self.is_gated = False
+        for leaf in self.leaves:
+            weight: Any = torch.nn.Parameter(torch.empty(rows, columns, dtype=shape.dtype, device=shape.device))
+            for mark, value in base.marks.items():
+                setattr(weight, mark, value)
+            if axis is not None:
+                weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = True, axis, 1
+            self.register_parameter(leaf, weight)
+
+    @property
+    def leaves(self) -> list[str]:
+        """Names of the weights."""
+        return [f"weight{i}" for i in range(self.experts)] if self.experts else ["weight"]
+
+    @property
+    def weights(self) -> list[Any]:
+        """The weights."""
+        return [getattr(self, leaf) for leaf in self.leaves]
+
+    def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
+        """Return x times the weight; splits: how many of the rows of x are each expert's."""
+        if not self.experts:
+            return F.linear(x, self.weight)
+        parts = torch.split(x, [int(size) for size in splits])
+        return torch.cat([F.linear(part, weight) for part, weight in zip(parts, self.weights, strict=True)])
+
+    @torch.no_grad()
+    def fill(self, kind: str, name: str, shape: Shape) -> None:
+        """Give the weights their first values: those of the layout-independent whole."""
+        ranks = self.base.ranks if self.axis is not None else 1
+        first = mpu.get_expert_model_parallel_rank() * self.experts
+        for i, weight in enumerate(self.weights):
+            own = _of_expert(name, first + i) if self.experts else name
+            whole = [size * (ranks if axis == self.axis else 1) for axis, size in enumerate(weight.shape)]
+            value = _draw(kind, whole, generator_of(own, shape.seed, shape.device), shape.device)
+            weight.copy_(value if self.axis is None else value.chunk(ranks, self.axis)[self.base.rank])
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Return what is saved; of experts as Megatron-Core does of theirs, whether grouped or not."""
+        if not self.experts:
+            return {f"{prefix}weight": self._sharded(self.weight, f"{prefix}weight", tuple(sharded_offsets))}
+        size, rank = mpu.get_expert_model_parallel_world_size(), mpu.get_expert_model_parallel_rank()
+        found = {}
+        for i, (leaf, weight) in enumerate(zip(self.leaves, self.weights, strict=True)):
+            place = (len(sharded_offsets), rank * self.experts + i, size * self.experts)
+            sharded = self._sharded(weight, f"{prefix}weight", (*sharded_offsets, place))
+            sharded.replica_id = (*sharded.replica_id[:2], mpu.get_expert_data_parallel_rank())
+            found[f"{prefix}{leaf}"] = sharded
+        return found
+
+    def _sharded(self, weight: Any, key: str, offsets: tuple[Any, ...]) -> Any:
+        own = self.axis is not None
+        groups = {
+            "tp_group": self.base.group if own else mpu.get_tensor_model_parallel_group(),
+            "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
+        }
+        if not own:
+            return make_sharded_tensor_for_checkpoint(weight, key, prepend_offsets=offsets, **groups)
+        sharded = make_tp_sharded_tensor_for_checkpoint(weight, key, self.axis, prepend_offsets=offsets, **groups)
+        return apply_swiglu_sharded_factory(sharded, offsets) if self.is_gated else sharded
+
+
+def _of_expert(name: str, number: int) -> str:
+    """Return the name that a matrix has where experts are not grouped; number: over all ranks."""
+    return name.replace(".experts.", f".experts.local_experts.{number}.", 1)
+
+
+def _draw(kind: str, shape: list[int], generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Return a whole matrix [rows, columns] of columns inputs; the names are Megatron-Bridge's."""
+    rows, columns = shape
+    value = torch.zeros(shape, device=device)
+    if kind == "xavier":
+        value.normal_(0.0, math.sqrt(2 / (rows + columns)), generator=generator)
+    elif kind == "normal":
+        value.normal_(0.0, 0.2, generator=generator)
+    elif kind == "kaiming":  # of slope sqrt(5), which is 1 / sqrt(inputs)
+        value.uniform_(-(columns**-0.5), columns**-0.5, generator=generator)
+    return value
+
+
+class Adapter(torch.nn.Module):
+    """The adapter of a layer whose weight is split over ranks, or of one part of it.
+
+    out_size: of this rank's output. is_gated: its rows are those of a gate and of an up projection.
+    """
+
+    def __init__(self, base: BaseLayer, shape: Shape, out_size: int | None = None, *, is_gated: bool = False) -> None:
+        super().__init__()
+        self.base, self.alpha, self.dim = base, shape.alpha, shape.dim
+        self.is_dropped_first, self.exchanges, self.p = shape.is_dropped_first, shape.exchanges, shape.dropout
+        rows, own = base.out_size if out_size is None else out_size, base.kind != "whole"
+        axis = (1 if base.kind == "row" else 0) if own else None
+        dim = shape.dim // base.ranks if base.kind == "column" else shape.dim
+        self.linear_in = Matrix(base, dim, base.in_size, axis, shape, base.num_experts)
+        if base.kind == "row":
+            rows //= base.ranks
+        self.linear_out = Matrix(base, rows, shape.dim, 0 if own else None, shape, base.num_experts)
+        self.linear_out.is_gated = is_gated
+        for leaf, kind, matrix in (("in", shape.init_in, self.linear_in), ("out", shape.init_out, self.linear_out)):
+            matrix.fill(kind, f"{shape.name}.adapter.linear_{leaf}.weight", shape)
+
+    @property
+    def scale(self) -> float:
+        """What the product is multiplied by."""
+        return self.alpha / self.dim
+
+    def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
+        """Return what is added to the layer's output; splits: of grouped experts' tokens."""
+        x = x.to(self.linear_in.weights[0].dtype)
+        if self.is_dropped_first:
+            x = self.drop(x, is_split=self._takes_split_input)
+        inner = self._after_in(self.linear_in(self._before_in(x), splits))
+        y = self._after_out(self.linear_out(inner, splits))
+        if not self.is_dropped_first:
+            y = self.drop(y, is_split=self._gives_split_output)
+        return y * self.scale
+
+    def drop(self, x: torch.Tensor, *, is_split: bool) -> torch.Tensor:
+        """Apply dropout: with a mask of its own on each rank that holds another part of x."""
+        if not self.p or not self.training:
+            return x
+        if not is_split:
+            return F.dropout(x, self.p)
+        with get_cuda_rng_tracker().fork():
+            return F.dropout(x, self.p)
+
+    @property
+    def _takes_split_input(self) -> bool:
+        return self.base.kind == "row" or self.base.has_split_sequence
+
+    @property
+    def _gives_split_output(self) -> bool:
+        return self.base.kind == "column" or self.base.has_split_sequence
+
+    def _before_in(self, x: torch.Tensor) -> torch.Tensor:
+        base = self.base
+        if base.kind != "column" or base.is_reduced_outside or base.ranks == 1:
+            return x
+        if base.has_split_sequence:
+            return mappings.gather_from_sequence_parallel_region(x, group=base.group)
+        return mappings.copy_to_tensor_model_parallel_region(x, group=base.group)
+
+    def _after_in(self, inner: torch.Tensor) -> torch.Tensor:
+        """Return the inner product whole. Its gradient differs by rank, and is summed."""
+        base = self.base
+        if base.ranks == 1:
+            return inner
+        if base.kind == "column":
+            return mappings.all_gather_last_dim_from_tensor_parallel_region(inner, group=base.group)
+        inner = mappings.reduce_from_tensor_model_parallel_region(inner, group=base.group)
+        return mappings.copy_to_tensor_model_parallel_region(inner, group=base.group)
+
+    def _after_out(self, y: torch.Tensor) -> torch.Tensor:
+        base = self.base
+        if base.ranks == 1 or (base.kind == "column" and not base.gathers):
+            return y
+        if base.kind == "row" and base.is_reduced_outside:  # the sum over ranks puts the parts together
+            before = base.rank * y.shape[-1]
+            return F.pad(y, (before, (base.ranks - 1) * y.shape[-1] - before))
+        if base.kind == "row" and base.has_split_sequence and self.exchanges:
+            whole = mappings.all_to_all_hp2sp(y, group=base.group)
+            return whole.reshape(y.shape[0] // base.ranks, *y.shape[1:-1], -1)
+        y = mappings.gather_from_tensor_model_parallel_region(y, group=base.group)
+        if base.kind == "row" and base.has_split_sequence:
+            return mappings.scatter_to_sequence_parallel_region(y, group=base.group)
+        return y
+
+    def products(self) -> list[torch.Tensor]:
+        """Return scale * B A for each of this rank's matrices. A collective of the ranks that share them."""
+        base = self.base
+        matrices = zip(self.linear_in.weights, self.linear_out.weights, strict=True)
+        if base.kind == "column":
+            return [self.scale * (b @ _joined(a, base)) for a, b in matrices]
+        return [self.scale * (_joined(b, base) @ a) for a, b in matrices]
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Return what is saved, under Megatron-Bridge's names."""
+        arguments = (sharded_offsets, metadata)
+        inner = self.linear_in.sharded_state_dict(f"{prefix}linear_in.", *arguments)
+        return inner | self.linear_out.sharded_state_dict(f"{prefix}linear_out.", *arguments)
+
+
+def _joined(part: torch.Tensor, base: BaseLayer) -> torch.Tensor:
+    """Return the rows of all ranks."""
+    if base.ranks == 1:
+        return part
+    whole: torch.Tensor = mappings.gather_from_tensor_model_parallel_region(part.T.contiguous(), group=base.group)
+    return whole.T
+
+
+class SharedAdapter(Adapter):
+    """One adapter for all grouped experts, on all ranks: they take their part of it.
+
+    Its gradients are summed over tensor-parallel ranks, which have other tokens or another part of the product, as
+    those of norms are under sequence parallelism; experts need that.
+    """
+
+    def __init__(self, base: BaseLayer, shape: Shape, *, is_gated: bool = False) -> None:
+        self.part = base
+        marks = {"allreduce": True, "sequence_parallel": True}
+        sizes = {
+            "in_size": base.whole_in_size,
+            "out_size": base.out_size * (base.ranks if base.kind == "column" else 1),
+        }
+        super().__init__(replace(base, kind="whole", num_experts=0, marks=marks, **sizes), shape)
+        self.splits_gate = is_gated
+
+    def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
+        """Return what is added to the layer's output."""
+        x = x.to(self.linear_in.weight.dtype)
+        if self.is_dropped_first:
+            x = self.drop(x, is_split=True)
+        y = F.linear(F.linear(x, self._own_columns()), self._own_rows())
+        if not self.is_dropped_first:
+            y = self.drop(y, is_split=True)
+        return y * self.scale
+
+    def products(self) -> list[torch.Tensor]:
+        """Return scale * B A for each of this rank's experts: the same."""
+        return [self.scale * (self._own_rows() @ self._own_columns())] * self.part.num_experts
+
+    def _own_columns(self) -> torch.Tensor:
+        weight: torch.Tensor = self.linear_in.weight
+        return weight if self.part.kind != "row" else weight.chunk(self.part.ranks, 1)[self.part.rank]
+
+    def _own_rows(self) -> torch.Tensor:
+        weight: torch.Tensor = self.linear_out.weight
+        if self.part.kind != "column" or self.part.ranks == 1:
+            return weight
+        halves = weight.chunk(2) if self.splits_gate else (weight,)
+        return torch.cat([half.chunk(self.part.ranks)[self.part.rank] for half in halves])

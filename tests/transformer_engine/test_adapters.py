@@ -1,0 +1,61 @@
+"""Adapters of Transformer Engine's layers: where they are, how they are split, and what is saved."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.training.peft.adapter import SharedAdapter
+from cloudai_mbridge.training.peft.config import CanonicalLoRA, DoRA, LoRA
+from tests.transformer_engine.engine import Built, build, configure, gpu, torch
+
+EP, TP = "expert_model_parallel_size", "tensor_model_parallel_size"
+ETP, SP = "expert_tensor_parallel_size", "sequence_parallel"
+
+
+def adapted(model: str, peft: Any, place: Path, world: int = 1, **layout: Any) -> Built:
+    """Build the first of `world` ranks with adapters."""
+    config = configure(model, **layout)
+    config.peft, config.checkpoint.pretrained_checkpoint = peft, str(place)
+    with gpu():
+        return build(config, 0, world)
+
+
+def shapes(built: Built) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what is saved of the adapters of the last layer, without its name."""
+    found = {key: tuple(shape) for key, shape, _ in built.checkpoint if ".adapter." in key}
+    return {key.partition(".layers.")[2].partition(".")[2].lstrip("1."): shape for key, shape in found.items()}
+
+
+def test_grouped_experts(tmp_path: Path) -> None:
+    """They have one adapter together, or one each, which is saved as sequential experts' are."""
+    layout = {EP: 2, TP: 2, SP: True, ETP: 2}
+    one = adapted("grouped", LoRA(dim=8), tmp_path)
+    shared = adapted("grouped", LoRA(dim=8), tmp_path, 4, **layout)
+    each = adapted("grouped", LoRA(dim=8, share_expert_adapters=False), tmp_path, 4, **layout)
+    alone = adapted("sequential", LoRA(dim=8), tmp_path)
+    assert shapes(shared) == shapes(one)
+    assert shapes(each) == shapes(alone)
+    experts = shared.model.decoder.layers[1].mlp.experts
+    assert isinstance(experts.linear_fc1.adapter, SharedAdapter)
+    assert experts.linear_fc1.adapter._own_rows().shape == (64, 8)  # half of gate and up projection
+    layer = shared.model.decoder.layers[0]
+    assert layer.self_attention.linear_qkv.to_wrap.return_layernorm_output
+    assert layer.self_attention.linear_qkv.adapter.linear_in.weight.shape == (4, 64)
+    trained = {name for name, weight in shared.model.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in shared.model.named_parameters() if ".adapter." in name}
+    assert len([p for group in shared.optimizer.param_groups for p in group["params"]]) > 0
+
+
+@pytest.mark.parametrize("kind", [LoRA, DoRA, CanonicalLoRA])
+def test_kinds(kind: Any, tmp_path: Path) -> None:
+    """Layers of a model of Transformer Engine have the adapters that those of a CPU have."""
+    with_te = adapted("dense", kind(dim=8), tmp_path, 2, **{TP: 2, SP: True})
+    config = configure("dense")
+    config.peft, config.checkpoint.pretrained_checkpoint = kind(dim=8), str(tmp_path)
+    on_a_cpu = build(config)
+    assert shapes(with_te) == shapes(on_a_cpu)
+    wholes = on_a_cpu.weights
+    for name, weight in with_te.model.named_parameters():
+        if name.endswith("linear_in.weight"):
+            assert torch.equal(wholes[name].chunk(2, weight.partition_dim)[0], weight), name
