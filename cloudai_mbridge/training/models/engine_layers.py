@@ -100,7 +100,8 @@ def _layer() -> type:
             )
             if groups.cp.size() > 1:
                 ranks = torch.distributed.get_process_group_ranks(groups.cp)
-                self.transformer_layer.set_context_parallel_group(groups.cp, ranks, torch.cuda.Stream())
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                self.transformer_layer.set_context_parallel_group(groups.cp, ranks, stream)
 
         def forward(
             self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **others: Any

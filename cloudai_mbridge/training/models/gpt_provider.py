@@ -109,7 +109,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
         """Build this stage's GPTModel, on the default device."""
         spec = self.transformer_layer_spec
         if spec in (default_layer_spec, local_layer_spec, modelopt_transformer_layer_spec):
-            layer_spec = spec(self, vp_stage)  # type: ignore[operator, call-arg]
+            layer_spec = spec(self, vp_stage)
         else:
             layer_spec = spec(self) if callable(spec) else spec
         with unfused_without_apex(self):
