@@ -278,7 +278,8 @@ class _LocalLoad(_Load):
         self.config, self.path = state.cfg.checkpoint, str(manager.local_ckpt_dir)
         self.saved, _ = on_each_rank(self.path, manager.load)
         self.common = self.saved.common_state_dict
-        self.metadata = content.content_metadata(self.config)
+        self.adapters_only = state.cfg.peft is not None
+        self.metadata = content.content_metadata(self.config, state.cfg.peft)
         self.with_optimizer = self.config.load_optim and optimizer is not None
         self.with_generators = self.config.load_rng and generators.KEY in self.saved.sharded_state_dict
 
