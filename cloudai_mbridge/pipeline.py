@@ -22,6 +22,7 @@ from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.schedulers.slurm.client import node_states
+from cloudai_mbridge.training.process.provenance import git_state_of
 
 # Planning starts without what only running needs: that is imported where it is used
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prep
     planned = build_plan(loaded.scenario, system, node_states, request.rules)
     refuse_unknown_options(planned.runs, system)
     runner_config = planned.runner.model_copy(update=dict(runner or {}))
-    planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note))
+    repository = git_state_of(request.test_scenario)
+    planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note), repository=repository)
     return Prepared(planned, system, request.output_dir or Path(system.output_path))
 
 
@@ -215,7 +217,7 @@ def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
         return (NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
-    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
+    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system, plan.runs)
 
 
 def with_defaults(prepared: Prepared) -> ScenarioPlan:

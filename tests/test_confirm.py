@@ -504,6 +504,9 @@ class Told:
     def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
         raise AssertionError
 
+    def stopping(self) -> None:
+        """Nothing."""
+
     def notice(self, text: str) -> None:
         self.words.append(text)
 

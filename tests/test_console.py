@@ -23,6 +23,7 @@ from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED)
+PENDING = JobStatus("PENDING", JobClass.ACTIVE)
 
 
 def run_plan(label: str, steps: int = 10) -> RunPlan:
@@ -224,10 +225,16 @@ def test_time_left_without_predictions_is_that_of_the_runs_so_far() -> None:
 
 def test_time_left_is_what_was_predicted_corrected_by_what_has_run() -> None:
     runs = tuple(dataclasses.replace(run_plan(f"tp{i}"), predicted={"step_time_s": float(i + 1)}) for i in range(3))
+    runs = (*runs, dataclasses.replace(run_plan("tp9"), num_steps=2000, time_limit_s=60.0))
     clock = RunClock(ScenarioPlan("s", "h100", runs, ()))
-    assert clock.left_s(clock.started_at, {}) == 10.0 + 20.0 + 30.0
-    ended(clock, 0, 15.0)
-    assert clock.left_s(clock.started_at, {}) == 1.5 * (20.0 + 30.0)
+    assert clock.left_s(clock.started_at, {}) is None  # before a run has ended
+    ended(clock, 0, 155.0)  # half of what 300 s of start-up and ten steps of 1 s are
+    assert clock.left_s(clock.started_at, {}) == 160.0 + 165.0 + 60.0
+    clock.saw(runs[3], RUNNING, clock.started_at)
+    left_s = clock.left_s(clock.started_at + 20.0, {"t/tp9/0": (1, 15.0)})
+    assert left_s == 160.0 + 165.0 + 40.0
+    clock.is_stopping = True
+    assert clock.left_s(clock.started_at, {}) is None
 
 
 def test_a_search_says_nothing_of_the_time_left() -> None:
@@ -245,6 +252,27 @@ def test_gpu_hours_count_what_runs_and_every_attempt() -> None:
     clock.saw(run, JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE), begin + 900)
     clock.saw(run, RUNNING, begin + 2000)
     assert clock.gpu_hours(begin + 2000 + 900) == pytest.approx(4 * 0.5)
+
+
+def test_gpu_hours_never_fall() -> None:
+    clock = RunClock(ScenarioPlan("s", "h100", (dataclasses.replace(run_plan("tp1"), ranks_per_node=4),), ()))
+    run, begin = clock.plan.runs[0], clock.started_at
+    clock.saw(run, RUNNING, begin)
+    clock.saw(run, JobStatus("COMPLETING", JobClass.ACTIVE), begin + 900)
+    assert clock.gpu_hours(begin + 900) == pytest.approx(1.0)
+    clock.saw(run, PENDING, begin + 1800)  # requeued
+    clock.saw(run, RUNNING, begin + 2000)
+    assert clock.gpu_hours(begin + 2900) == pytest.approx(3.0)
+    clock.saw(run, JobStatus("COMPLETED", JobClass.SUCCEEDED, run_time_s=1.0), begin + 2900)
+    assert clock.gpu_hours(begin + 2900) == pytest.approx(3.0)
+
+
+def test_the_next_runs_come_first(tmp_path: Path) -> None:
+    screen = Screen(Console(file=io.StringIO(), force_terminal=True, width=80, height=12), ninety(), tmp_path)
+    at(screen, "RUNNING", JobClass.ACTIVE, 1, 2)
+    at(screen, "PENDING", JobClass.ACTIVE, *range(3, 30))
+    rows = [line.split()[0] for line in seen(screen).splitlines() if "RUNNING" in line or "PENDING" in line]
+    assert rows == [f"tp{number}" for number in range(1, len(rows) + 1)]
 
 
 def test_a_run_that_has_ended_takes_no_longer(plan: ScenarioPlan) -> None:

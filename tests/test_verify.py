@@ -2,9 +2,55 @@
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
+
+ARGS = 'launcher = "embedded"\nmodel_recipe_name = "gpt_tiny"\ncompute_dtype = "fp32"\nnum_gpus = 1\ngb = 8\n'
+TEST = f'name = "t"\ndescription = ""\ntest_template_name = "MegatronBridge"\n[cmd_args]\n{ARGS}'
+SYSTEM = 'name = "s"\nscheduler = "slurm"\ndefault_partition = "mian"\n[[partitions]]\nname = "main"\n'
+SCENARIO = 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("t", TEST + "mb = [3, 5]\n", "t.toml: test 't': every one of its 2 points is rejected by a rule, so nothing"),
+        ("t", TEST + "mb = [3, 5]\n", "would run: C04 2; the first: C04 cmd_args.gb: 8 is not divisible"),
+        (
+            "t",
+            TEST.replace("Bridge", "Brige"),
+            "t.toml:3: test_template_name: 'MegatronBrige' is unknown; did you mean",
+        ),
+        ("t", TEST.replace("MegatronBridge", "megatron-bridge"), "t.toml:3: test_template_name: 'megatron-bridge'"),
+        ("t", TEST.replace("gpt_tiny", "gpt_tyni"), "t.toml: cmd_args.model_recipe_name: "),
+        ("t", TEST + "tp = [1, 2]\n[sweep]\nzip = [['tp', 'pp']]", "t.toml: test 't': sweep.zip"),
+        ("t", TEST + '[extra_cmd_args]\n"train.train_iters" = "many"', "t.toml: "),
+        ("s", SYSTEM, "s.toml:3: default_partition: 'mian' is not among the [[partitions]]; did you mean 'main'?"),
+    ],
+)
+def test_what_cannot_run_is_not_ok_and_names_its_file(name: str, text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text)
+    result = CliRunner().invoke(cli, ["verify-configs", str(tmp_path)], standalone_mode=False)
+    assert result.return_value == 2
+    assert f"error: {tmp_path}" in result.output
+    assert words in result.output
+    assert "ok " not in result.output
+
+
+def test_what_is_wrong_with_a_test_of_a_scenario_names_the_tests_file(tmp_path: Path) -> None:
+    for name, text in {"t": TEST.replace("gpt_tiny", "gpt_tyni"), "s": SCENARIO}.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    system = tmp_path / "system"
+    system.write_text('name = "here"\nscheduler = "local"\n')
+    files = [f"--test-scenario={tmp_path}/s.toml", f"--tests-dir={tmp_path}", f"--system-config={system}"]
+    for command in (["dry-run"], ["sweep", "plan"]):
+        result = CliRunner().invoke(cli, [*command, *files], standalone_mode=False)
+        assert str(result.exception).startswith(f"{tmp_path}/t.toml: cmd_args.model_recipe_name: "), command
+    checked = CliRunner().invoke(cli, ["verify-configs", f"{tmp_path}/s.toml", f"--tests-dir={tmp_path}"])
+    assert f"error: {tmp_path}/t.toml: cmd_args" in checked.output
 
 
 def test_a_test_may_have_an_empty_name(tmp_path: Path) -> None:

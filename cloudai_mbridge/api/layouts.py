@@ -1,5 +1,6 @@
 """The layouts of a model on a number of GPUs, ranked by prediction, and a scenario that measures them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -115,7 +116,8 @@ class Layouts(Tabular):
 
     def _rows(self, taken: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for number, each in enumerate(self.best, 1):
-            headline, (low, high) = each.headline, self.ranking.interval_s(each.step_time_s)
+            headline, interval = each.headline, self.ranking.interval_s(each)
+            low, high = interval if math.isfinite(interval[1]) else (None, None)
             hours = headline.gpu_hours(self.request.max_steps)
             yield {
                 "rank": number,

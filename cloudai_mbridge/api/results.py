@@ -17,7 +17,7 @@ from cloudai_mbridge.report.ranking import PointSummary, TestRanking, rank
 from cloudai_mbridge.report.rows import run_columns, run_rows
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.control import SweepStatus
-from cloudai_mbridge.runner.lock import no_driver
+from cloudai_mbridge.runner.lock import reading
 
 _STEPS = {name: str if name in TEXTS else float if name in NUMBERS else int for name in COLUMNS} | {"counted": bool}
 
@@ -48,9 +48,12 @@ class Run:
     path: Path
 
     def report(self) -> "Report":
-        """Judge what lies in the directory; nothing is written. InUse, a BadInput: a process holds the run."""
-        with no_driver(self.path):
-            return Report(**vars(build_report(self.path)))
+        """Judge what lies in the directory; nothing is written.
+
+        While a process drives the run, what has not ended is `unfinished`, and the first note says so.
+        """
+        with reading(self.path) as held_by:
+            return Report(**vars(build_report(self.path, held_by)))
 
     def status(self) -> SweepStatus:
         """Return where its points stand, also while it is under way."""

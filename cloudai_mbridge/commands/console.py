@@ -34,18 +34,27 @@ def new_console(width: int = 140, *, stderr: bool = False) -> SteadyConsole:
     return console if console.is_terminal else SteadyConsole(highlight=False, stderr=stderr, width=width)
 
 
+MOST_REJECTED_LINES = 12
+
+
 def show_error(text: str) -> None:
     """Print each line of a text as an error."""
     click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
 
 
-def show_rejected(console: SteadyConsole, plan: "ScenarioPlan") -> None:
-    """Say how much of a scenario is run, and why the rest is not."""
+def show_rejected(console: SteadyConsole, plan: "ScenarioPlan", *, in_full: bool = False) -> None:
+    """Say how much of a scenario is run, and why the rest is not: of many rejected points, by rule."""
     num_runs = sum(not run.is_again for run in plan.runs)
     console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
     for note in plan.notes:
         console.print_line(f"note: {note}")
-    for point in plan.rejected:
-        for violation in point.violations:
-            line = f"rejected {point.test_id}/{point.label}: {violation}"
-            console.print_line(shortened(line))
+    rejected = [(point, violation) for point in plan.rejected for violation in point.violations]
+    if in_full or len(rejected) <= MOST_REJECTED_LINES:
+        for point, violation in rejected:
+            console.print_line(shortened(f"rejected {point.test_id}/{point.label}: {violation}"))
+        return
+    first = {violation.rule_id: (point, violation) for point, violation in reversed(rejected)}
+    for rule, count in plan.rule_counts.items():
+        such = f"; such as {first[rule][0].test_id}/{first[rule][0].label}: {first[rule][1]}" if rule in first else ""
+        console.print_line(shortened(f"rejected by {rule}: {counted(count, 'point')}{such}"))
+    console.print_line("every rejected point: --rejected")

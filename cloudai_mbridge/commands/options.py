@@ -43,6 +43,10 @@ ALLOW_UNKNOWN = click.option(
     help="Leave unknown keys of cmd_args out with a warning.",
 )
 
+REJECTED = click.option(
+    "--rejected", "all_rejected", is_flag=True, help="Print every rejected point; default: many of them by rule."
+)
+
 RULES = click.option(
     "--rules",
     type=click.Choice([str(one) for one in RuleSet]),

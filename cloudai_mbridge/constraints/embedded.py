@@ -60,7 +60,8 @@ def e02_the_machine_has_what_the_point_needs(point: Point) -> Answer:
     if not (lacked := lacked_by(point.args, lacking(point.system))):
         return None
     fact = f"this machine lacks {', '.join(f'{what} for {name}' for name, what in lacked.items())}"
-    return point.breaks("E02", next(iter(lacked)), fact, "remove them, or run on a Slurm system", *lacked)
+    remedy = f"remove {'it' if len(lacked) == 1 else 'them'}, or run on a Slurm system"
+    return point.breaks("E02", next(iter(lacked)), fact, remedy, *lacked)
 
 
 def e03_there_are_steps_to_measure(point: Point) -> Answer:
@@ -180,11 +181,10 @@ def e09_limited_experts_are_there_and_exchange_all_to_all(point: Point) -> Answe
         return None
     if point.recipe is None:
         return NotEvaluated("E09", "recipe")
+    backend = point.args.moe_flex_dispatcher_backend or point.of_recipe("moe_flex_dispatcher_backend")
     needs = {
         "experts": bool(point.num_moe_experts),
-        "moe_flex_dispatcher_backend other than deepep and hybridep": (
-            point.args.moe_flex_dispatcher_backend not in _WITH_FLEX
-        ),
+        "moe_flex_dispatcher_backend other than deepep and hybridep": backend not in _WITH_FLEX,
         "moe_router_load_balancing_type aux_loss, seq_aux_loss or none": (
             point.of_recipe("moe_router_load_balancing_type") in _BALANCED_BY
         ),
@@ -211,3 +211,26 @@ def e10_the_gpu_has_the_backend(point: Point) -> Answer:
         return None
     name, fact = "moe_flex_dispatcher_backend", f"deepep does not run on {gpu}"
     return point.breaks("E10", name, fact, "use hybridep, or None for all-to-all", name, gpu_type=gpu)
+
+
+def e11_sharded_parameters_have_checkpoints(point: Point) -> Answer:
+    """Checkpoints of Megatron-FSDP need Megatron-Core 0.19, and one instance of its optimizer to be saved.
+
+    Pass: use_megatron_fsdp=true, save_dir="/ckpt" on Megatron-Core 0.19. Fail: the same on 0.18, or with
+    num_distributed_optimizer_instances=2. Not evaluated: the release is not known.
+    Source: `cloudai_mbridge.training.startup.sharding`.
+    """
+    given = [name for name in ("save_dir", "load_dir") if getattr(point.args, name)]
+    if not (point.is_embedded and point.use_megatron_fsdp and given):
+        return None
+    instances, name = point.args.num_distributed_optimizer_instances, "num_distributed_optimizer_instances"
+    if point.args.save_dir and instances and instances > 1:
+        fact = f"{instances} instances of Megatron-FSDP's optimizer cannot be saved"
+        return point.breaks("E11", "save_dir", fact, f"remove save_dir, or use {name} = 1", "use_megatron_fsdp", name)
+    if (has_checkpoints := point.has_core("0.19")) is None:
+        return NotEvaluated("E11", "the release of Megatron-Core")
+    if has_checkpoints:
+        return None
+    fact = f"Megatron-Core {point.core} has no checkpoints of Megatron-FSDP"
+    remedy = f"remove {' and '.join(given)}, or install Megatron-Core 0.19"
+    return point.breaks("E11", given[0], fact, remedy, "use_megatron_fsdp", core=point.core)

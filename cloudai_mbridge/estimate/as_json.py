@@ -140,7 +140,7 @@ def as_data(found: PointEstimate) -> Estimate:
             "memory": _memory(found),
             "fits": found.fits,
             "step_time_terms_s": found.step_time.terms if found.step_time else None,
-            "step_time_median_error": error.median if error else None,
+            "step_time_median_error": error.median if error and error.is_known else None,
             "step_time_error": str(error) if error else None,
         }
     )

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,12 @@ from typing import Any
 from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
 from cloudai_mbridge.gate.results.read import read_report
 from cloudai_mbridge.metrics import Statistic, summarize
+from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
+from cloudai_mbridge.runner.lock import reading
+from cloudai_mbridge.verdict import Verdict
 
 Row = Mapping[str, Any]
 
@@ -40,6 +44,7 @@ class Table:
     """The rows of a run; every row has every column, and None where something is not known or not finite.
 
     axes: columns of axes that are not in `ARGUMENTS`. run: the name of the run's directory.
+    so_far: what is to be noted while the run has not ended, "" after it.
     """
 
     run: str
@@ -48,6 +53,7 @@ class Table:
     reported_at: datetime
     axes: tuple[str, ...]
     rows: tuple[Row, ...]
+    so_far: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -72,23 +78,42 @@ def digest(*values: Any) -> str:
 def read_table(path: Path, *, by_point: bool = False) -> Table:
     """Read the report of a run's directory, or a report.json. BadInput as `read_report`.
 
+    Of a run that a process still drives, the table has what has ended so far.
+
     by_point: a row for each point. Its metrics are over its successful runs, and n is their number.
     """
-    report, file = read_report(path)
+    report, name, so_far = _report(path)
     names = dict.fromkeys(name for point in report.points for name in point.coordinates if name not in ARGUMENTS)
     taken = {*_NAMES, *_FOUND, *METRICS, *_LAST}
     axes = {name: visible(f"axis.{name}" if name in taken else name) for name in names}
     table = Table(
-        run=visible(file.resolve().parent.name),
+        run=visible(name),
         scenario=visible(report.scenario),
         system=visible(report.system),
         reported_at=_time(report.created_at) or datetime.fromtimestamp(0, UTC),
         axes=tuple(axes.values()),
         rows=(),
+        so_far=so_far,
     )
     groups = _points(report).values() if by_point else ([point] for point in report.points)
     rows = (_row(table, runs, axes, by_point=by_point) for runs in groups)
     return Table(**{**vars(table), "rows": tuple(rows)})
+
+
+def _report(path: Path) -> tuple[ReportModel, str, str]:
+    """Return a report, the name of its run, and what it lacks while the run goes on, "" after its end."""
+    if path.is_dir():
+        with reading(path) as held_by:
+            if held_by:
+                built = build_report(path, held_by)
+                ended = replace(built, points=tuple(filter(_has_ended, built.points)))
+                return ReportModel.model_validate(ended.to_dict()), path.resolve().name, built.notes[0]
+    report, file = read_report(path)
+    return report, file.resolve().parent.name, ""
+
+
+def _has_ended(point: PointReport) -> bool:
+    return point.verdict is not Verdict.UNFINISHED
 
 
 def _points(report: ReportModel) -> dict[tuple[str, str], list[PointModel]]:

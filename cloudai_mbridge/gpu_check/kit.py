@@ -15,6 +15,7 @@ from typing import Any
 Figures = dict[str, Any]
 TERM_WAIT_S = 15.0  # mbridge cancels its ranks and writes its report in this time
 KILL_WAIT_S = 5.0  # longer only for a process that a driver holds: it is left
+MUON = "emerging-optimizers"  # the package
 _TAIL_CHARACTERS = 400
 
 
@@ -145,6 +146,13 @@ def needs_known_gpu(kit: Kit) -> None:
     needs_gpu(kit)
     if kit.device.gpu_type is None:
         raise PartSkipped(f"no estimates for {kit.device.gpu}")
+
+
+def needs_muon(kit: Kit) -> None:
+    """Need the package of Muon."""
+    needs_gpu(kit)
+    if kit.device.packages.get(MUON) is None:
+        raise PartSkipped(f"no {MUON}: pip install 'cloudai-mbridge[emerging]'")
 
 
 def needs_transformer_engine(kit: Kit) -> None:

@@ -112,6 +112,7 @@ PARTS = (
     Part("op_fuser", "the proxy of Transformer Engine's fused operations", 60, trials.op_fuser, _ENGINE),
     Part("megatron_fsdp", "the proxy sharded by Megatron-FSDP", 60, trials.megatron_fsdp, _GPU),
     Part("optimizer_offload", "the proxy with optimizer state on the host", 60, trials.optimizer_offload, _ENGINE),
+    Part("muon", "the proxy with distributed Muon", 60, trials.muon, (parts_need.needs_muon,)),
     Part("activation_offload", "the proxy with activations on the host", 60, trials.activation_offload, _ENGINE),
     Part("recomputation", "the proxy with recomputed modules", 60, layer_features.recomputation, _GPU),
     Part("expert_capacity", "grouped experts without and with a size", 90, layer_features.expert_capacity, _GPU),

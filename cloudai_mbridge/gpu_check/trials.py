@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.proxy import PROXY, SAME_LOSS, proxy_losses, with_share
-from cloudai_mbridge.gpu_check.sweep import Trained, largest_difference, speed
+from cloudai_mbridge.gpu_check.proxy import PROXY, RECIPE, SAME_LOSS, SIZES, proxy_losses, with_share
+from cloudai_mbridge.gpu_check.sweep import Trained, Training, largest_difference, losses, speed, train
 
 CONFIG = "training.json"
 CAPTURED_MARK = "CUDA graphs captured:"  # of `training.loop.graphs`
@@ -132,6 +132,24 @@ def activation_offload(kit: Kit) -> Figures:
     """Train the proxy with the activations of two layers on the host."""
     fields = ("cpu_offloading=true", "cpu_offloading_weights=false", "cpu_offloading_num_layers=2")
     return _same_losses(kit, "activation_offload", [f"model.{field}" for field in fields])
+
+
+def muon(kit: Kit) -> Figures:
+    """Train the proxy with distributed Muon: the losses begin where those of Adam do, and fall."""
+    expected = proxy_losses(kit)
+    point = train(kit, "muon", [Training("muon", RECIPE, {**SIZES, "optimizer_type": "muon"})]).good("muon")
+    ours = losses(point)
+    figures = with_share(kit, speed(point))
+    of_adam = speed(kit.shared[PROXY].good(PROXY))
+    figures |= {f"{key}_of_adam": of_adam[key] for key in ("step_time_s", "peak_memory_gib")}
+    figures |= {"mean_decrease": mean_decrease(ours), "mean_decrease_of_adam": mean_decrease(expected)}
+    if (difference := largest_difference(ours[:1], expected[:1])) > SAME_LOSS:
+        raise PartFailed(
+            f"the first loss differs from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g}", figures
+        )
+    if figures["mean_decrease"] <= 0:
+        raise PartFailed("the losses do not fall", figures)
+    return figures
 
 
 def _same_losses(kit: Kit, name: str, overrides: Sequence[str]) -> Figures:

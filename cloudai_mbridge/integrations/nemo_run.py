@@ -20,6 +20,7 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.integrations.nemo_run_driver import CONFIG, SRUN_ARRAY
 from cloudai_mbridge.launch.script import (
+    CPUS_LINE,
     EPILOGUE,
     LOCAL_START,
     PYTHON_VARIABLE,
@@ -39,7 +40,7 @@ from cloudai_mbridge.schedulers.local import LocalClient
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.command import run_command
 from cloudai_mbridge.schedulers.slurm.parsing import parse_submitted
-from cloudai_mbridge.schedulers.slurm.submit import failure, job_name_of
+from cloudai_mbridge.schedulers.slurm.submit import failure, job_env, job_name_of
 
 TASK = "task.sh"
 SETUP = "setup.sh"
@@ -82,7 +83,7 @@ class NemoRunSlurmClient(SlurmClient):
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start a run through NeMo-Run, from the files of `write_scripts`."""
         (run,) = submission.runs
-        return {run.key: _submit_slurm(submission, root / run.key)}
+        return {run.key: _submit_slurm(submission, root, self._system)}
 
 
 def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
@@ -166,7 +167,8 @@ def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
         *SLURM_START,
         f"trap 'echo \"$?\" > {POINT_FILES.exit_code}' EXIT",
         'export MBRIDGE_HEAD_NODE="$head_node"',
-        f'{SRUN_ARRAY}=({shlex.join(srun)} --cpus-per-task="$SLURM_CPUS_ON_NODE" {container})',
+        CPUS_LINE,
+        f'{SRUN_ARRAY}=(--cpus-per-task="$_mbridge_cpus" {shlex.join(srun)} {container})',
     )
 
 
@@ -191,15 +193,15 @@ def _script(*lines: str) -> str:
     return "\n".join(("#!/bin/bash", *lines)) + "\n"
 
 
-def _submit_slurm(submission: Submission, directory: Path) -> str:
+def _submit_slurm(submission: Submission, root: Path, system: SlurmSystem) -> str:
     (run,) = submission.runs
-    env = {PYTHON_VARIABLE: sys.executable, **run.secret_env}
-    options = {"job_name": job_name_of(submission)}
+    options = {"job_name": job_name_of(submission, root, system)}
     if submission.exclude_nodes:
         options["exclude"] = ",".join(sorted({*run.exclude_nodes, *submission.exclude_nodes}))
     argv = [sys.executable, *_DRIVER, json.dumps(options)]
     lock, within = submission.keep_open, SUBMIT_TIMEOUT_S
-    answer = run_command(*argv, cwd=directory, env=env, keep_open=lock, timeout_s=within, name="NeMo-Run's driver")
+    where, env = root / run.key, job_env(submission)
+    answer = run_command(*argv, cwd=where, env=env, keep_open=lock, timeout_s=within, name="NeMo-Run's driver")
     job_id = parse_submitted(answer.stdout)
     if answer.returncode == 0 and job_id is not None:
         return job_id

@@ -9,10 +9,11 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from cloudai_mbridge.launch.claim import claim_lines
+from cloudai_mbridge.launch.claim import SIXTEEN_HEX, claim_lines
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.shell import shell_word
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
 TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
@@ -33,7 +34,8 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         *_preamble(plan, system),
         *_node_commands(plan),
         *(_FIRST_NODE if plan.num_nodes > 1 else ()),
-        f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
+        CPUS_LINE,
+        f'srun --cpus-per-task="$_mbridge_cpus" {shlex.join(srun_options(plan, system))} \\',
         *_container_options(plan),
         *(_several_machines(plan) if plan.num_nodes > 1 else _one_machine(plan, indent="  ")),
         *EPILOGUE,
@@ -53,7 +55,9 @@ def render_array_script(array: str, first: RunPlan, system: SlurmSystem) -> str:
     """
     output = {"output": f"{array}/%a/{POINT_FILES.stdout}", "error": f"{array}/%a/{POINT_FILES.stderr}"}
     return _script(
-        *map(directive, sbatch_options(first, system, {"job-name": array_name(array, first), **output})),
+        *map(
+            directive, sbatch_options(first, system, {"job-name": job_name(system, array_key(array, first)), **output})
+        ),
         f"# mbridge {array}: each task runs the script of the run that its link names",
         f'cd -P {shlex.quote(array)}/"$SLURM_ARRAY_TASK_ID" && exec bash {POINT_FILES.slurm_script}',
     )
@@ -63,6 +67,11 @@ def _script(*lines: str) -> str:
     return "\n".join(("#!/bin/bash", *lines)) + "\n"
 
 
+# Nodes may differ; before srun's other options, so that one of the user's wins: "16(x2),8" -> 8
+CPUS_LINE = (
+    '_mbridge_cpus=$(tr , "\\n" <<< "${SLURM_JOB_CPUS_PER_NODE:-$SLURM_CPUS_ON_NODE}"'
+    " | sed 's/(.*//' | sort -n | head -n 1)"
+)
 _FIRST_NODE = (
     '_mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
     "# two jobs may share a node: the port is the job's own, below the ephemeral range",
@@ -100,20 +109,27 @@ def _profiled(plan: RunPlan) -> str:
     return f"{shlex.join(plan.profiler)} " if plan.profiler else ""
 
 
-def job_name(key: str) -> str:
-    """Return the name under which a run is submitted."""
-    return f"mbridge-{key.replace('/', '-')}"
+def slug(key: str) -> str:
+    """Return a run's key as a part of a job's name."""
+    return key.replace("/", "-")
 
 
-def array_name(array: str, first: RunPlan) -> str:
-    """Return the name under which an array is submitted: its first test's, and its number."""
-    return f"{job_name(first.test_id)}-array-{array.rpartition('/')[2]}"
+def job_name(system: SlurmSystem, key: str, run: str = "") -> str:
+    """Return the name under which a point is submitted. run: the name of the run's directory."""
+    return (
+        f"{system.job_name_prefix}mbridge-{run}-{slug(key)}" if run else f"{system.job_name_prefix}mbridge-{slug(key)}"
+    )
+
+
+def array_key(array: str, first: RunPlan) -> str:
+    """Return what an array's name has in the place of a key: its first test's, and its number."""
+    return f"{first.test_id}-array-{array.rpartition('/')[2]}"
 
 
 def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str] | None = None) -> list[str]:
     """Return sbatch's options, each one word. instead: values that replace a run's own."""
     options: dict[str, str | int | None] = {
-        "job-name": job_name(plan.key),
+        "job-name": job_name(system, plan.key),
         "partition": system.default_partition,
         "account": system.account,
         "nodes": plan.num_nodes,
@@ -200,12 +216,16 @@ SLURM_START = (
     '_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',
     '_mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"',
     "# one job of an attempt trains, whatever became of the sbatch that submitted it",
-    *claim_lines('"${SLURM_JOB_NAME##*.}"', "$_mbridge_job"),
-    '_mbridge_start="job=$_mbridge_job name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"',
-    "# a controller that was killed may have forgotten that a job has ended, and run it again",
-    f'if [ -f {POINT_FILES.exit_code} ] && grep -qsF "$_mbridge_start " {POINT_FILES.started}; then',
-    f'  exit "$(cat {POINT_FILES.exit_code})"',
-    "fi",
+    f'[[ "$SLURM_JOB_NAME" =~ .*\\.({SIXTEEN_HEX}) ]] && {JOB_TOKEN_VARIABLE}="${{BASH_REMATCH[1]}}"',
+    f'export {JOB_TOKEN_VARIABLE}="${{{JOB_TOKEN_VARIABLE}:-}}"',
+    *claim_lines(f'"${JOB_TOKEN_VARIABLE}"', "$_mbridge_job"),
+    '_mbridge_start="job=$_mbridge_job token=$_mbridge_token name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"',
+    "# a controller that was killed may have forgotten that a job has ended, and run it again; an administrator may",
+    "# requeue one that has succeeded",
+    f"_mbridge_end=$(cat {POINT_FILES.exit_code} 2> /dev/null)",
+    '_mbridge_same="$_mbridge_start "',
+    'if [ "$_mbridge_end" = 0 ]; then _mbridge_same="${_mbridge_start%restarts=*}"; fi',
+    f'if [ -n "$_mbridge_end" ] && grep -qsF "$_mbridge_same" {POINT_FILES.started}; then exit "$_mbridge_end"; fi',
     f'{_STARTED} "$_mbridge_start nodes=$SLURM_JOB_NODELIST" >> {POINT_FILES.started}',
 )
 _LOCAL_MARK = '"${MBRIDGE_LOCAL_JOB:-}"'

@@ -9,11 +9,14 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
 from cloudai_mbridge.training.credentials.scrub import redacted_lines
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _BLOCK = 1 << 16
 _LONGEST_LINE = 1 << 20
 _FOLLOW_S = 0.5
 # torchrun says which rank failed and how, and then reports at length on itself
+# With the label of its rank; before that, another rank may have written on the same line
+_RECORD = re.compile(rf"(?:^(?:\d{{1,6}}:|\[[\w-]{{1,40}}\]:))?\s*(?:{RUN_MARK}|{STEP_MARK}) \{{.*")
 _RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
 
@@ -21,7 +24,8 @@ def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible, and what
     looks like a credential is redacted. A log that cannot be read has none.
 
-    What torchrun writes after naming the first failed rank is about torchrun and is left out.
+    What torchrun writes after naming the first failed rank is about torchrun and is left out, and so are the loop's
+    records, which are for machines.
     """
     try:
         with open_regular(path) as log:
@@ -30,7 +34,8 @@ def last_lines(path: Path, count: int) -> list[str]:
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return []
-    lines = [line for line in redacted_lines("\n".join(printable(line.rstrip()) for line in text.splitlines())) if line]
+    found = (_RECORD.sub("", printable(line.rstrip())) for line in text.splitlines())
+    lines = [line for line in redacted_lines("\n".join(found)) if line]
     end = next((i + 1 for i, line in enumerate(lines) if _RANK_FAILED.search(line)), len(lines))
     return lines[:end][-count:]
 

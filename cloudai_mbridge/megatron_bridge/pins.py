@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
 
 MOUNT = "/opt/Megatron-Bridge"
+URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 
 
 def install_root(system: System) -> Path:
@@ -21,6 +23,11 @@ def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | No
         if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
             return repo
     return None
+
+
+def pin_of(version: str) -> dict[str, Any]:
+    """Return the entry of [[git_repos]] that pins a release."""
+    return {"url": URL, "commit": f"v{version}", "mount_as": MOUNT, "init_submodules": True}
 
 
 def repo_path(install_path: Path, url: str, commit: str) -> Path:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.loaded import naming_file
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TUNE
@@ -45,7 +46,8 @@ def build_plan(
     tests = [_TestRuns(test, system, rules) for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)]
     planned = 0
     for test in tests:
-        test.build(MOST_RUNS - planned)
+        with naming_file(test.loaded):
+            test.build(MOST_RUNS - planned)
         planned += len(test.runs)
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run)) for run in runs)
@@ -74,7 +76,8 @@ class _TestRuns:
     """The runs of one test, and its rejected points."""
 
     def __init__(self, test: LoadedTest, system: System, rules: RuleSet) -> None:
-        self._test, self._system, self._rules = test, system, rules
+        self.loaded = self._test = test
+        self._system, self._rules = system, rules
         self._where, self._limits = f"test {test.run.id!r}", test.definition.sweep
         self.runs: list[RunPlan] = []
         self.rejected: list[RejectedPoint] = []
@@ -90,6 +93,7 @@ class _TestRuns:
         for text in fill_in_notes(walk.sweep, walk.pinned):
             self._note(f"{self._where}: {text}")
         lifted: Counter[Lifted] = Counter()
+        too_large: list[Headline] = []
         num_accepted = 0
         for num_examined, decision in enumerate(walk):
             point, headline = decision.point, decision.headline
@@ -105,14 +109,26 @@ class _TestRuns:
                 self._note_limit(decision.beyond, num_accepted, walk.size - num_examined)
                 break
             num_accepted += 1
+            too_large += [headline] if share is None and headline.exceeds(DEFAULT_LIMIT) else []
             lifted.update(point.lifted)
             self._require_room(num_accepted, most_runs, walk.runs_per_point)
             self.runs += [first, *runs]
         self.notes += [f"{self._where}: {lifted_note(rule, count)}" for rule, count in lifted.items()]
+        self.notes += self._memory_notes(too_large, num_accepted)
         if note := walk.budget.note():
             self.notes.append(note)
         if more := self.num_rejected - len(self.rejected):
             self._note(f"{self._where}: counted, not listed: {counted(more, 'more rejected point')}")
+
+    def _memory_notes(self, too_large: Sequence[Headline], num_accepted: int) -> Iterator[str]:
+        """Yield how many of the points to run are predicted not to fit into the memory of the GPU."""
+        if not too_large:
+            return
+        worst = max(too_large, key=lambda headline: headline.peak_memory_gib or 0.0)
+        of_all = f"{len(too_large)} of {counted(num_accepted, 'accepted point')}"
+        most = f"up to {worst.peak_memory_gib or 0.0:.4g} of {worst.gpu_memory_gib or 0.0:.4g} GiB"
+        remedy = f"[sweep] memory_share = {DEFAULT_LIMIT.share:g} leaves them out"
+        yield f"{self._where}: {of_all} predicted not to fit in memory ({most}); {remedy}"
 
     def _note_limit(self, limit: str, num_accepted: int, num_left: int) -> None:
         is_count = num_accepted == self._limits.max_points

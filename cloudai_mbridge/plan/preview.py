@@ -11,6 +11,7 @@ from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.models.loading.loaded import naming_file
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.walk import Decision, PointWalk
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
@@ -54,11 +55,12 @@ class SweepPreview:
     """The points of one test on a system."""
 
     def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
-        self.test_id, self.limits = test.run.id, test.definition.sweep
+        self.test, self.test_id, self.limits = test, test.run.id, test.definition.sweep
         share = self.limits.memory_share if options.memory_share is None else options.memory_share
         limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
         self.memory_limit = None if options.include_oom_risk else limit
-        self.walk = PointWalk(test, system, options.rules, self.memory_limit, options.order, options.formula)
+        with naming_file(test):
+            self.walk = PointWalk(test, system, options.rules, self.memory_limit, options.order, options.formula)
         self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
         self._extra = test.definition.extra_cmd_args
         self.not_considered = not_considered(self.sweep.base_args(), self._extra, self.sweep.grid.names)
@@ -178,12 +180,13 @@ class SweepSummary:
 
 
 def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
-    """Go through every point of a test, keeping counts and the first of them only."""
+    """Go through every point of a test, keeping counts and the first of them only. BadInput names the test's file."""
     axes = {axis.name: len(axis.values) for axis in preview.sweep.axes}
     summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
     summary.run_holds_back = preview.limits.memory_share is not None
     summary.fill_in = fill_in_notes(preview.sweep, preview.pinned)
-    for found in preview.points():
-        summary.add(found, preview, examples)
+    with naming_file(preview.test):
+        for found in preview.points():
+            summary.add(found, preview, examples)
     summary.budget_note = preview.walk.budget.note()
     return summary

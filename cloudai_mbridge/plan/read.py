@@ -109,8 +109,19 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> ScenarioPlan:
     try:
         return _plan(data, root, needs_secrets)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        if isinstance(error, ValidationError) and (names := _unknown_fields(error)):
+            what = f"{root / ROOT_FILES.plan}: has {names}, which this mbridge does not know"
+            raise OtherVersion(f"{what}; use the mbridge that wrote it") from None
         reason = shown(f"{type(error).__name__}: {error}")
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged ({reason}); {_AGAIN}") from None
+
+
+def _unknown_fields(error: ValidationError) -> str:
+    """Return the fields of a newer mbridge, if they are all that is wrong; "" otherwise."""
+    mistakes = error.errors()
+    if any(mistake["type"] != "extra_forbidden" for mistake in mistakes):
+        return ""
+    return ", ".join(".".join(map(str, mistake["loc"])) for mistake in mistakes)
 
 
 def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan:
@@ -127,6 +138,7 @@ def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan
         rejected=(),
         num_rejected=data["num_rejected"],
         dry_run=data.get("dry_run", False),
+        repository=data.get("repository"),
         rule_counts=data["rule_counts"],
         notes=tuple(data["notes"]),
         runner=RunnerConfig.model_validate(data["runner"]),

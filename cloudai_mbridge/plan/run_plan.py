@@ -120,6 +120,7 @@ class ScenarioPlan:
 
     rejected: rows of at most the first thousand rejected points of a test; num_rejected and rule_counts (points per
     broken rule) are over all. notes: what a limit of a sweep left out. dry_run: only its files were wanted.
+    repository: commit of the checkout that has the scenario, and whether it is dirty; None outside of one.
     """
 
     scenario: str
@@ -131,4 +132,5 @@ class ScenarioPlan:
     notes: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     dry_run: bool = False
+    repository: Mapping[str, Any] | None = None
     runner: RunnerConfig = field(default_factory=RunnerConfig)

@@ -7,7 +7,9 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.megatron_bridge.launcher.plan import may_be_upstream, refuse_upstream
 from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.loaded import with_path
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import GRID_SEARCH, TEMPLATE, TUNE, MegatronBridgeTestDefinition
 from cloudai_mbridge.models.values.references import has_other_forms
@@ -19,7 +21,7 @@ _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the
 def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
     """Raise BadInput with one line for every part of the scenario that would be left out, or that a launcher lacks."""
     tests = [*loaded.tests, *([loaded.pre_test] if loaded.pre_test else []), *loaded.pre_hook, *loaded.post_hook]
-    missing = [line for test in tests for line in _in_test(test, system)]
+    missing = [with_path(test.path, line) for test in tests for line in _in_test(test, system)]
     if missing:
         raise BadInput("\n".join(dict.fromkeys(missing)))
 
@@ -53,12 +55,19 @@ def notes_on_system(system: System) -> Iterator[str]:
             yield f"system {system.name!r}: global_env_vars.{name}: {_LITERAL}"
     if note := calibration_note(system):
         yield note
+    if unlisted := unlisted_partition(system):
+        yield f"system {system.name!r}: {unlisted}"
+
+
+def unlisted_partition(system: System) -> str | None:
+    """Return what is wrong with a default partition that a system does not list, None if nothing is."""
     names = [partition.name for partition in system.partitions] if isinstance(system, SlurmSystem) else []
-    if isinstance(system, SlurmSystem) and names and system.default_partition not in names:
-        yield (
-            f"system {system.name!r}: default_partition {system.default_partition!r} is not among its partitions,"
-            f" {', '.join(names)}"
-        )
+    if not isinstance(system, SlurmSystem) or not names:
+        return None
+    unknown = next((name for name in system.default_partition.split(",") if name not in names), None)
+    if unknown is None:
+        return None
+    return f"default_partition: {unknown!r} is not among the [[partitions]]; {suggest(unknown, names)}"
 
 
 def notes_on(test: LoadedTest) -> Iterator[str]:

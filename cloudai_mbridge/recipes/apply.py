@@ -22,6 +22,7 @@ from cloudai_mbridge.recipes.launcher_arguments import (
 )
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.recipes.patterns import fit_pattern
+from cloudai_mbridge.recipes.presets import sections_of
 from cloudai_mbridge.recipes.sharding import offload_layers, shard_parameters
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
@@ -46,13 +47,24 @@ PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.
 _MODEL_FACTS = frozenset({"hidden_size", "num_layers", "num_moe_experts", "vocab_size"})
 
 # Number formats are chosen by an argument that rules read; extra_cmd_args set the rest
-_PRECISION = "mixed_precision"
+_PRECISION, _OVERLAP = "mixed_precision", "comm_overlap"
 _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
+
+# What the section of overlaps writes to others
+_OF_PARAMETERS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step", "align_param_gather")
+_OVERLAPPED = {
+    "ddp": (*_OF_PARAMETERS, "overlap_grad_reduce", "bucket_size", "delay_wgrad_compute"),
+    "optimizer": _OF_PARAMETERS,
+    "model": ("overlap_p2p_comm", "batch_p2p_comm", "defer_embedding_wgrad_compute", "wgrad_deferral_limit",
+              "delay_wgrad_compute", "tp_comm_overlap", "tp_comm_bootstrap_backend"),
+}  # fmt: skip
 
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
 _NO_GRAPHS, _FULL_ITERATION = ("", "none", "null"), "full_iteration"
 _ALL_TO_ALL = ("None", "none", "")
+# What a recipe chooses of it stays there: a machine without a GPU falls back, and refuses what a test names
+_BACKEND = "moe_flex_dispatcher_backend"
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
 
@@ -83,7 +95,8 @@ def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[
     missing = {
         name: default
         for name, (section, field) in MAPPED.items()
-        if name not in but and getattr(args, name) is None and (default := recipe.default(section, field)) is not None
+        if name not in (*but, _BACKEND)
+        if getattr(args, name) is None and (default := recipe.default(section, field)) is not None
     }
     return args.model_copy(update=missing)
 
@@ -137,7 +150,7 @@ def training_config(
     core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: what the machine lacks.
     BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need what the machine lacks.
     """
-    sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in recipe.sections.items()}
+    sections = sections_of(recipe, args, lacking)
     for name, (section, field) in MAPPED.items():
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
@@ -162,7 +175,7 @@ def training_config(
             if f"{section}.{field}" in extra:
                 raise BadInput(f"extra_cmd_args: {section}.{field} is set by cmd_args.{name}, too; remove one of them")
             data.setdefault(section, {})[field] = _ranks(value) if name == "profiling_ranks" else value
-    for key, text in _both_reductions(extra, data).items():
+    for key, text in _in_both_sections(extra, data).items():
         section, _, field = key.partition(".")
         if not field:
             raise BadInput(f"extra_cmd_args: {key!r} is not SECTION.FIELD such as optimizer.lr")
@@ -183,10 +196,16 @@ def training_config(
     return data
 
 
-def _both_reductions(extra: Mapping[str, str], data: Mapping[str, Any]) -> Mapping[str, str]:
-    """Let ddp.grad_reduce_in_fp32 act, which the precision would overwrite."""
-    ours, over = "ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"
-    return {over: extra[ours], **extra} if ours in extra and data.get(_PRECISION) else extra
+def _in_both_sections(extra: Mapping[str, str], data: Mapping[str, Any]) -> Mapping[str, str]:
+    """Let act what extra_cmd_args set and a section that decides about it would overwrite."""
+    found = dict(extra)
+    if data.get(_PRECISION) and (text := extra.get("ddp.grad_reduce_in_fp32")) is not None:
+        found.setdefault(f"{_PRECISION}.grad_reduce_in_fp32", text)
+    for section, names in _OVERLAPPED.items() if data.get(_OVERLAP) else ():
+        for name in names:
+            if (text := extra.get(f"{section}.{name}")) is not None:
+                found.setdefault(f"{_OVERLAP}.{name}", text)
+    return found
 
 
 def _drop_other_names(data: dict[str, Any], extra: Mapping[str, str]) -> None:
@@ -214,7 +233,7 @@ def _refuse_not_done(data: Mapping[str, Any], lacking: Collection[str]) -> None:
         return values.get(name, default) if isinstance(values, dict) else default
 
     if asked := list(asked_for(get)):
-        raise BadInput(f"training config: the training loop does not do this yet: {'; '.join(asked)}")
+        raise BadInput(f"training config: the training loop does not do this: {'; '.join(asked)}")
     if missing := list(needed(get, lacking)):
         raise BadInput(f"training config: this machine cannot train that: {'; '.join(missing)}")
 

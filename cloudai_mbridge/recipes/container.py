@@ -101,7 +101,7 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
     given = {name: dict(values) for name, values in sections.items()}
     is_hybrid = "hybrid_layer_pattern" in given["model"]
     model = {**MODEL_DEFAULTS, **(HYBRID if is_hybrid else {}), **given.pop("model")}
-    precision = model.pop("dtype", "bf16")
+    precision, format_of_recipe = model.pop("dtype", "bf16"), given.pop("mixed_precision", {})
     if is_hybrid and precision == "fp32":
         model.update(_HYBRID_FP32)
     activation = model.pop("activation", "silu")
@@ -120,6 +120,8 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
         "model": {"_target_": f"{_MODELS}.{_provider(model)}", **model},
         "mixed_precision": mixed_precision(precision, core),
     }
+    if data["mixed_precision"]:
+        data["mixed_precision"] |= format_of_recipe
     for name in {**_SECTIONS, **given}:
         data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
     data["dataset"].setdefault("sequence_length", model["seq_length"])

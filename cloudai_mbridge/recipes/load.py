@@ -1,6 +1,7 @@
 """Find and read recipes."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -12,6 +13,9 @@ from cloudai_mbridge.models.loading.explain import suggest
 _HEAD = ("description", "family", "source", "not_embedded", "mtp_num_layers", "pipeline_layouts")
 _DATA = resources.files("cloudai_mbridge.recipes") / "data"
 
+Sections = dict[str, dict[str, Any]]
+Block = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -20,20 +24,33 @@ class Recipe:
     not_embedded: what of the model the embedded loop cannot build; "" if it can build it.
     mtp_num_layers: multi-token-prediction layers of the upstream recipe.
     pipeline_layouts: the explicit layout that the upstream recipe uses for a number of pipeline stages (pp * vp).
+    blocks: settings of upstream's presets; `recipes.presets` reads them.
+    chosen: where `sections` hold those of one preset, how they came about.
     """
 
     name: str
     description: str
     family: str
     source: str
-    sections: dict[str, dict[str, Any]]
+    sections: Sections
     not_embedded: str = ""
     mtp_num_layers: int = 0
     pipeline_layouts: dict[str, str] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = ()
+    chosen: "Chosen | None" = None
 
     def default(self, section: str, field: str) -> Any:
         """Return the recipe's value of a training-config field, or None."""
         return self.sections.get(section, {}).get(field)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A preset's settings. recipe: without them. own: the preset's own arguments."""
+
+    recipe: Recipe
+    blocks: tuple[Block, ...]
+    own: Mapping[str, Any]
 
 
 def recipe_names() -> list[str]:
@@ -48,4 +65,5 @@ def load_recipe(name: str) -> Recipe:
         raise BadInput(f"cmd_args.model_recipe_name: unknown recipe {name!r}; {suggest(name, recipe_names())}")
     data = tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
     head = {key: data.pop(key) for key in _HEAD if key in data}
-    return Recipe(name=name, sections=data, **head)
+    blocks = tuple(data.pop("preset", ()))
+    return Recipe(name=name, sections=data, blocks=blocks, **head)

@@ -20,7 +20,7 @@ def shard_parameters(data: dict[str, Any], *, has_checkpoints: bool) -> None:
     ddp |= {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": "optim_grads_params"}
     ddp |= {"keep_fp8_transpose_cache": False, "average_in_collective": False}
     data["optimizer"]["use_distributed_optimizer"] = True
-    data["model"] |= {"init_model_with_meta_device": True, "gradient_accumulation_fusion": True}
+    data["model"]["init_model_with_meta_device"] = True
     if data.get("comm_overlap", {}).get("defer_embedding_wgrad_compute"):
         data["comm_overlap"]["defer_embedding_wgrad_compute"] = False
     if has_checkpoints:

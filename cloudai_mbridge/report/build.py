@@ -1,12 +1,12 @@
 """Build a report from what lies in the directory of a run: plan, journal, logs. The run itself need not be alive."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.errors import Damaged, NothingRan
+from cloudai_mbridge.errors import Damaged, NothingRan, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.logs import LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
@@ -19,7 +19,8 @@ from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.report.searches import in_words, is_untried, read_searches
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
-from cloudai_mbridge.schedulers.interface import JobClass
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
 from cloudai_mbridge.version import __version__
@@ -27,24 +28,26 @@ from cloudai_mbridge.version import __version__
 EVIDENCE_LINES = 15
 
 
-def build_report(root: Path) -> Report:
+def build_report(root: Path, held_by: str | None = None) -> Report:
     """Read a run's directory. What looks like a credential is redacted, in everything but names of points.
+
+    held_by: the process that drives the run: the report is of results so far, and its first note says so.
 
     BadInput: the directory is not of a run, or of one that cannot be read; nothing was submitted.
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
-    past = _read_journal(root)
+    past = _read_journal(root, held_by)
     if (lacking := _lacking(plan)) is not None:
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking}); restore the file")
     points = [
-        _report_run(run, entry, root, plan["system"])
+        _report_run(run, entry, root, plan)
         for run in plan["runs"]
-        if not is_untried(entry := past.entry(run["key"]))
+        if not is_untried(entry := past.entry(run["key"])) and not (held_by and _awaits_search(run, entry))
     ]
     points += [_report_rejected(point) for point in plan["rejected"]]
     points = [_without_credentials(point) for point in points]
-    searches = tuple(read_searches(plan["runs"], past.entries, points))
+    searches = tuple(read_searches(plan["runs"], past.entries, filter(_has_ended, points)))
     return Report(
         tool_version=__version__,
         scenario=plan["scenario"],
@@ -53,7 +56,7 @@ def build_report(root: Path) -> Report:
         points=tuple(points),
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
-        notes=redacted_in((*plan["notes"], *map(in_words, searches), *past.damage)),
+        notes=redacted_in((*_so_far(points, held_by), *plan["notes"], *map(in_words, searches), *past.damage)),
         excluded_nodes=redacted_in(past.excluded),
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
@@ -102,11 +105,15 @@ def judge_in(root: Path) -> Judge:
 
 @dataclass(frozen=True)
 class _Past:
-    """What a run's journal says. was_stopped: what has no job was not to be submitted any more."""
+    """What a run's journal says. was_stopped: what has no job was not to be submitted any more.
+
+    is_driven: a process drives the run, and what has no verdict has not ended.
+    """
 
     entries: Mapping[str, JournalEntry]
     excluded: Mapping[str, str]
     was_stopped: bool
+    is_driven: bool = False
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -114,8 +121,12 @@ class _Past:
         return tuple(f"{ROOT_FILES.journal}: {entry.key}: {text}" for entry in entries for text in entry.damage)
 
     def entry(self, key: str) -> JournalEntry | None:
-        """Return a run's entry, with a verdict if it was cancelled before it had a job."""
+        """Return a run's entry, with a verdict if it was cancelled before it had a job, or has not ended."""
         entry = self.entries.get(key)
+        if self.is_driven and (entry is None or entry.verdict is None):
+            return replace(
+                entry or JournalEntry(key, None, (), ()), verdict=Verdict.UNFINISHED, reasons=(_state(entry),)
+            )
         if entry is not None and self.was_stopped and entry.verdict is None and not entry.attempts:
             return replace(entry, verdict=Verdict.CANCELLED, reasons=(_NOT_SUBMITTED,))
         return entry
@@ -124,8 +135,36 @@ class _Past:
 _NOT_SUBMITTED = "not submitted: mbridge was stopped"
 
 
-def _read_journal(root: Path) -> _Past:
+def _state(entry: JournalEntry | None) -> str:
+    """Return where a run stands that has not ended."""
+    if entry is None or entry.last is None:
+        return "waits to be submitted"
+    status = entry.last.status or SUBMITTED
+    job = f"job {entry.last.job_id}: " if entry.last.job_id else ""
+    return f"{job}{status.state}{f' ({status.reason})' if status.reason else ''}"
+
+
+def _awaits_search(run: Mapping[str, Any], entry: JournalEntry | None) -> bool:
+    """Return whether a search has not chosen a run yet, and may never do so."""
+    return run.get("search") is not None and (entry is None or not entry.attempts)
+
+
+def _has_ended(point: PointReport) -> bool:
+    return point.verdict is not Verdict.UNFINISHED
+
+
+def _so_far(points: Sequence[PointReport], held_by: str | None) -> tuple[str, ...]:
+    if held_by is None:
+        return ()
+    ran = [point for point in points if point.verdict is not Verdict.REJECTED]
+    ended = sum(map(_has_ended, ran))
+    return (f"results so far: {ended} of {counted(len(ran), 'run')} ended; held by {held_by}",)
+
+
+def _read_journal(root: Path, held_by: str | None) -> _Past:
     path = root / ROOT_FILES.journal
+    if held_by and not path.exists():  # its driver has just started
+        return _Past({}, {}, was_stopped=False, is_driven=True)
     if not path.exists() and (root / ROOT_FILES.driver_lock).exists():
         raise Damaged(f"{path}: is missing although mbridge has started this run; restore it from a backup")
     if not path.exists():
@@ -134,7 +173,10 @@ def _read_journal(root: Path) -> _Past:
             f" start it with: mbridge resume {root}"
         )
     with Journal.read_only(path) as journal:
-        return _Past(journal.entries(), journal.excluded(), journal.was_stopped())
+        past = _Past(journal.entries(), journal.excluded(), journal.was_stopped(), held_by is not None)
+    if held_by is None and SubmissionLog(root).proves_loss(past.entries.values()):
+        raise Damaged(f"{path}: is empty although jobs were submitted; rebuild it with: mbridge resume {root}")
+    return past
 
 
 def _read_run(
@@ -158,8 +200,8 @@ def _read_run(
         [line for path in reversed(logs) for line in last_lines(path, EVIDENCE_LINES)],
         needs_losses=not is_upstream or any(step.loss is not None for step in log.steps),
     )
-    if entry is not None and entry.verdict == Verdict.SKIPPED:
-        outcome = RunOutcome(Verdict.SKIPPED, entry.reasons, ())
+    if entry is not None and entry.verdict in (Verdict.SKIPPED, Verdict.UNFINISHED):
+        outcome = RunOutcome(Verdict(entry.verdict), entry.reasons, ())
     elif outcome.verdict is not Verdict.SUCCESS and (reasons := _cancelled(entry)):
         outcome = RunOutcome(Verdict.CANCELLED, reasons, ())
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
@@ -189,7 +231,7 @@ _AS_PLANNED = (
 )
 
 
-def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, system: str) -> PointReport:
+def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, plan: Mapping[str, Any]) -> PointReport:
     log, log_name, metrics, outcome = _read_run(run, entry, root)
     job = _job(entry.last) if entry and entry.last else {}
     return PointReport(
@@ -205,8 +247,8 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         steps=log.steps,
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
-        comparability=compare_by(run, log.run, system, root / run["key"]),
-        environment=run_environment(run, job.get("nodes", ""), log.run),
+        comparability=compare_by(run, log.run, plan["system"], root / run["key"]),
+        environment=run_environment(run, job.get("nodes", ""), log.run, plan.get("repository")),
         predicted=_predicted(run.get("predicted"), log.run),
     )
 

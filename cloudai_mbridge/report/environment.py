@@ -9,10 +9,12 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.metrics import Definitions
+from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
 from cloudai_mbridge.training.process.provenance import git_state, package_versions
 
+_HIDDEN = "***"
 _SAID = ("device", "driver", "cuda", "nccl", "python")
 # A commit, or the tag of a release. A branch is neither: what it means changes
 _PINNED = re.compile(r"[0-9a-f]{7,40}|v?\d+(\.\d+)+([._-]?[A-Za-z0-9]+)*")
@@ -30,11 +32,13 @@ def machine_environment() -> dict[str, Any]:
     }
 
 
-def run_environment(run: Mapping[str, Any], nodes: str, said: Mapping[str, Any]) -> dict[str, Any]:
+def run_environment(
+    run: Mapping[str, Any], nodes: str, said: Mapping[str, Any], repository: Any = None
+) -> dict[str, Any]:
     """Return what a run ran on; None, and empty lists and tables, for what is unknown.
 
     run: of the plan. nodes: the job's, as the scheduler writes them. said: what the training said of itself, which is
-    text from a log: what has another type than it should is left out.
+    text from a log: what has another type than it should is left out. repository: of the scenario, as in the plan.
     """
     own = _table(said.get("environment"))
     device = said.get("device")
@@ -46,7 +50,19 @@ def run_environment(run: Mapping[str, Any], nodes: str, said: Mapping[str, Any])
         "nodes": _nodes(nodes) or list(filter(None, [_text(own.get("hostname"))])),
         "image": image_of(run["container_image"]),
         "repositories": _repositories(run.get("upstream")),
+        "benchmark": _git(repository),
+        "variables": _variables(run),
     }
+
+
+def _variables(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that system, test, arguments and recipe set; of what may be secret only the name."""
+    known = {**_table(run.get("recipe_env")), **_table(run.get("env"))}
+    hidden = {str(name): _HIDDEN for name in run.get("secret_names", ())}
+    shown = {
+        str(name): _HIDDEN if is_secret_variable(str(name), str(value)) else str(value) for name, value in known.items()
+    }
+    return dict(sorted((shown | hidden).items()))
 
 
 def image_of(reference: str) -> dict[str, str | None] | None:

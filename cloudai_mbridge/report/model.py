@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -100,6 +100,8 @@ class SearchReport:
 
 
 OUT_OF_MEMORY = "out_of_memory"  # of the catalogue of failures
+_MEASURED = {name for name, kind in get_type_hints(Metrics).items() if type(None) in get_args(kind)}
+_WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,9 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The points by verdict; cancelled ones where there are any."""
+        """The points by verdict; cancelled and unfinished ones where there are any."""
         counts = {str(verdict): self.count(verdict) for verdict in Verdict}
-        return {verdict: n for verdict, n in counts.items() if n or verdict != Verdict.CANCELLED}
+        return {verdict: n for verdict, n in counts.items() if n or verdict not in _WHERE_ANY}
 
     @property
     def succeeded(self) -> bool:
@@ -141,7 +143,7 @@ class Report:
         if any(search.best is None for search in self.searches):
             return False
         points = [point for point in self.points if not (point.is_pre_test or self.tells_search(point))]
-        if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED, Verdict.CANCELLED) for point in points):
+        if any(point.verdict not in (Verdict.SUCCESS, Verdict.REJECTED) for point in points):
             return False
         ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
         return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)
@@ -169,8 +171,16 @@ def _adapter() -> TypeAdapter[Report]:
 
 
 def report_of(data: Mapping[str, Any]) -> Report:
-    """Return the report of its published form. Raise ValueError if it lacks a part."""
-    return _adapter().validate_python({**data, "tool_version": data["tool"]["version"]})
+    """Return the report of its published form. Raise ValueError if it lacks a part other than a later metric."""
+    points = [_with_later_metrics(point) for point in data["points"]]
+    return _adapter().validate_python({**data, "points": points, "tool_version": data["tool"]["version"]})
+
+
+def _with_later_metrics(point: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a point with the metrics that a report of an earlier mbridge does not have: not measured."""
+    if not isinstance(metrics := point.get("metrics"), Mapping):
+        return point
+    return {**point, "metrics": {**{each.name: None for each in fields(Metrics) if each.name in _MEASURED}, **metrics}}
 
 
 _AS_THEY_ARE = (int, bool, type(None))

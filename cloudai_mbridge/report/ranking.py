@@ -10,6 +10,8 @@ from cloudai_mbridge.metrics import Metrics, Statistic, summarize
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 
+_NO_CAUSE = (Verdict.SUCCESS, Verdict.REJECTED, Verdict.UNFINISHED)
+
 
 @dataclass(frozen=True)
 class PointSummary:
@@ -73,7 +75,7 @@ def causes(report: Report) -> list[Cause]:
     """Return why runs did not succeed, the commonest cause first. What only tells a search something is not in it."""
     groups: dict[tuple[Verdict, str], list[PointReport]] = {}
     for point in report.points:
-        if point.verdict not in (Verdict.SUCCESS, Verdict.REJECTED) and not report.tells_search(point):
+        if point.verdict not in _NO_CAUSE and not report.tells_search(point):
             groups.setdefault((point.verdict, _reason(point)), []).append(point)
     found = [
         Cause(verdict, "; ".join(points[0].reasons), tuple(point.key for point in points), _excerpt(points[0]))

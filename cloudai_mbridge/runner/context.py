@@ -99,6 +99,9 @@ class Observer(Protocol):
     def notice(self, text: str) -> None:
         """Something happened that concerns no single run."""
 
+    def stopping(self) -> None:
+        """Every job is being cancelled from now on."""
+
 
 class RunnerContext:
     """The runs of a plan on their way to their ends.

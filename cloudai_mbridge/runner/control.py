@@ -73,6 +73,8 @@ def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
         events = tuple(journal.events()) if with_events else ()
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
     damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
+    if has_driver(root) is None and SubmissionLog(root).proves_loss(entries.values()):
+        damage = (f"{path}: is empty although jobs were submitted; {_remedy(root)}", *damage)
     return SweepStatus(plan["scenario"], has_driver(root), runs, excluded, events, damage)
 
 
@@ -103,8 +105,19 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
     with no_driver(root):
         pass
     require_directories(root, [run["key"] for run in plan["runs"]])
-    require_this_host(root, read_entries(root).values(), lost_hosts)
+    entries = read_entries(root)
+    _require_original(root, entries.values())
+    require_this_host(root, entries.values(), lost_hosts)
     require_writable_run(root)
+
+
+def _require_original(root: Path, entries: Iterable[JournalEntry]) -> None:
+    """Raise BadInput of a copy of a run that is still there: both would act on the same jobs."""
+    log = SubmissionLog(root)
+    ended = {attempt.token for entry in entries for attempt in entry.attempts if attempt.ended_at is not None}
+    going = {each.token for each in log.read() if not each.is_withdrawn} - ended
+    if (original := log.original_of(going)) is not None:
+        raise BadInput(f"{root}: is a copy of {original}, whose jobs have not ended; resume or cancel that directory")
 
 
 def require_writable_run(root: Path) -> None:
@@ -112,7 +125,7 @@ def require_writable_run(root: Path) -> None:
     kept = [root / name for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock, ROOT_FILES.submit_lock)]
     for path in [root, *(path for path in kept if path.exists())]:
         if not os.access(path, os.W_OK):
-            raise ToolFailure(f"{path}: is read-only for this user; make it writable, or work on a copy")
+            raise ToolFailure(f"{path}: is read-only for this user; make it writable")
 
 
 def _state(key: str, entry: JournalEntry | None) -> RunState:

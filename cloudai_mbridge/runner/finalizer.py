@@ -42,6 +42,7 @@ class Finalizer:
         """From now on have every job cancelled and nothing submitted; `continue_stopping` does it."""
         self._context.stop = ending
         self._context.observer.notice(f"cancelling {len(self._context.active())} active jobs")
+        self._context.observer.stopping()
 
     def continue_stopping(self) -> None:
         """If everything is to end, cancel the jobs that are not being cancelled yet."""

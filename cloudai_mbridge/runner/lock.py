@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -26,6 +26,7 @@ from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.plan import ROOT_FILES
 
 _SUBMIT_WAIT_S = 300.0
+_TOLD_AFTER_S = 3.0
 _CHILD_WAIT_S = 30.0
 _PAUSES_S = (0.05, 0.1, 0.2, 0.0)  # `has_driver` of another process holds the lock for a moment
 
@@ -74,6 +75,20 @@ def no_driver(root: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def reading(root: Path) -> Iterator[str | None]:
+    """Keep a directory from being held while it is read; yield which process holds it already, None if none does."""
+    with contextlib.ExitStack() as stack:
+        held_by = None
+        while held_by is None:
+            try:
+                stack.enter_context(no_driver(root))
+                break
+            except InUse:
+                held_by = has_driver(root)
+        yield held_by
+
+
 def has_driver(root: Path) -> str | None:
     """Return which process holds a directory, None if none does."""
     try:
@@ -84,7 +99,7 @@ def has_driver(root: Path) -> str | None:
 
 
 def _in_use(root: Path, file: TextIO) -> InUse:
-    return InUse(f"{root}: is held by {_owner(file)}; wait for its end, or end it with: mbridge cancel {root}")
+    return InUse(f"{root}: is held by {_owner(file)}; wait for its end: mbridge watch {root}")
 
 
 def _owner(file: TextIO) -> str:
@@ -107,18 +122,34 @@ def _open(path: Path, mode: str) -> TextIO:
 
 
 @contextlib.contextmanager
-def submit_lock(root: Path) -> Iterator[int]:
+def submit_lock(root: Path, notice: Callable[[str], None] = lambda _: None) -> Iterator[int]:
     """Wait for every submission of an earlier driver to end; yield the descriptor for the submitting command.
 
-    ToolFailure: one does not end.
+    notice: takes a line about what is waited for. ToolFailure: it does not end.
     """
-    with _open(root / ROOT_FILES.submit_lock, "a") as file:
-        end = time.monotonic() + _SUBMIT_WAIT_S
+    path = root / ROOT_FILES.submit_lock
+    with _open(path, "a") as file:
+        start, has_told = time.monotonic(), False
         while not _try_lock(file.fileno()):
-            if time.monotonic() > end:
-                raise ToolFailure(f"{root}: a submission of an earlier driver has not ended in {_SUBMIT_WAIT_S:.0f} s")
+            waited_s = time.monotonic() - start
+            if waited_s > _SUBMIT_WAIT_S:
+                text = f"a submission of an earlier driver has not ended in {_SUBMIT_WAIT_S:.0f} s ({_holders(path)})"
+                raise ToolFailure(f"{root}: {text}; end that process, then resume")
+            if waited_s > _TOLD_AFTER_S and not has_told:
+                has_told = True
+                notice(f"waiting for a submission of an earlier driver to end ({_holders(path)})")
             time.sleep(0.05)
         yield file.fileno()
+
+
+def _holders(path: Path) -> str:
+    """Return the processes that have a lock's file open, but for this one, as far as this user may see them."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and any(Path(file.path) == path.resolve() for file in process.open_files()):
+                found.append(f"process {process.pid}, {printable(process.name())}")
+    return "; ".join(found) or "a process on another machine, or of another user"
 
 
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX, pause_s: float = 0.0) -> bool:

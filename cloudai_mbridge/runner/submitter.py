@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.errors import ToolFailure, counted
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import Finalizer
@@ -74,6 +74,22 @@ class Submitter:
                 return
             if not self._submit_batch([self._context.by_key[plan.key] for plan in batch]):
                 return
+
+    def resubmit_moved(self) -> None:
+        """Submit again what waits for its start in a directory that is no more: the run was moved.
+
+        A job that has begun goes on: it writes relatively to where it started.
+        """
+        moved = {each.token for each in self._context.log.read() if self._context.log.moved_from(each) is not None}
+        waiting = [
+            run for run in self._context.runs if run.token in moved and run.phase in (Phase.ACTIVE, Phase.UNSURE)
+        ]
+        again = [run for run in waiting if self._context.withdraw(run) is None]
+        if not again:
+            return
+        names = counted(len(again), "job")
+        self._context.observer.notice(f"{names} would start where the run's directory was: submitting again")
+        self._forget(again, "the run was moved", is_doubtful=True)
 
     def may_submit(self) -> bool:
         """Return whether a run waits for nothing, and the limit on active runs allows one more."""

@@ -1,6 +1,7 @@
 """Bring every run of a plan to its end: submit what is ready, poll the jobs, cancel those that hang or cannot start."""
 
 import contextlib
+import re
 import signal
 import sqlite3
 import time
@@ -10,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
+from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
+from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
@@ -23,8 +24,15 @@ from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
-from cloudai_mbridge.schedulers.interface import ENDED_EARLY, FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
-from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
+from cloudai_mbridge.schedulers.interface import (
+    ENDED_EARLY,
+    FORGOTTEN,
+    NEVER_STARTED,
+    PARTITION_NODE_LIMIT,
+    JobClass,
+    JobStatus,
+    Scheduler,
+)
 from cloudai_mbridge.verdict.judge import LOST
 
 # A pending job that can never start is asked for twice before it is given up: an administrator may be at work.
@@ -61,7 +69,7 @@ def run_all(
     with lock, contextlib.closing(_journal(root)) as journal:
         journal.goes_on()
         clear_cancel(root)  # a request to an earlier process
-        with submit_lock(root) as keep_open, Interrupts() as interrupts:
+        with submit_lock(root, observer.notice) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
@@ -86,6 +94,7 @@ def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
     context = watcher.context
     try:
         restore_runs(context, watcher.submitter.strays, watcher.finalizer)
+        watcher.submitter.resubmit_moved()
         watcher.poll()
         if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
             _check(context.root, interrupts)
@@ -144,7 +153,10 @@ def _check(root: Path, interrupts: Interrupts) -> None:
 
 
 def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) -> None:
-    """Cancel everything and wait for it, until a second signal; in the end always raise Interrupted."""
+    """Cancel everything and wait for it, until a second signal; in the end raise Interrupted.
+
+    Paused: the scheduler is silent, or does not end the jobs: they may still run.
+    """
     context = watcher.context
     try:
         context.journal.stopped()
@@ -157,7 +169,7 @@ def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) 
         with contextlib.suppress(ToolFailure):
             context.scheduler.cancel(context.jobs(context.active()))
         raise ToolFailure(f"{error}{_left(context)}") from None
-    except (SecondSignal, Paused):
+    except SecondSignal:
         raise Interrupted(interrupted.number, ", ".join(context.may_still_run())) from None
     raise interrupted
 
@@ -224,7 +236,7 @@ class Watcher:
             self.context.journal.saw(run.plan.key, run.number, status)
             self.context.observer.saw(run.plan, status)
             if status.job_class is JobClass.UNKNOWN:
-                why = status.reason or "Slurm documents no such state"
+                why = status.reason or "a state that its scheduler does not document"
                 self.context.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
         elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
             self.context.journal.noticed(run.plan.key, run.number, status)
@@ -252,7 +264,9 @@ class Watcher:
         elif run.ending is not None:
             return None
         elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
-            reason = f"the scheduler will never start it: {status.reason or status.state}"
+            reason = (
+                f"the scheduler will never start it: {status.reason or status.state}{_request(run.plan, status.reason)}"
+            )
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
@@ -352,3 +366,10 @@ class Watcher:
 
 def _is_held(status: JobStatus | None) -> bool:
     return status is not None and status.hopeless is JobClass.CANCELLED
+
+
+def _request(plan: RunPlan, reason: str) -> str:
+    """Return what a job asks for of which its scheduler allows less."""
+    if re.search("Time|Wall", reason) and plan.time_limit:
+        return f"; it asks for {plan.time_limit}"
+    return f"; it asks for {counted(plan.num_nodes, 'node')}" if "Node" in reason else ""

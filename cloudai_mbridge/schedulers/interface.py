@@ -54,6 +54,8 @@ class JobStatus:
 NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
 # What a trial ends as that can no longer win a search (docs/tune.md)
 ENDED_EARLY = "ENDED_EARLY"
+# Reason of a job that wants more nodes than there are for ever, or than are up now, and those come back
+PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # Until the scheduler says more
 SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 

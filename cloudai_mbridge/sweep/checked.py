@@ -12,6 +12,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
 from cloudai_mbridge.sweep.grid import Values
 from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key
@@ -42,8 +43,9 @@ class CheckedPoint:
     def resolve(self) -> tuple[SweepPoint, ResolvedCmdArgs, Recipe | None]:
         """Return the point, its arguments with what preset and recipe decide, and the recipe."""
         point = self.sweep.point(self.coordinates)
-        recipe = recipe_of(point.args)
-        return point, with_recipe(point.args, recipe, preset=self.pinned.preset(point.args)), recipe
+        preset = self.pinned.preset(point.args)
+        recipe = recipe_of(point.args, preset)
+        return point, with_recipe(point.args, recipe, preset=preset), recipe
 
 
 def with_recipe(
@@ -61,14 +63,15 @@ def with_recipe(
     return with_recipe_defaults(resolved.args, recipe, but={*but, *resolved.from_preset})
 
 
-def recipe_of(args: ResolvedCmdArgs) -> Recipe | None:
+def recipe_of(args: ResolvedCmdArgs, preset: Preset | None = None) -> Recipe | None:
     """Return the recipe that the arguments name; None for one of Megatron-Bridge's that is unknown here.
 
+    preset: the point's; in the embedded loop the recipe has its settings.
     BadInput: the embedded loop is asked for a recipe that does not exist.
     """
-    if args.launcher is Launcher.EMBEDDED or args.model_recipe_name in recipe_names():
-        return load_recipe(args.model_recipe_name)
-    return None
+    if args.launcher is Launcher.EMBEDDED:
+        return with_preset_of(load_recipe(args.model_recipe_name), preset)
+    return load_recipe(args.model_recipe_name) if args.model_recipe_name in recipe_names() else None
 
 
 def checked_points(
@@ -79,9 +82,10 @@ def checked_points(
     for values in sweep.grid:
         yield CheckedPoint(sweep, sweep.coordinates(values), screens.of(values).check(values), pinned)
     for point in sweep.included():
-        recipe, upstream = recipe_of(point.args), pinned.upstream(point.args)
+        upstream = pinned.upstream(point.args)
         nodes = point.num_nodes if upstream is None else None
         preset = pinned.preset(point.args) if upstream is None else None
+        recipe = recipe_of(point.args, preset)
         args = with_recipe(point.args, recipe, preset=preset)
         result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden, env=point.env)
         violations = [with_origins(each, given_to_loop(point.args), preset) for each in result.violations]
@@ -116,7 +120,7 @@ class _Screens:
         upstream, preset = self._pinned.upstream(args), self._pinned.preset(args)
         key = (args.launcher, args.model_recipe_name, preset_key(preset))
         if key not in self._made:
-            grid, recipe = self._sweep.grid, recipe_of(args)
+            grid, recipe = self._sweep.grid, recipe_of(args, preset)
             axes = [name for name in grid.names if name in type(args).model_fields and name not in STRUCTURAL]
             base = with_recipe(args, recipe, but=axes)
             nodes, overridden = self._sweep.num_nodes, self._pinned.overridden

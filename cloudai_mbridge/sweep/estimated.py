@@ -124,7 +124,8 @@ class SweepEstimates:
     def request(self, point: CheckedPoint) -> EstimateRequest:
         """Return a point as a request, as it would be run."""
         args = self._sweep.point(point.coordinates).args
-        return self._ask(args, recipe_of(args), self._pinned.preset(args))
+        preset = self._pinned.preset(args)
+        return self._ask(args, recipe_of(args, preset), preset)
 
     def _base_at(self, coordinates: Mapping[str, Any]) -> _Base:
         """Return what points of this launcher, recipe and preset share."""
@@ -132,7 +133,8 @@ class SweepEstimates:
         key = tuple(chosen.values())
         if key not in self._bases:
             args = self._base.model_copy(update=chosen)
-            recipe, preset = recipe_of(args), self._pinned.preset(args)
+            preset = self._pinned.preset(args)
+            recipe = recipe_of(args, preset)
             given = given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES})
             if args.launcher is Launcher.EMBEDDED:
                 given = given_to_loop(args)

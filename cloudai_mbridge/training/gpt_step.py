@@ -100,8 +100,8 @@ def get_batch(
     if bounds is not None:
         share = packed_on_this_cp_rank({key: rows[key] for key in wanted}, bounds)
         return Batch(**_to_device({**share, "cu_seqlens": bounds}), max_seqlen=longest_sequence(rows, bounds))
-    if wanted and not getattr(cfg.dataset, "skip_getting_attention_mask_from_dataset", True):
-        wanted += ("attention_mask",)
+    if not getattr(cfg.dataset, "skip_getting_attention_mask_from_dataset", True) and "attention_mask" in rows:
+        wanted += ("attention_mask",)  # which every stage needs
     return Batch(**_to_device(batch_on_this_cp_rank({key: rows[key] for key in wanted})))
 
 

@@ -20,6 +20,8 @@ from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
+from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder
+from cloudai_mbridge.training.process.grid_groups import forget_grid_groups, grid_groups, make_grid_groups
 from cloudai_mbridge.training.process.loopback import use_loopback
 
 _LAYOUT = (
@@ -48,6 +50,11 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
                     f"model.{name}_size = {wanted}, but Megatron's groups are up with {there}: call"
                     " megatron.core.parallel_state.destroy_model_parallel() first"
                 )
+        if config.dist.use_decentralized_pg != (grid_groups() is not None):
+            raise ConfigError(
+                f"dist.use_decentralized_pg = {config.dist.use_decentralized_pg}, but other groups are up: call"
+                " megatron.core.parallel_state.destroy_model_parallel() first"
+            )
         destroy_num_microbatches_calculator()  # it counts for the batch of an earlier run
     initialize_megatron(config)
     return owns_group
@@ -55,9 +62,10 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
 
 def _start_process_group(config: ConfigContainer, store: Any) -> None:
     backend = config.dist.distributed_backend
-    bind_local_device(backend)
+    bind_local_device(backend, sees_one=config.dist.external_gpu_device_mapping)
     if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
         torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # no graph captures the default one
+    set_flight_recorder(config.dist)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
     if store is None and "MASTER_ADDR" not in os.environ:
@@ -72,8 +80,20 @@ def initialize_megatron(config: ConfigContainer) -> None:
     if config.dist.disable_jit_fuser:
         disable_jit_fuser()  # of what is imported from now on, as upstream does
     if not mpu.model_parallel_is_initialized():
+        _make_groups(config)
+    _seed_generators(config)
+    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
+    start_user_buffers(config.model, required(config.train.micro_batch_size))
+
+
+def _make_groups(config: ConfigContainer) -> None:
+    forget_grid_groups()  # of an earlier run of this process
+    if config.dist.use_decentralized_pg:
+        make_grid_groups(config)
+    else:
         mpu.initialize_model_parallel(
             **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},
+            hierarchical_context_parallel_sizes=config.model.hierarchical_context_parallel_sizes,
             num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
             pipeline_model_parallel_comm_backend=config.model.pipeline_model_parallel_comm_backend,
             order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
@@ -85,17 +105,18 @@ def initialize_megatron(config: ConfigContainer) -> None:
             # on a CPU the groups are gloo already
             create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
         )
-    _seed_generators(config)
-    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
-    start_user_buffers(config.model, required(config.train.micro_batch_size))
 
 
 def _seed_generators(config: ConfigContainer) -> None:
     """Seed as Megatron does: pipeline stages draw different numbers, so that dropout differs between them.
 
+    Data-parallel ranks do with `data_parallel_random_init`; their weights follow from seed and name as always.
+
     A tracker of another kind, which an earlier run of this process has left, is replaced; a CPU has one kind only.
     """
     own = config.rng.seed + 100 * mpu.get_pipeline_model_parallel_rank()
+    if config.rng.data_parallel_random_init:
+        own += 10 * mpu.get_data_parallel_rank()
     random.seed(own)
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
@@ -112,5 +133,6 @@ def destroy() -> None:
     """Leave together, so that no rank closes a connection that another still reads."""
     dist.barrier()
     mpu.destroy_model_parallel()
+    forget_grid_groups()
     destroy_num_microbatches_calculator()
     dist.destroy_process_group()

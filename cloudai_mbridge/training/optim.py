@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -15,7 +16,9 @@ from cloudai_mbridge.training.config.optimizer import (
     OptimizerConfigOverrideProviderContext,
 )
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
+from cloudai_mbridge.training.models.data_parallel import shards_between_instances
 from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
@@ -27,12 +30,16 @@ def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimi
         model,
         config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
         use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
+        pg_collection=grid_groups(),
     )
     if on_cpu and config.optimizer.optimizer == "adam" and not config.optimizer.optimizer_cpu_offload:
         # torch's fused CPU AdamW takes half the time of its per-parameter loop
         for part in getattr(optimizer, "chained_optimizers", [optimizer]):
             for group in part.optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False
+    if shards_between_instances(getattr(model[0], "ddp_config", None)):
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            part.grad_stats_parallel_group = dist.group.WORLD  # Megatron-Core adds up norms within an instance alone
     for inner in _offloaded(optimizer):
         inner._update_fp32_params_by_new_state = partial(_take_saved_copies, inner)
         if any(each not in inner.param_to_inner_param for group in inner.param_groups for each in group["params"]):

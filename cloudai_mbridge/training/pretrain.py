@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import cpu
-from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks
+from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks, should_fire
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.comm_overlap.start import stop_user_buffers
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
@@ -16,6 +16,7 @@ from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
+from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
@@ -64,6 +65,8 @@ def pretrain(
     check_checkpoint_packages(config)
     state = GlobalState(config)
     state.callback_manager = normalize_callbacks(callbacks)
+    if config.train.num_epochs is not None and should_fire(state.callback_manager, "on_data_init_start"):
+        raise ConfigError("train.num_epochs reads the data before on_data_init_start; use train.train_iters")
     run, store = maybe_wrap_for_inprocess_restart(_pretrain, config, state)
     run(state, forward_step_func, adapted, store=store)
 

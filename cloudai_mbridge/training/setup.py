@@ -12,16 +12,27 @@ from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.transformer.module import Float16Module
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint, load_pretrained
+from cloudai_mbridge.training.checkpointing import (
+    CheckpointLoadContext,
+    create_checkpoint_manager,
+    init_checkpointing_context,
+    load_checkpoint,
+    load_pretrained,
+    local,
+    modelopt,
+)
+from cloudai_mbridge.training.checkpointing.agree import on_first_rank
+from cloudai_mbridge.training.checkpointing.manager import has_checkpoint
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.data import build_data_iterators
+from cloudai_mbridge.training.data import build_data_iterators, build_for_epochs
 from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.models.data_parallel import wrap_chunks
 from cloudai_mbridge.training.models.initialization import initialize_weights, mark_shards
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.peft import apply as adapters
 from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.profiling import tensor_inspect
 from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
@@ -61,19 +72,35 @@ def setup(state: GlobalState) -> SetupOutput:
     state.tokenizer = build_tokenizer(config)  # again: the configuration may have changed since the first one
     if config.model.vocab_size is None:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
+    # The schedule of the learning rate has to know how many iterations the epochs are
+    datasets = None if config.train.num_epochs is None else build_for_epochs(config, state.tokenizer)
+    tensor_inspect.start(config.tensor_inspect)
     model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     _connect(config, model, optimizer, state)
-    context = init_checkpointing_context(config.checkpoint)
-    iteration, _ = load_checkpoint(state, model, optimizer, scheduler, checkpointing_context=context)
+    context, iteration = _load(state, model, optimizer, scheduler)
     if iteration:
-        fault_tolerance.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+        fault_tolerance.on_checkpoint_loaded(is_local_chkpt=context.get(local.LOADED, False), global_state=state)
     parts = {"optimizer": optimizer, "scheduler": scheduler}
     callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
-    train, valid, test = build_data_iterators(state, len(model))
+    train, valid, test = build_data_iterators(state, len(model), datasets)
     state.open_loggers()
+    tensor_inspect.connect(config.tensor_inspect, model, state)
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
+
+
+def _load(state: GlobalState, model: list[Any], optimizer: Any, scheduler: Any) -> tuple[dict[str, Any], int]:
+    """Load what there is to load; return what all saves share, and the iteration."""
+    config = state.cfg.checkpoint
+    if config.custom_manager_class is None:
+        context = init_checkpointing_context(config)
+        return context, load_checkpoint(state, model, optimizer, scheduler, checkpointing_context=context)[0]
+    manager = state.checkpoint_manager = create_checkpoint_manager(config)
+    context = getattr(manager, "checkpointing_context", {})
+    if local.newest(config, context) < 0 and not on_first_rank(partial(has_checkpoint, config)):
+        return context, 0
+    return context, manager.load(CheckpointLoadContext(state, model, optimizer, scheduler))[0]
 
 
 def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: GlobalState) -> None:
@@ -122,6 +149,7 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
         model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
+    modelopt.convert_if_asked(config, model)
     return model
 
 

@@ -95,6 +95,7 @@ class GlobalState:
         self.fault_tolerance_state = FaultToleranceState()
         self.rank_monitor_client: Any = None
         self.async_calls_queue: Any = None
+        self.checkpoint_manager: Any = None  # of checkpoint.custom_manager_class
         self.completed_saves: list[Callable[[], None]] = []  # in the background, whose callbacks are still to be called
         self.flops_at_start = 0.0  # of the whole job, when this process began to train
         self.last_saved_step: int | None = None  # by a checkpoint that outlives the job

@@ -9,6 +9,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from cloudai_mbridge.training.compat import quantized
@@ -21,6 +22,7 @@ from cloudai_mbridge.training.process.collectives import (
     logical_and_across_model_parallel_group,
     reduce_max_stat_across_model_parallel_group,
 )
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 from cloudai_mbridge.training.state import GlobalState
 
 StepResult = tuple[dict[str, torch.Tensor], int, bool, bool, int, float | None, int | None]
@@ -105,9 +107,17 @@ def run_schedule(
         num_microbatches=count,
         seq_length=seq_length,
         decoder_seq_length=seq_length,
+        **_groups(model),
         **{"micro_batch_size": state.cfg.train.micro_batch_size, **options},
     )
     return reports
+
+
+def _groups(model: list[Any]) -> dict[str, Any]:
+    """Return the groups of the schedule, where they are not Megatron-Core's own."""
+    if (own := grid_groups()) is None:
+        return {}
+    return {"pg_collection": own, "p2p_communicator": P2PCommunicator(own.pp, model[0].config)}
 
 
 def _micro_batches(data_iterator: Any, state: GlobalState, count: int) -> tuple[Any, int]:

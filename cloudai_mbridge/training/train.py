@@ -53,7 +53,12 @@ from cloudai_mbridge.training.models.param_norm import calc_params_l2_norm
 from cloudai_mbridge.training.process import hang
 from cloudai_mbridge.training.process.collectives import logical_and_across_model_parallel_group
 from cloudai_mbridge.training.process.log_lines import write_line
-from cloudai_mbridge.training.profiling import finish_profiling, handle_profiling_step, initialize_pytorch_profiler
+from cloudai_mbridge.training.profiling import (
+    finish_profiling,
+    handle_profiling_step,
+    initialize_pytorch_profiler,
+    tensor_inspect,
+)
 from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
@@ -135,6 +140,7 @@ def train(
                 )
                 fault_tolerance.on_training_step_end(state)
                 fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
+                tensor_inspect.step(cfg.tensor_inspect)
                 if should_save and cfg.checkpoint.save:
                     save()
                 if should_exit:
@@ -369,7 +375,10 @@ def _update_batch_size(state: GlobalState, save: Any) -> None:
 
 def _finalize_async_save(state: GlobalState, blocking: bool = False, terminate: bool = False) -> None:
     fault_tolerance.on_checkpointing_start(state)
-    maybe_finalize_async_save(state, state.cfg.checkpoint, blocking=blocking, terminate=terminate)
+    if state.checkpoint_manager is None:
+        maybe_finalize_async_save(state, state.cfg.checkpoint, blocking=blocking, terminate=terminate)
+    else:
+        state.checkpoint_manager.finalize_async_saves(state, blocking=blocking, terminate=terminate)
     fault_tolerance.on_checkpointing_end(is_async_finalization=True, global_state=state)
 
 
@@ -378,5 +387,6 @@ def _finish_train(global_state: GlobalState) -> None:
     safe_shutdown_nvrx_straggler_manager(global_state.nvrx_straggler_manager)
     _finalize_async_save(global_state, blocking=True, terminate=True)
     graphs.delete_all()
+    tensor_inspect.stop(global_state.cfg.tensor_inspect)
     fault_tolerance.shutdown(global_state)
     global_state.close()

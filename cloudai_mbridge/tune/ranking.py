@@ -26,9 +26,11 @@ from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.model import StepTime
+from cloudai_mbridge.megatron_bridge.pins import pin_of
 from cloudai_mbridge.megatron_bridge.presets.find import find_preset, loop_preset, newest_release
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.checked import with_recipe
 from cloudai_mbridge.tune.space import ALL_LAYERS, Options, SearchRequest, Sizes
 
@@ -57,13 +59,14 @@ class Candidate:
         return self.headline.step_time_s
 
     def as_definition(self) -> dict[str, Any]:
-        """Return it as the data of a test TOML."""
+        """Return it as the data of a test TOML; one of the upstream launcher pins the release of the presets."""
         args = self.cmd_args
         about = f"{args['model_recipe_name']} on {args['num_gpus']} {args['gpu_type']}"
         return {
             "name": f"{args['model_recipe_name']}_{args['num_gpus']}x{args['gpu_type']}",
             "description": f"{about}: {self.step_time_s:.4g} s a step predicted",
             "test_template_name": TEMPLATE,
+            **({"git_repos": [pin_of(newest_release().version)]} if args["launcher"] != Launcher.EMBEDDED else {}),
             "cmd_args": args,
         }
 
@@ -73,10 +76,10 @@ class Ranking:
     """The best candidates, and what became of the layouts that came before the last of them.
 
     num_too_large, num_illegal: whatever they recompute. rules: how many break each rule. reasons: of each rule,
-    the words of one violation. error: of step times, on rows that the time model had not seen.
+    the words of one violation. errors: of step times by number format, on rows that the time model had not seen.
     """
 
-    error: HeldOutError | None = None
+    errors: Mapping[str, HeldOutError] = field(default_factory=dict)
     best: list[Candidate] = field(default_factory=list)
     num_layouts: int = 0
     num_too_large: int = 0
@@ -85,10 +88,11 @@ class Ranking:
     rules: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def interval_s(self, step_time_s: float) -> tuple[float, float]:
-        """Return the bounds between which 90 % of such step times are expected."""
-        sd = math.log1p(self.error.median) * _MEDIAN_TO_SD if self.error else math.inf
-        return step_time_s * math.exp(-_INTERVAL * sd), step_time_s * math.exp(_INTERVAL * sd)
+    def interval_s(self, candidate: Candidate) -> tuple[float, float]:
+        """Return the bounds between which 90 % of such step times are expected; 0 and infinity where nothing tells."""
+        error = self.errors.get(str(candidate.options.precision))
+        sd = math.log1p(error.median) * _MEDIAN_TO_SD if error else math.inf
+        return candidate.step_time_s * math.exp(-_INTERVAL * sd), candidate.step_time_s * math.exp(_INTERVAL * sd)
 
 
 def rank(request: SearchRequest, count: int) -> Ranking:
@@ -128,7 +132,7 @@ def rank(request: SearchRequest, count: int) -> Ranking:
                 heapq.heappush(queue, predictor.entry(sizes, options._replace(without_graphs=True)))
             continue
         ranking.best.append(Candidate(sizes, options, request.cmd_args(sizes, options), fit.headline, fit.probability))
-        ranking.error = predictor.error
+        ranking.errors = predictor.errors
     found = {(each.sizes, each.options.precision, each.options.use_megatron_fsdp) for each in ranking.best}
     ranking.num_too_large = len(too_large - found - illegal.keys())
     ranking.num_illegal = len(illegal.keys() - found)
@@ -163,7 +167,7 @@ class Predictor:
         self._fits = Kept[Fit | None]()
         self._bases: dict[tuple[int, Options], _Base] = {}
         self._text = cache(request.pipeline_layout)
-        self.error: HeldOutError | None = None
+        self.errors: dict[str, HeldOutError] = {}
 
     def entry(self, sizes: Sizes, options: Options) -> Entry:
         """Return a layout with what sorts it: its time; of equal ones those first that shard and recompute less."""
@@ -213,7 +217,7 @@ class Predictor:
         question = self.question(sizes, options)
         model = question.architecture
         times = times_of(question, model)
-        self.error = times.held_out_error
+        self.errors[str(options.precision)] = times.held_out_error
         return _Base(question.layout_of(model), times)
 
     def fit(self, sizes: Sizes, options: Options) -> Fit | None:
@@ -248,5 +252,6 @@ class Predictor:
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
         args = ResolvedCmdArgs.model_validate(cmd_args)
-        args = with_recipe(args, self._request.recipe, preset=loop_preset(args, self._request.gpu.name))
-        return EstimateRequest(self._request.recipe, args, self._request.gpu)
+        preset = loop_preset(args, self._request.gpu.name)
+        recipe = with_preset_of(self._request.recipe, preset)
+        return EstimateRequest(recipe, with_recipe(args, recipe, preset=preset), self._request.gpu)

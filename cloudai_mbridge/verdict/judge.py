@@ -17,10 +17,11 @@ from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, Statistic, implausible, missing_steps
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
-from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, load_catalogue, triage
+from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage
 
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
+_NOT_LAUNCHED = 53  # not a signal: what Slurm writes if a node cannot open a job's directory or output file
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
@@ -29,13 +30,17 @@ OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a m
 
 
 class Verdict(StrEnum):
-    """What became of a point. CANCELLED: mbridge ended it, or was stopped before its turn."""
+    """What became of a point. CANCELLED: mbridge ended it, or was stopped before its turn.
+
+    UNFINISHED: a process drives the run, and the point has not ended. No report.json has it.
+    """
 
     SUCCESS = "success"
     FAILED = "failed"
     SKIPPED = "skipped"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
+    UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,9 @@ def judge(
     """
     if status is not None and status.job_class is JobClass.STOPPED:
         num_steps = 0  # it was to be stopped: what it has measured until then counts
-    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses), *_metric_reasons(metrics))
+    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses))
+    if not reasons or log.steps:  # without a step there is nothing to measure: that follows from the reasons above
+        reasons = (*reasons, *_metric_reasons(metrics))
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
     return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
@@ -85,9 +92,11 @@ def _describe(status: JobStatus) -> str:
         JobClass.LOST: "was given up in a state that proves nothing:",
     }.get(status.job_class, "ended as")
     details = []
-    if status.exit_code:
+    if status.signal == _NOT_LAUNCHED:
+        details.append(f"exit code 0:{_NOT_LAUNCHED}")
+    elif status.exit_code:
         details.append(f"exit code {status.exit_code}")
-    if status.signal:
+    if status.signal and status.signal != _NOT_LAUNCHED:
         details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
     if status.reason:
         details.append(status.reason)
@@ -131,7 +140,8 @@ def with_failure(
         return outcome
     if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
-    reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *outcome.reasons)
+    others = outcome.reasons[:1] if not log.steps and has_never_started(status) else outcome.reasons  # the job's end
+    reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
     tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
     return replace(outcome, reasons=reasons, evidence=(*failure.evidence, *tail) or outcome.evidence, failure=failure)
 

@@ -93,6 +93,14 @@ class State(KnownFailure):
     state: str
     topic: str = ""
     wins: bool = False
+    reason: re.Pattern[str] | None = None
+    examples: tuple[str, ...] = ()
+    never_started: bool = False
+
+    def tells(self, status: JobStatus) -> bool:
+        """Return whether a job ended so, and for the reason of this entry."""
+        text = f"{status.reason}; signal {status.signal or 0}"
+        return base_state(status.state) == self.state and (self.reason is None or self.reason.search(text) is not None)
 
 
 _Known = TypeVar("_Known", Entry, State)
@@ -174,9 +182,16 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
 def _parsed(kind: type[_Known], table: Mapping[str, Any]) -> _Known:
     more: dict[str, Any] = {}
     try:
+        more = {key: tuple(table[key]) for key in ("examples", "counterexamples") if key in table}
         if kind is Entry:
-            more = {key: tuple(table.get(key, ())) for key in ("examples", "counterexamples")}
-            more["patterns"] = tuple(map(re.compile, table["patterns"]))
+            more = {
+                "examples": (),
+                "counterexamples": (),
+                **more,
+                "patterns": tuple(map(re.compile, table["patterns"])),
+            }
+        elif "reason" in table:
+            more["reason"] = re.compile(table["reason"])
         return kind(**{**table, **more, "kind": FailureKind(table["kind"])})
     except (KeyError, TypeError, ValueError, re.error) as error:
         unnamed = f"a {'failure' if kind is Entry else 'state'} without id"
@@ -188,9 +203,14 @@ def _state_of(status: JobStatus | None) -> State | None:
         return None
     if status.job_class is JobClass.LOST:
         return _LOST
-    known = {state.state: state for state in load_states()}
     other = _OTHER_INFRASTRUCTURE if status.job_class is JobClass.INFRASTRUCTURE else None
-    return known.get(base_state(status.state), other)
+    return next((state for state in load_states() if state.tells(status)), other)
+
+
+def has_never_started(status: JobStatus | None) -> bool:
+    """Return whether a job's end says that nothing of it ran."""
+    state = _state_of(status)
+    return state is not None and state.never_started
 
 
 def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:

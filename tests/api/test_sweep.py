@@ -129,13 +129,15 @@ def test_a_run_that_is_under_way_is_seen_and_not_taken(sweep: Sweep, tmp_path: P
     def look(line: str) -> None:
         if line.endswith("RUNNING") and not seen:
             run = mb.open_run(next((tmp_path / "results").iterdir()))
-            seen.append(run.status().counts)
-            for act in (run.report, run.resume):
-                with pytest.raises(InUse):
-                    act()
+            seen.append((run.status().counts, run.report()))
+            with pytest.raises(InUse):
+                run.resume()
 
     assert sweep().plan().run(progress=look).report().succeeded
-    assert seen
+    so_far = seen[0][1]
+    assert so_far.notes[0].startswith("results so far: 0 of ")
+    assert so_far.counts["unfinished"]
+    assert not so_far.succeeded
 
 
 @pytest.mark.parametrize(

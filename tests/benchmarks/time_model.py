@@ -17,7 +17,7 @@ import csv
 import sys
 import time
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -345,6 +345,14 @@ def _held_out(problem: Problem, results: dict[str, list[np.ndarray]]) -> list[st
     for name, of in by(problem.rows, lambda row: row.setting.model.recipe).items():
         error = np.median([median_error(p[of], problem.measured[of]) for p in results["configurations"]])
         lines.append(f"{name} = {{ num_rows = {len(of)}, median = {error:.3f} }}")
+    lines += ["", "# of all rows of a GPU and number format; recipes: how many rows each has", "[held_out.by_gpu]"]
+    groups = by(problem.rows, lambda row: (row.setting.gpu.name, str(row.setting.precision)))
+    for (gpu, precision), of in sorted(groups.items()):
+        error = np.median([median_error(p[of], problem.measured[of]) for p in results["configurations"]])
+        rows = Counter(problem.rows[i].setting.model.recipe for i in of)
+        recipes = ", ".join(f"{name} = {count}" for name, count in sorted(rows.items()))
+        text = f"num_rows = {len(of)}, median = {error:.3f}, recipes = {{ {recipes} }}"
+        lines.append(f"{gpu}.{precision} = {{ {text} }}")
     return lines
 
 

@@ -182,6 +182,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="gb200"),
         _point(launcher="embedded", moe_flex_dispatcher_backend="deepep"),
     ),
+    "E11": (
+        _point(launcher="embedded", core="0.19", use_megatron_fsdp=True, save_dir="/s"),
+        _point(launcher="embedded", core="0.18", use_megatron_fsdp=True, save_dir="/s"),
+        _point(launcher="embedded", use_megatron_fsdp=True, load_dir="/s"),
+    ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
@@ -238,6 +243,8 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         ("E07", EXPERTS, dict(first_k_dense_replace=1000), False),
         ("E08", None, dict(config_variant="v2", **DEEPSEEK_V3), True),
         ("E08", None, dict(config_variant="large_scale", use_recipes=True, **DEEPSEEK_V3), False),
+        ("E11", None, dict(use_megatron_fsdp=True, save_dir="/s", num_distributed_optimizer_instances=2), False),
+        ("E11", None, dict(use_megatron_fsdp=False, save_dir="/s", num_distributed_optimizer_instances=2), True),
     ],
 )
 def test_arguments_of_the_embedded_loop(

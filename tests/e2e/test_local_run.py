@@ -12,6 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from cloudai_mbridge.report.formats.text import with_error
+
 pytest.importorskip("torch")
 
 
@@ -78,8 +80,9 @@ def test_the_ending_shows_the_numbers_of_the_report(sweep: Any) -> None:
     for point in report["points"]:
         if point["verdict"] == "success":
             row = next(line for line in done.stdout.splitlines() if line.startswith(f"{point['label']} "))
-            assert f" {point['metrics']['step_time_s']['mean']:.4g} ±" in row
-            assert f" {point['metrics']['tflops_per_gpu']['mean']:.4g} ±" in row
+            for name in ("step_time_s", "tflops_per_gpu"):
+                statistic = point["metrics"][name]
+                assert f" {with_error(statistic['mean'], statistic['std'])} " in f"{row} "
 
 
 def test_numbers_agree_with_each_other_and_with_the_printed_lines(sweep: Any) -> None:

@@ -217,7 +217,7 @@ def test_a_state_that_nobody_documents_is_never_a_success(ended: dict[str, Any])
     point = run.point("unknown")
     assert run.returncode == 1
     assert (point["verdict"], point["job"]["state"]) == ("failed", "FROBNICATING")
-    assert "FROBNICATING (Slurm documents no such state)" in run.words, "a loud notice"
+    assert "FROBNICATING (a state that its scheduler does not document)" in run.words, "a loud notice"
     assert "given up after 3 s" in " / ".join(point["reasons"])
     assert "state that proves nothing" in " / ".join(point["reasons"])
     assert point["reasons"][0].startswith("How the job ended is unknown (job_lost)")

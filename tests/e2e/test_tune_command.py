@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.models.loading.toml_source import read_toml
+
+REPOSITORY = Path(__file__).parents[2]
 SEARCH = ("tune", "--recipe", "llama3_70b", "--gpu", "gb200", "--num-gpus", "64")
 PRICES = """name = "c"
 scheduler = "local"
@@ -34,6 +37,12 @@ def test_the_first_is_written_as_a_test_that_verifies(mbridge: Any, tmp_path: Pa
     assert second["step_time_90_s"][0] < second["step_time_s"] < second["step_time_90_s"][1]
     checked = mbridge("verify-configs", path)
     assert checked.returncode == 0, checked.stderr
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(f'name = "s"\n[[Tests]]\nid = "best"\ntest_name = "{read_toml(path).data["name"]}"\n')
+    system = ("--system-config", REPOSITORY / "systems/gb200.toml", "--output-dir", tmp_path / "out")
+    planned = mbridge("dry-run", "--test-scenario", scenario, "--tests-dir", tmp_path, *system)
+    assert "1 run accepted, 0 points rejected" in planned.stdout, planned.stderr
+    assert len(list(tmp_path.rglob("launcher.sh"))) == 1
     args = second["args"]
     sizes = [f"--{name}={args[name]}" for name in ("tp", "pp", "cp", "vp")]
     batch = [f"--mbs={args['mb']}", f"--gbs={args['gb']}", *(["--fsdp"] if args.get("use_megatron_fsdp") else [])]

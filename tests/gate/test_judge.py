@@ -304,6 +304,23 @@ def test_a_slow_node_is_named():
     assert any("node-b9" in text and "slow node" in text for text in words)
 
 
+def test_variables_that_were_added_or_removed_are_told():
+    old = {"variables": {"NCCL_ALGO": "Ring", "A": "1"}, "benchmark": {"commit": "c0ffee"}}
+    new = {"variables": {"NCCL_ALGO": "Tree", "B": "2"}, "benchmark": {"commit": "beef"}}
+    before = [replace(run, environment=old) for run in BASELINE]
+    result = judged(runs("b", OTHER, environment=new), before)
+    assert result.environment_changes == {
+        **{
+            "variables.NCCL_ALGO": ("Ring", "Tree"),
+            "variables.A": ("1", "(not set)"),
+            "variables.B": ("(not set)", "2"),
+        },
+        "benchmark.commit": ("c0ffee", "beef"),
+    }
+    before = [replace(run, environment={}) for run in BASELINE]
+    assert judged(runs("b", OTHER, environment=new), before).environment_changes == {}  # not known
+
+
 def test_what_changed_in_the_environment_is_told():
     new = {"packages": {"torch": "2.14.0"}, "nodes": ["x"], "driver": "580"}
     result = judged(runs("b", OTHER, environment=new))

@@ -293,7 +293,13 @@ def test_failed_runs_and_runs_on_unknown_nodes_are_left_out_and_named() -> None:
     runs[1] = replace(runs[1], nodes=())
     found, notes = runs_on_nodes([*runs, runs[2]])
     assert [run.nodes for run in found] == [("node-r2",), ("node-r3",)]
-    assert notes == ["1 run failed, which says nothing of a node's speed", "the nodes of 1 run are unknown"]
+    assert notes == ["1 run left out: failed", "the nodes of 1 run are unknown"]
+
+
+def test_a_run_with_few_steps_has_not_failed() -> None:
+    short = make_run("r0", 1.0, warmup_steps=8)
+    found, notes = runs_on_nodes([short])
+    assert (found, notes) == ([], ["1 run left out: 4 steps after the warm-up of 8; 5 are needed"])
 
 
 def hosts_of(name: str, **facts: object) -> dict[str, object]:

@@ -464,7 +464,11 @@ def test_environments_are_kept_as_far_as_runs_agree_and_hold_no_login(path: Path
         "repositories": [{"url": "https://tok@host/r.git", "commit": "c", "path": "/home/me"}],
         "WANDB_API_KEY": "secret",
     }
-    runs = [replace(run, environment={**environment, "cuda": f"12.{i % 2}"}) for i, run in enumerate(_runs())]
+    variables = [{"NCCL_DEBUG": "WARN", "NCCL_ALGO": str(i % 2)} for i in range(len(_runs()))]
+    runs = [
+        replace(run, environment={**environment, "cuda": f"12.{i % 2}", "variables": variables[i]})
+        for i, run in enumerate(_runs())
+    ]
     proposal = _promoted(path, runs)
     assert load_baseline(path).points[0].environment == {
         "device": "H200",
@@ -472,8 +476,9 @@ def test_environments_are_kept_as_far_as_runs_agree_and_hold_no_login(path: Path
         "git": {"commit": "abc", "dirty": False},
         "image": {"name": "registry/nemo:25@sha256:00"},
         "repositories": [{"url": "https://host/r.git", "commit": "c"}],
+        "variables": {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "(several values)"},
     }
-    assert "sweep/tp2: the runs differ in cuda, which is left out of the environment" in proposal.notes
+    assert "the runs differ in cuda, variables.NCCL_ALGO, which is left out" in "".join(proposal.notes)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Only the training is a stand-in: what `mbridge run` would submit is written by t
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
 from cloudai_mbridge.gpu_check import layer_features, parity, predictions, proxy, run_features, trials
-from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped
+from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped, needs_muon
 from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S
 from cloudai_mbridge.gpu_check.sweep import largest_difference
 
@@ -93,6 +94,21 @@ def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, 
     proxy.matmul(h100)
     figures = proxy.proxy(h100)
     assert (figures["step_time_s"], figures["share_of_bf16_matmul_peak"]) == (STEP_S, 0.5)
+
+
+def test_muon_begins_where_adam_does_and_learns(h100: Kit, stand_in: Any) -> None:
+    with pytest.raises(PartSkipped, match="no emerging-optimizers"):
+        needs_muon(h100)
+    stand_in(falling)
+    proxy.proxy(h100)
+    figures = trials.muon(h100)
+    assert figures["mean_decrease"] == figures["mean_decrease_of_adam"] > 0
+    (path,) = h100.work.glob("results/muon/*/muon/*/0/training.json")
+    assert json.loads(path.read_text())["optimizer"]["optimizer"] == "dist_muon"
+    stand_in(lambda test, step: 10.0 + step)
+    (again := h100.work / "again").mkdir()
+    with pytest.raises(PartFailed, match="do not fall"):
+        trials.muon(replace(h100, work=again))
 
 
 def test_hidden_transformer_engine_that_was_used_all_the_same(h100: Kit, stand_in: Any) -> None:
@@ -279,7 +295,7 @@ def test_a_trial_trains_what_the_loop_refuses(kit: Kit, stand_in: Any, tmp_path:
     stand_in(falling)
     path = train(kit, "tiny", [Training("tiny", "gpt_tiny", config, steps=7)]).directory("tiny") / trials.CONFIG
     field = "logger.log_device_memory_used"
-    with pytest.raises(PartFailed, match="the training loop does not do this yet"):
+    with pytest.raises(PartFailed, match="the training loop does not do this"):
         trials.run_trial(kit, "refused", path, [], [f"{field}=true"])
     figures = trials.run_trial(kit, "tried", path, [field], [f"{field}=true"])
     assert len(figures["losses"]) == 7

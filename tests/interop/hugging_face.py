@@ -43,6 +43,8 @@ _GPT_OSS: File = _ALL | {
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                      "original_max_position_embeddings": 4096},
 }  # fmt: skip
+# GLM 5 and 5.1: the defaults of transformers' GlmMoeDsaConfig, whose checkpoint is zai-org/GLM-5, and of xLLM's reader of
+# that file. What 5.2 has otherwise: Megatron-LM's lite reader, and manifests of its checkpoint
 _GLM_5: File = _ALL | {
     "num_hidden_layers": 78, "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048,
     "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 154880, "max_position_embeddings": 202752,
@@ -52,6 +54,10 @@ _GLM_5: File = _ALL | {
     "v_head_dim": 256, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
     "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "indexer_rope_interleave": True,
     "num_nextn_predict_layers": 1,
+}  # fmt: skip
+_GLM_52: File = _GLM_5 | {
+    "max_position_embeddings": 1048576, "rope_parameters": {"rope_theta": 8000000.0, "rope_type": "default"},
+    "index_topk_freq": 4, "index_skip_topk_offset": 3,
 }  # fmt: skip
 _NEMOTRON: File = _ALL | {
     "hidden_act": None, "mlp_hidden_act": "relu2", "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 131072,
@@ -101,7 +107,8 @@ FILES: dict[str, tuple[str, File]] = {
             "routed_scaling_factor": 2.827, "num_nextn_predict_layers": 0, "aux_loss_alpha": 0.001,
         },
     ),
-    **dict.fromkeys(("zai-org/GLM-5.1", "zai-org/GLM-5.2"), (_GLM_BRIDGE, _GLM_5)),
+    "zai-org/GLM-5.1": (_GLM_BRIDGE, _GLM_5),
+    "zai-org/GLM-5.2": (_GLM_BRIDGE, _GLM_52),
     "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": (
         _NEMOTRON_BRIDGE,
         _NEMOTRON | _sizes(

@@ -10,9 +10,11 @@ import contextlib
 import io
 import json
 import logging
+import os
 import sys
 import warnings
 from typing import Any
+from unittest import mock
 
 from judge_containers import be_a_gpu, on
 
@@ -28,19 +30,22 @@ def trained(given: dict[str, Any]) -> dict[str, Any]:
     from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
     from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
     from cloudai_mbridge.recipes.load import load_recipe
+    from cloudai_mbridge.recipes.presets import with_preset_of
     from cloudai_mbridge.training.config.container import ConfigContainer
     from cloudai_mbridge.training.startup.prepare import prepare
 
     asked = ResolvedCmdArgs(**given)
     preset = find_preset(asked, Release("0.6.0", "shipped"))
     assert preset, given
-    recipe = load_recipe(asked.model_recipe_name)
+    recipe = with_preset_of(load_recipe(asked.model_recipe_name), preset)
     args = with_recipe_defaults(with_loop_preset(asked, preset).args, recipe)
     args = args.model_copy(update={"config_variant": None, "max_steps": STEPS})
     config = ConfigContainer.from_dict(training_config(recipe, args, {}))
     config.logger.save_config_filepath = None  # its directory may not be there
-    prepare(config)
-    return {"yaml": config.to_yaml(), "env": recipe_environment(args, args.gpu_type, preset)}
+    env = recipe_environment(args, args.gpu_type, preset)
+    with mock.patch.dict(os.environ, env):
+        prepare(config)
+    return {"yaml": config.to_yaml(), "env": env}
 
 
 def main() -> None:

@@ -152,12 +152,24 @@ def test_the_slurm_script_starts_torchrun_on_every_node(run_script: RunScript) -
     assert record["env"]["PET_NODE_RANK"] == "1"
     assert record["env"]["A"] == "x y"
     assert record["files"]["srun_argv"].split("\0")[:5] == [
+        "--cpus-per-task=12",
         "--kill-on-bad-exit=1",
         "--nodes=2",
         "--ntasks=2",
         "--ntasks-per-node=1",
-        "--cpus-per-task=12",
     ]
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"), [("8,4", "4"), ("16(x3),8", "8"), ("128", "128"), ("4(x2),16,8(x10)", "4"), ("9,10", "9")]
+)
+def test_a_step_takes_the_cpus_that_every_node_has(run_script: RunScript, listed: str, expected: str) -> None:
+    """SLURM_CPUS_ON_NODE is of the first node."""
+    run = _run_plan({}, num_nodes=2, ranks_per_node=4)
+    text = render_slurm_script(run, SLURM.model_copy(update={"extra_srun_args": "--cpus-per-task=3"}))
+    argv = run_script(text, **SLURM_ENV, SLURM_JOB_CPUS_PER_NODE=listed)["files"]["srun_argv"].split("\0")
+    given = [word for word in argv if word.startswith("--cpus-per-task=")]
+    assert given == [f"--cpus-per-task={expected}", "--cpus-per-task=3"]  # the user's, which stands last, wins
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
@@ -182,26 +194,50 @@ def test_the_exit_code_is_kept_and_left_behind(run_script: RunScript, kind: str,
 def test_a_job_says_that_it_has_started(run_script: RunScript, env: dict[str, str], expected: dict[str, str]) -> None:
     files = run_script(render_slurm_script(_run_plan({}), SLURM), **SLURM_ENV, **env)["files"]
     name = SLURM_ENV["SLURM_JOB_NAME"]
-    assert parse_started(files["started.txt"]) == {**expected, "name": name, "nodes": "node[1-2]"}
+    assert parse_started(files["started.txt"]) == {**expected, "token": "", "name": name, "nodes": "node[1-2]"}
 
 
 @pytest.mark.parametrize(
-    ("started", "runs"),
+    ("name", "token"),
     [
-        ("job=30007 name=NAME restarts=0 nodes=node9", False),
-        ("job=30007 name=NAME restarts=1 nodes=node9", True),
-        ("job=3000 name=NAME restarts=0 nodes=node9", True),
-        ("job=30007 name=NAMES restarts=0 nodes=node9", True),
+        ("mbridge-a-0.0123456789abcdef", "0123456789abcdef"),
+        ("project-sub:mbridge-a-0.0123456789abcdef", "0123456789abcdef"),
+        ("mbridge-a-0.0123456789abcdef_cpu-4h", "0123456789abcdef"),
+        ("mbridge-a.fedcba9876543210-0.0123456789abcdef.site", "0123456789abcdef"),
+        ("something-else", "00000000000000ff"),  # from the environment, which sbatch keeps
     ],
-    ids=["the same job", "started again on purpose", "another job", "another submission"],
+    ids=["as submitted", "a prefix", "a suffix", "a hash in the key", "another name"],
 )
-def test_a_job_that_has_ended_does_not_run_again(run_script: RunScript, started: str, runs: bool) -> None:
+def test_a_job_knows_its_token_whatever_a_site_does_to_its_name(run_script: RunScript, name: str, token: str) -> None:
+    env = {**SLURM_ENV, "SLURM_JOB_NAME": name, "MBRIDGE_JOB_TOKEN": "00000000000000ff"}
+    text = render_slurm_script(_run_plan({}), SLURM)
+    record = run_script(text.replace("_mbridge_exit=$?", "_mbridge_exit=$?; rm claim.*"), **env)
+    assert record["env"]["MBRIDGE_JOB_TOKEN"] == token
+    assert parse_started(record["files"]["started.txt"])["token"] == token
+
+
+@pytest.mark.parametrize(
+    ("started", "code", "runs"),
+    [
+        ("job=30007 token= name=NAME restarts=0 nodes=node9", 5, False),
+        ("job=30007 token= name=NAME restarts=1 nodes=node9", 5, True),
+        ("job=30007 token= name=NAME restarts=1 nodes=node9", 0, False),
+        ("job=3000 token= name=NAME restarts=0 nodes=node9", 5, True),
+        ("job=30007 token= name=NAMES restarts=0 nodes=node9", 5, True),
+        ("job=30007 token= name=NAMES restarts=0 nodes=node9", 0, True),
+    ],
+    ids=[
+        *("the same job", "started again on purpose", "requeued after its success"),
+        *("another job", "another submission", "another submission's success"),
+    ],
+)
+def test_a_job_that_has_ended_does_not_run_again(run_script: RunScript, started: str, code: int, runs: bool) -> None:
     """A controller that was killed may have forgotten its end."""
-    left = f"echo '{started.replace('NAME', SLURM_ENV['SLURM_JOB_NAME'])}' > started.txt; echo 5 > exit_code.txt"
+    left = f"echo '{started.replace('NAME', SLURM_ENV['SLURM_JOB_NAME'])}' > started.txt; echo {code} > exit_code.txt"
     text = render_slurm_script(_run_plan({}), SLURM).replace("#!/bin/bash\n", f"#!/bin/bash\n{left}\n", 1)
     record = run_script(text, **SLURM_ENV)
     assert ("record.json" in record["files"]) is runs
-    assert record["code"] == (0 if runs else 5)
+    assert record["code"] == (0 if runs else code)
     assert record["files"]["started.txt"].count("job=") == (2 if runs else 1)
 
 

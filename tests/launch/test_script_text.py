@@ -127,7 +127,9 @@ def test_a_plain_slurm_script() -> None:
 _mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
 _mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"
 # one job of an attempt trains, whatever became of the sbatch that submitted it
-_mbridge_token="${SLURM_JOB_NAME##*.}"
+[[ "$SLURM_JOB_NAME" =~ .*\\.([0-9a-f]{16}) ]] && MBRIDGE_JOB_TOKEN="${BASH_REMATCH[1]}"
+export MBRIDGE_JOB_TOKEN="${MBRIDGE_JOB_TOKEN:-}"
+_mbridge_token="$MBRIDGE_JOB_TOKEN"
 if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then
   ln -sT "job=$_mbridge_job" "claim.$_mbridge_token" 2> /dev/null
   _mbridge_holder=$(readlink "claim.$_mbridge_token")
@@ -138,18 +140,21 @@ if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then
     exit 74
   fi
 fi
-_mbridge_start="job=$_mbridge_job name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"
-# a controller that was killed may have forgotten that a job has ended, and run it again
-if [ -f exit_code.txt ] && grep -qsF "$_mbridge_start " started.txt; then
-  exit "$(cat exit_code.txt)"
-fi
+_mbridge_start="job=$_mbridge_job token=$_mbridge_token name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"
+# a controller that was killed may have forgotten that a job has ended, and run it again; an administrator may
+# requeue one that has succeeded
+_mbridge_end=$(cat exit_code.txt 2> /dev/null)
+_mbridge_same="$_mbridge_start "
+if [ "$_mbridge_end" = 0 ]; then _mbridge_same="${_mbridge_start%restarts=*}"; fi
+if [ -n "$_mbridge_end" ] && grep -qsF "$_mbridge_same" started.txt; then exit "$_mbridge_end"; fi
 rm -f exit_code.txt; echo "$_mbridge_start nodes=$SLURM_JOB_NODELIST" >> started.txt
 set -u
 _mbridge_python="${MBRIDGE_PYTHON:-python3}"
 _mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # two jobs may share a node: the port is the job's own, below the ephemeral range
 _mbridge_port=$((15000 + SLURM_JOB_ID % 15000))
-srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \\
+_mbridge_cpus=$(tr , "\\n" <<< "${SLURM_JOB_CPUS_PER_NODE:-$SLURM_CPUS_ON_NODE}" | sed 's/(.*//' | sort -n | head -n 1)
+srun --cpus-per-task="$_mbridge_cpus" --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 \\
   bash -c 'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"' node \\
   "$_mbridge_python" -m torch.distributed.run \\
   --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\

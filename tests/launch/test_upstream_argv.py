@@ -323,6 +323,14 @@ def _slurm_params(**keys: Any) -> str:
     return argv[argv.index("--additional_slurm_params") + 1]
 
 
+def test_options_of_sbatch_reach_the_launchers_jobs() -> None:
+    options = ["--exclusive", "--reservation=r", "--qos high", "--comment=a b"]
+    text = "exclusive;reservation=r;qos=high;comment=a b;constraint=x"
+    assert _slurm_params(system=_system(extra_sbatch_args=options, extra_srun_args="--constraint=x")) == text
+    with pytest.raises(BadInput, match="extra_sbatch_args: '-q high' cannot reach the upstream launcher; write long"):
+        _slurm_params(system=_system(extra_sbatch_args=["-q high"]))
+
+
 def test_the_tests_own_slurm_params_follow_the_systems() -> None:
     run = {"extra_srun_args": "--reservation=r --exclusive"}
     assert _slurm_params(system=_system(extra_srun_args="--qos high"), run=run) == "qos=high;reservation=r;exclusive"

@@ -11,6 +11,13 @@ def _log(tmp_path: Path, content: bytes) -> Path:
     return path
 
 
+def test_records_are_no_evidence(tmp_path: Path) -> None:
+    path = _log(
+        tmp_path, b'one\nMBRIDGE_STEP {"step": 1}\n0: MBRIDGE_STEP {"a": 1}\nwarning: x MBRIDGE_RUN {"b": 2}\ntwo\n'
+    )
+    assert last_lines(path, 3) == ["one", "warning: x", "two"]
+
+
 def test_the_last_lines_that_are_not_blank(tmp_path: Path) -> None:
     path = _log(tmp_path, b"one\n\ntwo\r\n   \nthree\nfour\n\n\n")
     assert last_lines(path, 3) == ["two", "three", "four"]

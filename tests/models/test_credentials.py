@@ -19,6 +19,7 @@ from cloudai_mbridge.training.credentials.find import is_secret
     [
         *("HF_TOKEN", "HFTOKEN", "HF_TOKEN2", "MYTOKENX", "WANDB_API_KEY", "WANDBKEY", "AWS_ACCESS_KEY_ID", "API-KEY"),
         *("SSH_PRIVATE_KEY_2", "KEYFILE", "DB_PASS", "DB_PASSWORD", "PASSPHRASE", "GH_PAT", "MY_SECRET", "PWD"),
+        *("REGISTRY_AUTH", "NPM_AUTH", "HTTP_AUTHORIZATION", "DOCKER_AUTH_CONFIG"),
     ],
 )
 def test_names_of_credentials(name: str) -> None:
@@ -30,6 +31,7 @@ def test_names_of_credentials(name: str) -> None:
     [
         *("TOKENIZERS_PARALLELISM", "tokenizer_type", "use_tokendrop", "PATH", "PYTHONPATH", "NCCL_DEBUG", "tp"),
         *("CUDA_DEVICE_MAX_CONNECTIONS", "tokens_per_step", "num_gpus", "pass_through", "MASTER_PORT"),
+        *("SSH_AUTH_SOCK", "AUTH_TYPE", "GIT_AUTHOR_NAME", "AUTHORITY"),
     ],
 )
 def test_names_of_other_things(name: str) -> None:
@@ -104,6 +106,13 @@ SHAPES = [
         "bob:hunter2@10.0.0.1",
         "-xbob:hunter2@proxy:3128",
     ),
+    *(
+        "Basic Ym9iOmh1bnRlcjJ4",
+        "mysql -u bob -phunter2 db",
+        "run --password hunter2 x",
+        "x --token=a --api-key hunter2",
+    ),
+    *('{"auths": {"r": {"auth": "Ym9iOmh1bnRlcjI="}}}', r"{\"auth\": \"Ym9iOmh1bnRlcjJ4\"}"),
     *("sshpass -p hunter2 ssh h", "docker login -u bob -p hunter2", "wandb login " + 20 * "0f"),
     *(
         "password: 'hunter2'",
@@ -209,6 +218,14 @@ def test_shapes_of_credentials(text: str) -> None:
             "password:",
             "a password: \n next",
         ),
+        *(
+            "Basic training of 12 steps",
+            "Basic linear",
+            '{"auth": "kerberos"}',
+            "--token option missing",
+            "mysql -u bob db",
+        ),
+        *("--password to type in", "mysql -p db", "mysql -p$PW db", "--api-key $KEY1"),
         *("sk-learn", "hf_hub_download", 40 * "0f", "TOKENIZERS_PARALLELISM=false", "model.num_key_heads=4"),
     ],
 )

@@ -1,11 +1,13 @@
 """What estimates change in a plan: the budget, the order, what is held back, and what the report is told."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudai_mbridge.commands.console import SteadyConsole, show_rejected
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.launch.write import plan_to_dict, system_to_dict, write_plan
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_system
@@ -49,6 +51,30 @@ def _plan(
     scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **run}]})
     test = LoadedTest(scenario.tests[0], MegatronBridgeTestDefinition.model_validate(data))
     return build_plan(LoadedScenario(scenario, [test]), system)
+
+
+def test_points_that_may_not_fit_are_counted() -> None:
+    text = "test 't': 3 of 6 accepted points predicted not to fit in memory (up to "
+    (note,) = [note for note in _plan({}).notes if "predicted" in note]
+    assert note.startswith(text)
+    assert note.endswith(" of 185 GiB); [sweep] memory_share = 0.9 leaves them out")
+    assert not [note for note in _plan({"memory_share": 0.9}).notes if "predicted" in note]
+
+
+def test_many_rejected_points_are_told_by_rule() -> None:
+    plan = _plan({}, args={"gb": 257, "mb": [2, 3, 4, 5, 6, 7]})
+    texts = {}
+    for in_full in (False, True):
+        console = SteadyConsole(file=io.StringIO(), width=400)
+        show_rejected(console, plan, in_full=in_full)
+        texts[in_full] = console.file.getvalue().splitlines()
+    assert len([line for line in texts[True] if line.startswith("rejected t/")]) >= plan.num_rejected == 36
+    by_rule = [line for line in texts[False] if line.startswith("rejected")]
+    assert len(by_rule) == len(plan.rule_counts)
+    assert any(
+        line.startswith("rejected by C04: 36 points; such as t/tp1-pp1-mb2: C04 cmd_args.gb: ") for line in by_rule
+    )
+    assert texts[False][-1] == "every rejected point: --rejected"
 
 
 def test_every_run_has_what_is_predicted_of_it(tmp_path: Path) -> None:

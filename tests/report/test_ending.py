@@ -125,7 +125,7 @@ def test_repeats_are_one_row() -> None:
     runs = [timed("mb1", seconds, iteration=i) for i, seconds in enumerate((1.0, 1.1, 1.2))]
     runs.append(some_point(Verdict.FAILED, "mb1", iteration=3, **OUT_OF_MEMORY))
     rows = [line.split() for line in shown(some_report(*runs), 140) if line.startswith("mb1")]
-    assert rows == [["mb1", "3/4", "1.1", "±0.082", *rows[0][4:]]]
+    assert rows == [["mb1", "3/4", "1.100", "±0.082", *rows[0][4:]]]
 
 
 def test_failures_are_grouped_by_cause_with_one_excerpt() -> None:

@@ -1,12 +1,15 @@
 """What a run ran on, from its record, its scheduler and its plan."""
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.report import build_report
 from cloudai_mbridge.report.environment import definitions_of, image_of, machine_environment, run_environment
+from cloudai_mbridge.training.process.provenance import git_state_of
 from tests.report.conftest import COMMIT, URL, ARun, a_log
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -25,6 +28,7 @@ def test_what_the_training_says() -> None:
         **{"device": "H100", "driver": "580.82", "cuda": "12.9", "nccl": "2.27.5", "python": "3.12.1"},
         **{"packages": {"torch": "2.9.0"}, "git": {"commit": "c0ffee", "dirty": True}},
         **{"nodes": ["gb200-08", "gb200-09", "gb200-10", "gb200-1"], "image": None, "repositories": []},
+        **{"benchmark": None, "variables": {}},
     }
 
 
@@ -32,6 +36,7 @@ def test_nobody_has_said_anything() -> None:
     assert _environment() == {
         **{"device": None, "driver": None, "cuda": None, "nccl": None, "python": None},
         **{"packages": {}, "git": None, "nodes": [], "image": None, "repositories": []},
+        **{"benchmark": None, "variables": {}},
     }
 
 
@@ -67,6 +72,33 @@ def test_the_upstream_launchers_repositories(upstream: ARun) -> None:
     ]
     assert environment["image"] == {"name": "/images/mb.sqsh", "digest": None}
     assert environment["nodes"] == ["n1", "n2"]
+
+
+def test_variables_and_the_benchmarks_checkout() -> None:
+    env = {"NCCL_DEBUG": "WARN", "API_PASSWORD": "hunter2", "URL": "https://u:hunter2@x.example"}
+    run = {"env": env, "recipe_env": {"A": "1"}, "secret_names": ["HF_TOKEN"], "container_image": "", "upstream": None}
+    environment = run_environment(run, "", {}, {"commit": "c0ffee", "dirty": True})
+    assert environment["variables"] == {
+        **{"A": "1", "API_PASSWORD": "***", "HF_TOKEN": "***", "NCCL_DEBUG": "WARN", "URL": "***"}
+    }
+    assert environment["benchmark"] == {"commit": "c0ffee", "dirty": True}
+    assert run_environment(run, "", {})["benchmark"] is None
+
+
+@pytest.mark.process
+def test_the_checkout_of_a_scenario_is_in_the_plan_and_the_report(tmp_path: Path) -> None:
+    scenario = tmp_path / "conf" / "s.toml"
+    scenario.parent.mkdir()
+    scenario.write_text("")
+    assert git_state_of(scenario) is None
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@example.com")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "m")):
+        subprocess.run([*git, *command], check=True)
+    state = git_state_of(scenario)
+    assert state is not None
+    assert (len(state["commit"]), state["dirty"]) == (40, False)
+    scenario.write_text("# changed")
+    assert git_state_of(scenario) == {**state, "dirty": True}
 
 
 @pytest.mark.process

@@ -156,6 +156,10 @@ def test_hostile_names_are_text() -> None:
     assert row.count("|") == 8
 
 
+def test_a_tests_only_point_is_the_test_and_much_slower_is_in_times() -> None:
+    assert headline(gate_of(slower("nightly/single", 7.49))) == "nightly is 8.5 times as slow: 1 -> 8.49 s"
+
+
 @pytest.mark.parametrize("verdict", GateVerdict)
 def test_every_verdict_has_an_exit_code_and_a_rank(verdict: GateVerdict) -> None:
     assert verdict in EXIT_CODES

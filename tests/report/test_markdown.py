@@ -118,7 +118,7 @@ def test_the_whole() -> None:
     rows = [page.blocks[i : i + 8] for i, block in enumerate(page.blocks) if re.fullmatch(r"sweep/tp[12]/0", block)]
     assert [row[0] for row in rows] == ["sweep/tp2/0", "sweep/tp1/0"]  # the worst comes first
     assert rows[0][2:] == ["0/4", "not measured", "not measured", "not measured", "not measured", failed.reasons[0]]
-    assert rows[1][1:] == ["success", "4/4", "3.5 ±0.5", "35 ±5", "29.17 ±4.2", "1.5", ""]
+    assert rows[1][1:] == ["success", "4/4", "3.50 ±0.50", "35.0 ±5.0", "29.2 ±4.2", "1.5", ""]
     for said in (
         "mean ±std over steps 3-4 (n=2), warm-up 1-2 left out; FLOPs by megatron-bridge/new; memory: resident set",
         "sweep/tp2/0: Out of memory",

@@ -12,7 +12,7 @@ from rich.console import Console
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.text import render_point, render_summary
+from cloudai_mbridge.report.formats.text import render_point, render_summary, with_error
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
 from cloudai_mbridge.report.write import write_report
 from cloudai_mbridge.verdict import Verdict
@@ -106,9 +106,27 @@ def test_when_a_scenario_has_succeeded(points: tuple[PointReport, ...], succeede
     assert _report(*points).succeeded is succeeded
 
 
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (309.4, 120.0, "310 ±120"),
+        (5.19, 0.0314, "5.190 ±0.031"),
+        (338.4, 1.99, "338.4 ±2.0"),
+        (0.5, 0.0996, "0.50 ±0.10"),
+        (123456.0, 12.3, "123456 ±12"),
+        (5.19, 1e-9, "5.19 ±1e-09"),
+        (5.19, 0.0, "5.19 ±0"),
+        (-0.5, 0.25, "-0.50 ±0.25"),
+        (2e12, 3e10, "2e+12 ±3e+10"),
+    ],
+)
+def test_a_number_ends_where_its_error_does(value: float, error: float, text: str) -> None:
+    assert with_error(value, error) == text
+
+
 def test_counts() -> None:
     report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
-    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2]
+    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2, 0]
     assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "skipped": 1, "rejected": 2}
 
 
@@ -306,7 +324,7 @@ def test_the_table_shows_every_point_with_its_numbers() -> None:
     text = _table(_report(_point(), failed, _rejected()))
     rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
     assert set(rows) == {"tp1", "tp2", "tp9"}
-    for cell in ("success", "4/4", "3.5 ±0.5", "35 ±5", "6.000 → 3.000"):
+    for cell in ("success", "4/4", "3.50 ±0.50", "35.0 ±5.0", "6.000 → 3.000"):
         assert cell in rows["tp1"]
     for cell in ("failed", "0/4", "not measured", "0 of 4 steps are in the log"):
         assert cell in rows["tp2"]

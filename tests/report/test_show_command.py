@@ -10,8 +10,10 @@ from click.testing import CliRunner
 
 from cloudai_mbridge.commands.run.show import show
 from cloudai_mbridge.errors import BadInput, MBridgeError
+from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from tests.report.conftest import ARun, a_log
+from tests.report.test_schema import CHECK
 
 pytestmark = pytest.mark.process
 
@@ -70,9 +72,23 @@ def test_a_name_that_is_not_one_point(ended: Path, name: str, words: str) -> Non
         printed(ended, name)
 
 
-def test_a_run_under_way_and_a_directory_of_none_are_refused(ended: Path, tmp_path: Path) -> None:
-    with driver_lock(ended), pytest.raises(MBridgeError, match="is held by process"):
-        printed(ended)
+def test_a_run_under_way_shows_its_results_so_far(embedded: ARun) -> None:
+    embedded.ended("t/mb1/0", a_log(6))
+    journal = Journal(embedded.root / "journal.sqlite")
+    journal.decided("t/mb1/0", "success", [])
+    journal.close()
+    with driver_lock(embedded.root):
+        text, whole = printed(embedded.root), json.loads(printed(embedded.root, "--json"))
+        assert "Steps counted: 3-6" in printed(embedded.root, "mb1")
+        assert "  - waits to be submitted" in printed(embedded.root, "mb2")
+    assert "results so far: 1 of 2 runs ended; held by process" in text
+    assert "mbridge cancel" not in text
+    assert whole["summary"] == {"success": 1, "failed": 0, "skipped": 0, "rejected": 1, "unfinished": 1}
+    CHECK.validate(whole)
+    assert "so far" not in printed(embedded.root)
+
+
+def test_a_directory_of_no_run_is_refused(ended: Path) -> None:
     shutil.rmtree(ended)
     with pytest.raises(MBridgeError):
         printed(ended)

@@ -176,6 +176,9 @@ class Notes:
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         self.seen.append(f"{run.test_id} {status.state}")
 
+    def stopping(self) -> None:
+        """Nothing."""
+
     def notice(self, text: str) -> None:
         self.notices.append(text)
 

@@ -298,6 +298,9 @@ class Silent:
     def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
         """Nothing."""
 
+    def stopping(self) -> None:
+        """Nothing."""
+
     def notice(self, text: str) -> None:
         """Nothing."""
 

@@ -318,8 +318,8 @@ def test_what_was_written_outlives_the_writer(path: Path) -> None:
 
 
 def test_verdicts_are_those_of_reports() -> None:
-    """A run that a search did not need is not in the report, and a rejected point not in the journal."""
-    assert {str(verdict) for verdict in Verdict} - {"rejected"} == VERDICTS - {UNTRIED}
+    """A run that a search did not need is not in the report; a rejected or unfinished point not in the journal."""
+    assert {str(verdict) for verdict in Verdict} - {"rejected", "unfinished"} == VERDICTS - {UNTRIED}
 
 
 def test_another_version_is_refused_and_left_alone(path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ FAKE = """#!{python} -IS
 import json, os, sys
 name, here = os.path.basename(sys.argv[0]), {here!r}
 with open(here + "/calls", "a") as calls:
-    env = {{key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "SBATCH", "HF_", "MBRIDGE_PYTHON"))}}
+    env = {{key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "SBATCH", "HF_", "MBRIDGE_"))}}
     fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
     calls.write(json.dumps([name, sys.argv[1:], os.getcwd(), env, fds, os.getsid(0) == os.getpid()]) + "\\n")
 code, out, err = json.load(open(here + "/answers.json")).get(name, [0, "", ""])
@@ -41,6 +42,7 @@ sys.stderr.write(err)
 sys.exit(code)
 """
 TOKEN = "cafe"
+SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
 
 
 class FakeSlurm:
@@ -76,9 +78,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 @pytest.fixture
 def client() -> SlurmClient:
-    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
     more = {"extra_transient_status_errors": ["the site's own hiccup"]}
-    return SlurmClient(SlurmSystem.model_validate({**data, **more}))
+    return SlurmClient(SlurmSystem.model_validate({**SYSTEM, **more}))
 
 
 @pytest.fixture
@@ -121,10 +122,10 @@ def test_a_single_run(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None
     assert client.submit(Submission(TOKEN, (run,)), root) == {"a/0/0": "17"}
     (call,) = slurm.calls("sbatch")
     assert call["argv"] == [
-        *("--parsable", "--no-requeue", "--job-name=mbridge-a-0-0.cafe", f"--chdir={root}/a/0/0", "job.sbatch")
+        *("--parsable", "--no-requeue", "--job-name=mbridge-a root-a-0-0.cafe", f"--chdir={root}/a/0/0", "job.sbatch")
     ]
     assert call["cwd"] == f"{root}/a/0/0"
-    assert call["env"] == {"HF_TOKEN": "S3CRET", "MBRIDGE_PYTHON": sys.executable}
+    assert call["env"] == {"HF_TOKEN": "S3CRET", "MBRIDGE_PYTHON": sys.executable, "MBRIDGE_JOB_TOKEN": TOKEN}
     assert call["leads"]  # Ctrl-C does not reach it
 
 
@@ -140,7 +141,7 @@ def test_an_array(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     assert ids == {"a/0/0": "17_0", "a/1/0": "17_1", "a/3/0": "17_3"}
     (call,) = slurm.calls("sbatch")
     assert call["argv"][2:] == [
-        *("--job-name=mbridge-a-array-0.cafe", f"--chdir={root}", "--array=0-1,3%2", "arrays/0/array.sbatch")
+        *("--job-name=mbridge-a root-a-array-0.cafe", f"--chdir={root}", "--array=0-1,3%2", "arrays/0/array.sbatch")
     ]
     assert call["cwd"] == str(root)
 
@@ -167,7 +168,8 @@ def test_another_jobs_variables_do_not_reach_sbatch(
     slurm.answer(sbatch=(0, "17\n", ""))
     client.submit(Submission(TOKEN, (_run(),)), root)
     env = slurm.calls("sbatch")[0]["env"]
-    assert env == {"MBRIDGE_PYTHON": sys.executable, "SLURM_CONF": "/etc/slurm.conf"}
+    ours = {"MBRIDGE_PYTHON": sys.executable, "MBRIDGE_JOB_TOKEN": TOKEN}
+    assert env == {**ours, "SLURM_CONF": "/etc/slurm.conf"}
 
 
 UNSURE = [
@@ -294,9 +296,12 @@ def test_the_last_line_is_the_complaint() -> None:
     assert Answer(3, "out", "\n").complaint == "exit code 3 and no output"
 
 
-def test_names_carry_the_token() -> None:
-    assert submit.job_name_of(Submission(TOKEN, (_run(),))) == "mbridge-a-0-0.cafe"
-    assert submit.job_name_of(_array(0, 1)) == "mbridge-a-array-0.cafe"
+@pytest.mark.parametrize("prefix", ["", "project-sub:"])
+def test_names_show_the_run_and_the_point_and_carry_the_token(prefix: str) -> None:
+    system = SlurmSystem.model_validate({**SYSTEM, "job_name_prefix": prefix})
+    root = Path("/results/nightly")
+    assert submit.job_name_of(Submission(TOKEN, (_run(),)), root, system) == f"{prefix}mbridge-nightly-a-0-0.cafe"
+    assert submit.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array-0.cafe"
 
 
 # Which jobs are there
@@ -487,18 +492,27 @@ def test_an_array_without_its_tasks_is_not_a_task(slurm: FakeSlurm, client: Slur
     assert not slurm.calls("scancel")
 
 
-def test_a_task_has_vanished_if_it_is_missing_twice(
+def test_a_waiting_task_has_vanished_if_it_stays_missing(
     slurm: FakeSlurm, client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first answer is cut behind a line: nothing shows that."""
-    rows = _squeue(*((f"17_{i}", "PENDING", "mbridge-a-array-0.cafe") for i in (2, 3)))
+    """An answer may be cut behind a line, or leave out what waits, and nothing shows that."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    rows = _squeue(*((f"17_{i}", "PENDING", "mbridge-a-array-0.cafe") for i in (2, 3)))[1].splitlines(keepends=True)
     job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
-    answers = [Answer(0, rows[1].splitlines(keepends=True)[0], ""), Answer(*rows)]
-    with monkeypatch.context() as patched:
-        patched.setattr("cloudai_mbridge.schedulers.slurm.client.run_command", lambda *argv, **_: answers.pop(0))
-        assert client.poll([job])["a/0/0"].status.state == "PENDING"
-    slurm.answer(squeue=(0, rows[1].splitlines(keepends=True)[0], ""))
-    assert client.poll([job])["a/0/0"].status.state == "CANCELLED"
+
+    def state(*listed: str, after_s: float = 0.0) -> str:
+        now[0] += after_s
+        slurm.answer(squeue=(0, "".join(listed), ""))
+        seen = client.poll([job])["a/0/0"].status
+        assert seen.is_final is (seen.state == "CANCELLED")
+        return seen.state
+
+    assert [state(rows[0]), state(rows[0], after_s=15.0)] == ["NEVER_STARTED"] * 2
+    assert state(*rows) == "PENDING"
+    assert [state(rows[0], after_s=15.0), state(rows[0], after_s=15.0)] == ["NEVER_STARTED"] * 2
+    job = replace(job, was_listed=False)  # as the runner has it now
+    assert state(rows[0], after_s=6.0) == "CANCELLED"
 
 
 def test_an_answer_that_was_cut_is_none(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
@@ -516,6 +530,64 @@ def test_a_job_that_lost_its_claim_is_not_the_run(slurm: FakeSlurm, client: Slur
     (root / "a/0/0/exit_code.txt").write_text("0\n")
     seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a/0/0"]
     assert (seen.job_id, seen.status.state) == ("18", "COMPLETED")
+
+
+@pytest.mark.parametrize("name", ["project:mbridge-a-0-0.cafe", "mbridge-a-0-0.cafe_4h", "p/mbridge-r-a-0-0.cafe.s"])
+def test_a_site_may_write_around_a_name(slurm: FakeSlurm, client: SlurmClient, root: Path, name: str) -> None:
+    slurm.answer(squeue=_squeue(("17", "RUNNING", name), ("18", "RUNNING", "theirs")))
+    job = _job("17", root / "a/0/0", token="cafe")
+    assert client.poll([job])["a/0/0"].status.state == "RUNNING"
+    assert client.find([Submission("cafe", (_run(),))], root) == {"a/0/0": "17"}
+    client.cancel([job])
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["17"]]
+    slurm.answer(squeue=(0, "", ""), sacct=(0, f"17|FAILED|3:0|n1|60|{name}\n", ""))
+    take_claim(root / "a/0/0", "cafe", "17")
+    assert client.poll([job])["a/0/0"].status.exit_code == 3
+
+
+def test_a_site_may_replace_a_name(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    """The id that sbatch printed counts together with the directory, and neither of them alone."""
+    job = _job("17", root / "a/0/0", token="cafe")
+
+    def state(job_id: str, directory: Path, name: str = "batch") -> str:
+        slurm.answer(squeue=(0, f"{job_id}|RUNNING|None|n1|0|0|1:00|{directory}//|{name}|\n", ""))
+        return client.poll([job])["a/0/0"].status.state
+
+    assert [state("17", root / "a/0/0"), state("17", root)] == ["RUNNING"] * 2  # a point's, and an array's
+    assert state("17", root / "a/1/0") == "NEVER_STARTED"
+    assert state("17", root.parent) == "NEVER_STARTED"
+    assert state("18", root / "a/0/0") == "NEVER_STARTED"
+    assert state("17", root / "a/0/0", "x.0123456789abcdef") == "NEVER_STARTED"  # of another submission
+    slurm.answer(squeue=(0, "", ""), sacct=(0, "17|COMPLETED|0:0|n1|60|batch\n", ""))
+    assert client.poll([job])["a/0/0"].status.state == "NEVER_STARTED"
+    take_claim(root / "a/0/0", "cafe", "17")
+    assert client.poll([job])["a/0/0"].status.state == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "has_begun", "expected"),
+    [
+        ("JobLaunchFailure", "3893", False, ("LAUNCH_FAILED", JobClass.INFRASTRUCTURE)),
+        ("JobLaunchFailure", "9", True, ("FAILED", JobClass.FAILED)),  # a signal has killed the script
+        ("NonZeroExitCode", str(74 << 8), False, ("LAUNCH_FAILED", JobClass.INFRASTRUCTURE)),  # it could not claim
+        ("NonZeroExitCode", "256", True, ("FAILED", JobClass.FAILED)),
+    ],
+)
+def test_a_job_whose_script_never_began_is_the_nodes_failure(
+    slurm: FakeSlurm,
+    client: SlurmClient,
+    root: Path,
+    reason: str,
+    code: str,
+    has_begun: bool,
+    expected: tuple[str, JobClass],
+) -> None:
+    slurm.answer(squeue=(0, f"17|FAILED|{reason}|n1|{code}|0|0:01|{root}/a/0/0//|mbridge-a-0-0.cafe|\n", ""))
+    if has_begun:
+        take_claim(root / "a/0/0", "cafe", "17")
+    status = client.poll([_job("17", root / "a/0/0", token="cafe")])["a/0/0"].status
+    assert (status.state, status.job_class) == expected
+    assert status.nodes == "n1"
 
 
 def test_what_bears_the_token_is_cancelled_and_nothing_else(slurm: FakeSlurm, client: SlurmClient) -> None:
@@ -617,6 +689,20 @@ def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) ->
     slurm.answer(sinfo=(0, "a\nb\n", ""))
     with pytest.raises(BadInput, match="Slurm has no partition 'main'; use one of a, b"):
         client.preflight()
+
+
+def test_a_time_limit_that_no_partition_allows(slurm: FakeSlurm) -> None:
+    data = {"name": "s", "scheduler": "slurm", "default_partition": "a,b", "partitions": [{"name": "a"}]}
+    runs: list[Any] = [SimpleNamespace(test_id=name, time_limit="2:00:00", time_limit_s=7200.0) for name in "tu"]
+    system, more = SlurmSystem.model_validate(data), {"extra_sbatch_args": ["--qos=long"]}
+    slurm.answer(sinfo=(0, "a|30:00\nb|1:00:00\n", ""))
+    with pytest.raises(BadInput, match=r"test 't': time_limit: 2:00:00 is more than partition a,b allows \(01:00:00\)"):
+        SlurmClient(system, runs).preflight()
+    runs[1].time_limit_s = 60.0  # it can run
+    SlurmClient(system, runs).preflight()
+    SlurmClient(SlurmSystem.model_validate(data | more), runs[:1]).preflight()
+    slurm.answer(sinfo=(0, "a|30:00\nb|infinite\n", ""))
+    SlurmClient(system, runs[:1]).preflight()
 
 
 def test_every_partition_of_a_list_is_looked_for(slurm: FakeSlurm) -> None:

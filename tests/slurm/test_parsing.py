@@ -105,9 +105,11 @@ def _line(
     restarts: str = "0",
     used: str = "1:00",
     name: str = "mbridge-x.cafe",
+    directory: str = "/results/x",
 ) -> str:
-    """Return a line as squeue prints it by SQUEUE_FORMAT: every field is followed by a bar."""
-    return "".join(f"{field}|" for field in (job_id, state, reason, nodes, code, restarts, used, name)) + "\n"
+    """Return a line as squeue prints it by SQUEUE_FORMAT."""
+    fields = (job_id, state, reason, nodes, code, restarts, used)
+    return "".join(f"{field}|" for field in fields) + f"{directory}//|{name}|\n"
 
 
 def _status(**fields: str) -> JobStatus:
@@ -118,7 +120,7 @@ def _status(**fields: str) -> JobStatus:
 
 def test_the_format_asks_for_the_fields_of_a_line() -> None:
     assert [field.partition(":")[0] for field in SQUEUE_FORMAT.split(",")] == [
-        *("JobArrayID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "TimeUsed", "Name")
+        *("JobArrayID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "TimeUsed", "WorkDir", "Name")
     ]
 
 
@@ -136,7 +138,10 @@ def test_lines_of_squeue() -> None:
     assert list(jobs) == ["17", "18", "19", "20", "21", "22_3"]
     assert jobs["17"].status == JobStatus("PENDING", JobClass.ACTIVE, reason="Resources", run_time_s=0.0)
     assert jobs["18"] == Listed(
-        "18", "mbridge-x.cafe", JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]", run_time_s=93784.0, restarts=2)
+        "18",
+        "mbridge-x.cafe",
+        JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]", run_time_s=93784.0, restarts=2),
+        "/results/x",
     )
     assert (jobs["20"].status.state, jobs["20"].status.job_class) == ("CANCELLED", JobClass.CANCELLED)
     assert (jobs["20"].status.signal, jobs["20"].status.nodes) == (15, "")
@@ -172,8 +177,9 @@ def test_a_job_that_squeue_shows(
 
 def test_a_name_cannot_speak_for_the_job() -> None:
     """Any text may be the name of a job of this user, and it stands last."""
-    listed = parse_squeue(_line(state="FAILED", name="x|COMPLETED|None|n1|0|0|0:00|y"))["17"]
-    assert (listed.status.state, listed.name) == ("FAILED", "x|COMPLETED|None|n1|0|0|0:00|y")
+    name = "x|COMPLETED|None|n1|0|0|0:00|/results/y//|y"
+    listed = parse_squeue(_line(state="FAILED", name=name, directory="/a|b"))["17"]
+    assert (listed.status.state, listed.name, listed.directory) == ("FAILED", name, "/a|b")
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp", "Zs")), min_size=1, max_size=30))
@@ -235,9 +241,11 @@ def test_a_heterogeneous_job_succeeds_only_as_a_whole(states: list[str]) -> None
 
 HOPELESS = """AccountNotAllowed BadConstraints DependencyNeverSatisfied InvalidAccount InvalidQOS PartitionConfig
     PartitionNodeLimit PartitionTimeLimit QOSNotAllowed AssocMaxNodePerJobLimit QOSMaxWallDurationPerJobLimit QOSMinGRES
+    QOSMaxGRESPerNode AssocMaxMemPerJob QOSMinCpuNotSatisfied QOSMaxMemoryPerJob
     ReservationDeleted"""
 # These pass by waiting, or when somebody who is at work ends it.
-HOPEFUL = """None Resources Priority Dependency BeginTime Licenses ReqNodeNotAvail
+HOPEFUL = """None QOSMaxNodePerUserLimit QOSMaxGRESPerUser
+    Resources Priority Dependency BeginTime Licenses ReqNodeNotAvail
     QOSMaxJobsPerUserLimit QOSGrpNodeLimit AssocGrpNodeLimit AssocMaxJobsLimit Reservation PartitionDown
     PartitionInactive JobArrayTaskLimit NodeDown"""
 
@@ -316,6 +324,7 @@ def test_an_accounting_that_knows_nothing(output: str) -> None:
         ("35072", (137, None)),
         ("9", (0, 9)),
         ("137", (0, 9)),  # with a core dump
+        ("3893", (0, 53)),  # what Slurm shows as 0:53
         ("65280", (255, None)),
         ("", (None, None)),
         ("a:b", (None, None)),

@@ -11,7 +11,9 @@ from megatron.core import parallel_state as mpu  # noqa: E402
 
 from cloudai_mbridge.recipes.container import container_data  # noqa: E402
 from cloudai_mbridge.training import initialize  # noqa: E402
-from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
+from cloudai_mbridge.training.config import ConfigContainer, DistributedInitConfig  # noqa: E402
+from cloudai_mbridge.training.process.device import bind_local_device  # noqa: E402
+from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder  # noqa: E402
 from cloudai_mbridge.training.startup import prepare  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
@@ -38,7 +40,39 @@ def test_settings_of_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConfigContainer.from_dict(container_data(sections))
     monkeypatch.setattr(prepare, "_lacking", set)
     prepare.refuse_unsupported(config)
+    config.model.hierarchical_context_parallel_sizes = [2, 2]
     initialize.initialize_megatron(config)
     (call,) = make.call_args_list
-    assert call.kwargs.items() >= SETTINGS.items()
+    assert call.kwargs.items() >= {**SETTINGS, "hierarchical_context_parallel_sizes": [2, 2]}.items()
     initialize.start_user_buffers.assert_called_once_with(config.model, 3)
+
+
+@pytest.mark.parametrize(("sees_one", "device"), [(False, 3), (True, 0)])
+def test_a_launcher_may_show_each_process_one_gpu(monkeypatch: Any, sees_one: bool, device: int) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "set_device", taken := mock.Mock())
+    bind_local_device("nccl", sees_one=sees_one)
+    taken.assert_called_once_with(device)
+
+
+def test_the_flight_recorder_yields_to_the_environment(caplog: pytest.LogCaptureFixture) -> None:
+    config = DistributedInitConfig(flight_recorder_trace_buffer_size=7)
+    env: dict[str, str] = {}
+    set_flight_recorder(config, env)
+    assert env == {}, "no path, no recorder"
+    config.flight_recorder_dump_path = "dumps/rank"
+    env["TORCH_INCLUDE_STACK_TRACE"] = "1"
+    set_flight_recorder(config, env)
+    assert env == {
+        "TORCH_FR_DUMP_TEMP_FILE": "dumps/rank",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "dumps/rank",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "7",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_INCLUDE_STACK_TRACE": "1",
+        "TORCH_INCLUDE_ONLY_ACTIVE": "1",
+        "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "1",
+    }
+    assert [record.args[0] for record in caplog.records] == ["TORCH_INCLUDE_STACK_TRACE"]
+    env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "theirs"}
+    set_flight_recorder(config, env)
+    assert env["TORCH_FR_DUMP_TEMP_FILE"] == "theirs"

@@ -49,6 +49,23 @@ def test_shards_train_as_replicas_and_resume(train: Train, tmp_path: Path, name:
         assert resumed.losses == {step: whole.losses[step] for step in (3, 4)}
 
 
+EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "expert_model_parallel_size": 2}
+BETWEEN = {"num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": "optim"}
+
+
+@pytest.mark.skipif(installed_release() != "0.19", reason="older releases add up gradients otherwise")
+@pytest.mark.parametrize(("ranks", "ddp"), [(2, {}), (4, BETWEEN)])
+def test_gradients_are_divided_once(train: Train, ranks: int, ddp: dict[str, Any]) -> None:
+    """Every rank of a group has other experts, and several micro-batches."""
+    kind = KINDS["megatron-fsdp"]
+    replicas = train(ranks, _sections({"model": EXPERTS}))
+    shards = train(ranks, _sections({**kind, "ddp": {**SHARDED, **ddp}, "model": {**META, **EXPERTS}}))
+    _assert_near(shards.losses, replicas.losses)
+    for norm in ("grad_norm", "params_norm"):
+        found, expected = ([record[norm] for record in run.records] for run in (shards, replicas))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_an_offloaded_optimizer_trains_and_resumes(train: Train, tmp_path: Path) -> None:
     place = str(tmp_path / "saved")
     plain = train(1, _sections({}))
@@ -76,6 +93,7 @@ def test_the_first_step_keeps_weights_that_were_loaded(train: Train, tmp_path: P
         ),
         ({"model": META}, "init_model_with_meta_device = True without ddp.use_megatron_fsdp"),
         ({"model": {"cpu_offloading": True, "cpu_offloading_num_layers": 1}}, "needs Transformer Engine"),
+        ({"ddp": {**SHARDED, "outer_dp_sharding_strategy": "optim"}}, "num_distributed_optimizer_instances = 1 and"),
         ({"ddp": SHARDED, "train": {"check_weight_hash_across_dp_replicas_interval": 1}}, "have no replicas"),
     ],
 )

@@ -104,6 +104,7 @@ def test_the_progress_log_is_outside_the_step_time(monkeypatch: pytest.MonkeyPat
         train_state=SimpleNamespace(step=3),
         rank_monitor_client=None,
         callback_manager=None,
+        checkpoint_manager=None,
     )
     exits.save_checkpoint_and_time(state, [], None, None, 0.0, {})
     assert timer.calls == ["stop", "save", "progress log", "start, barrier=True"]

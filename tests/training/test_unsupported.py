@@ -13,6 +13,7 @@ from cloudai_mbridge.training.config import (
     ConfigContainer,
     FaultToleranceConfig,
     GPTFIMDatasetConfig,
+    TensorInspectConfig,
     runtime_config_update,
 )
 from cloudai_mbridge.training.config.text.describe import class_path
@@ -56,6 +57,7 @@ def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path
     setattr(target, name, "something")
     with pytest.raises(ConfigError, match=rf"{path} = 'something' \(use ") as caught:
         refuse_unsupported(config)
+    assert ASKS_FOR_NOTHING[path][0] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -65,7 +67,7 @@ def test_what_only_other_machines_can_train_is_refused_by_name(
 ) -> None:
     section, _, name = path.partition(".")
     what, harmless = NEEDS[path]
-    config.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    config.comm_overlap, config.tensor_inspect = CommOverlapConfig(tp_comm_overlap=False), TensorInspectConfig()
     config.model.tensor_model_parallel_size, config.model.sequence_parallel = 2, True
     if not hasattr(target := getattr(config, section), name):
         pytest.skip("this release of Megatron-Core has no such field")
@@ -136,6 +138,10 @@ def test_optimizers_of_a_package(config: ConfigContainer, name: str, monkeypatch
     monkeypatch.setattr(packages, "is_installed", lambda module: True)
     with pytest.raises(ConfigError) if name in ("adamw", "dist_muon") else nullcontext():
         packages.check_packages(config)
+    refuse_unsupported(config)
+    config.optimizer.use_distributed_optimizer = True
+    with pytest.raises(ConfigError, match=rf"use_distributed_optimizer = True with .* = '{name}' \(use"):
+        refuse_unsupported(config)
 
 
 @pytest.mark.process
@@ -146,6 +152,8 @@ def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> No
     one, two = train(1, sections).losses, train(2, sections).losses
     assert one == pytest.approx(two, abs=2e-3)
     assert one[4] < one[1]
+    if name == "muon":
+        assert train(2, sections, "optimizer.use_layer_wise_distributed_optimizer=true").losses == two
 
 
 @pytest.mark.process

@@ -81,6 +81,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "grouped": {**MOE, "moe_grouped_gemm": True},
     "mtp": {**MOE, "moe_grouped_gemm": True, "mtp_num_layers": 1},
 }
+# The one model of which Transformer Engine has a whole layer
+GPT3 = {
+    "position_embedding_type": "learned_absolute",
+    "normalization": "LayerNorm",
+    "add_bias_linear": True,
+    "gated_linear_unit": False,
+    "activation": "gelu",
+    "num_query_groups": 4,
+}
 # Families with layers of their own, which a CPU has not
 MAMBA = {
     "hybrid_layer_pattern": "M*-E",

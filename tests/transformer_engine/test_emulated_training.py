@@ -168,10 +168,15 @@ FSDP = {
 
 @pytest.mark.parametrize("recipe", ["bf16_with_fp8_subchannel_scaling_mixed", "bf16_with_mxfp8_mixed"])
 def test_quantized_weights_of_megatron_fsdp(recipe: str, local: dict[str, Run]) -> None:
+    """They begin as those in bf16, rounded, also from the meta device."""
     precision = get_mixed_precision_config(recipe)
     precision.fp8_param, precision.reuse_grad_buf_for_mxfp8_param_ag = True, False
     capability = BLACKWELL if "mxfp8" in recipe else HOPPER
     fields = {"gradient_accumulation_fusion": False}
-    made = train("dense", fields, FSDP, precision=precision, capability=capability)
+    made, from_meta = (
+        train("dense", {**fields, **more}, FSDP, precision=precision, capability=capability)
+        for more in ({}, {"init_model_with_meta_device": True})
+    )
     assert 0 < differences(made.losses, local["dense-bf16"].losses) < FORMATS[recipe]
     assert differences(made.norms, local["dense-bf16"].norms) < 5e-3
+    assert (from_meta.losses, from_meta.norms) == (made.losses, made.norms)

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cloudai_mbridge.logs import LogSummary, StepRecord
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.verdict import RunOutcome, Verdict, judge
+from cloudai_mbridge.verdict import RunOutcome, Verdict, judge, with_failure
 
 NUM_STEPS, WARMUP = 6, 2
 STATUSES: dict[str, JobStatus | None] = {
@@ -108,6 +109,33 @@ def test_what_was_to_be_stopped_may_still_be_bad() -> None:
     records = tuple(StepRecord(step, 1.0, 2.0, math.nan) for step in range(1, 5))
     outcome = judge(STOPPED, LogSummary(records, "records"), measure(records, WARMUP, 100.0), NUM_STEPS, [])
     assert outcome.reasons == ("the loss is nan at step 1",)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (
+            JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason="JobLaunchFailure"),
+            ("(job_not_launched); set output_path to ", "ended as LAUNCH_FAILED (exit code 0:53; JobLaunchFailure)"),
+        ),
+        (
+            JobStatus("REFUSED", JobClass.FAILED, reason="the scheduler will never start it: PartitionTimeLimit"),
+            ("(partition_time_limit); lower time_limit", "the job ended as REFUSED (the scheduler will never"),
+        ),
+    ],
+)
+def test_a_job_that_never_started_has_no_other_reasons(
+    status: JobStatus, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    outcome = judge(status, LogSummary(), measure((), 0, None), NUM_STEPS, [])
+    reasons = with_failure(outcome, status, LogSummary(), [tmp_path / "stdout.txt"], tmp_path).reasons
+    assert len(reasons) == 2
+    assert all(words in reason for words, reason in zip(expected, reasons, strict=True))
+
+
+def test_a_job_without_a_step_has_no_missing_measurements() -> None:
+    reasons = _judge(status="failed", steps="none").reasons
+    assert reasons == ("the job ended as FAILED (exit code 3)", "0 of 6 steps are in the log; the first missing is 1")
 
 
 def test_a_signal_without_a_name() -> None:

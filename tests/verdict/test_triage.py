@@ -36,7 +36,7 @@ EXAMPLES = [
 COUNTEREXAMPLES = [
     pytest.param(line, id=f"{entry.id}-{i}") for entry in CATALOGUE for i, line in enumerate(entry.counterexamples)
 ]
-STATES = [pytest.param(state, id=state.state) for state in load_states()]
+STATES = [pytest.param(state, id=state.id) for state in load_states()]
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -72,8 +72,9 @@ def write(tmp_path: Path) -> Write:
     return _write
 
 
-def _triage(path: Path, state: str = "FAILED") -> Failure:
-    failure = triage(JobStatus(state, classify(state)), [path])
+def _triage(path: Path, state: str = "FAILED", reason: str = "") -> Failure:
+    text, _, signal = reason.partition("; signal ")
+    failure = triage(JobStatus(state, classify(state), signal=int(signal or 0) or None, reason=text), [path])
     assert failure is not None
     return failure
 
@@ -173,14 +174,22 @@ def test_a_dead_node_beats_the_logs_and_is_named_by_them(write: Write) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_a_state_says_it_alone_and_beats_symptoms(write: Write, state: State) -> None:
     for path in (write("all is well"), write(*NOISE)):
-        failure = _triage(path, state.state)
+        failure = _triage(path, state.state, *state.examples[:1])
         assert (failure.id, failure.kind, failure.title) == (state.id, state.kind, state.title)
         assert failure.evidence == ()
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_only_states_that_win_beat_a_cause(write: Write, state: State) -> None:
-    assert _triage(write(OOM), state.state).id == (state.id if state.wins else "out_of_memory")
+    assert _triage(write(OOM), state.state, *state.examples[:1]).id == (state.id if state.wins else "out_of_memory")
+
+
+def test_a_reason_tells_its_entry(write: Write) -> None:
+    path = write("all is well")
+    for state in load_states():
+        for reason in state.examples:
+            assert _triage(path, state.state, reason).id == state.id, reason
+    assert triage(JobStatus("FAILED", JobClass.FAILED, exit_code=1, reason="NonZeroExitCode"), [path]) is None
 
 
 def test_the_lines_about_a_state_are_its_evidence(write: Write) -> None:

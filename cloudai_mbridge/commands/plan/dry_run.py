@@ -10,7 +10,7 @@ import click
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console, show_rejected
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, request_of, scenario_options
+from cloudai_mbridge.commands.options import JSON, REJECTED, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
 from cloudai_mbridge.plan import RejectedPoint, RunPlan, ScenarioPlan
 
@@ -44,13 +44,14 @@ class DryRun:
 
 @click.command("dry-run")
 @scenario_options(output_dir=True)
+@REJECTED
 @JSON
-def dry_run(as_json: bool, **options: Any) -> int:
+def dry_run(as_json: bool, all_rejected: bool, **options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
     prepared = pipeline.plan(request_of(options))
     if not as_json:
-        show_rejected(console, prepared.plan)
+        show_rejected(console, prepared.plan, in_full=all_rejected)
     root = pipeline.write(prepared, dry_run=True)
     planned_runs = [run for run in prepared.plan.runs if not run.is_again]
     if as_json:

@@ -1,5 +1,6 @@
 """`mbridge tune`: the best layout of a model on a number of GPUs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +127,11 @@ def tune(
     Nothing is run without --max-trials or --max-gpu-hours.
     """
     is_measured = max_trials is not None or max_gpu_hours is not None
-    if not is_measured and (time_limit or base or output_dir):
-        raise BadInput("--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours")
+    if not is_measured and (time_limit or output_dir or (base and not write)):
+        raise BadInput(
+            "--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours"
+            " (--base is for --write, too)"
+        )
     if table is not None:
         if others := _given_beside("table", "system_config", "as_json"):
             raise BadInput(f"--replay takes its points from what was measured; leave out {', '.join(others)}")
@@ -157,7 +161,7 @@ def tune(
         return _measure(scenario, limits, system_config, output_dir)
     price, why_not = price_of(system, request.gpu.name) if system else (None, "")
     if write:
-        _write(found, *write)
+        _write(found, *write, _read_base(base))
     if as_json:
         print_json(_as_layouts(found, top, price))
     else:
@@ -264,28 +268,30 @@ def _show(
         if graphs := request.graphs(precision):
             console.print_line(f"CUDA graphs as in the recipe, in {precision}: {', '.join(graphs.values())}")
     for published in published_configurations(request, found):
-        console.print_line(_comparison(published))
-    if found.error:
-        console.print_line(f"step times: {found.error}")
+        console.print_line(_comparison(published, names_format=len(request.precisions) > 1))
+    for name, error in found.errors.items():
+        console.print_line(f"step times in {name}: {error}")
     if why_not:
         console.print_line(f"no cost: {why_not}")
 
 
 def _cells(number: int, candidate: Candidate, found: Ranking, price: Price | None, request: SearchRequest) -> list[str]:
     headline = candidate.headline
-    low, high = found.interval_s(candidate.step_time_s)
-    cells = [str(number), _layout(candidate, request), f"{candidate.step_time_s:.4g}", f"{low:.3g} - {high:.3g}"]
+    low, high = found.interval_s(candidate)
+    interval = f"{low:.3g} - {high:.3g}" if math.isfinite(high) else "none"
+    cells = [str(number), _layout(candidate, request), f"{candidate.step_time_s:.4g}", interval]
     cells += [f"{headline.peak_memory_gib:.0f} of {headline.gpu_memory_gib:.0f}", f"{candidate.fits:.0%}"]
     cells.append(f"{headline.tflops_per_gpu:.0f}")
     hours = headline.gpu_hours(request.max_steps)
     return cells if price is None or hours is None else [*cells, f"{price.per_gpu_hour * hours:.2f}"]
 
 
-def _comparison(published: PublishedConfiguration) -> str:
+def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str:
     """Say how a published configuration compares with the fastest layout."""
     args = published.args
     sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in Sizes._fields if name != "et")
     sizes += " FSDP" * bool(args.use_megatron_fsdp)
+    sizes += f" in {args.compute_dtype}" * names_format
     if published.measured_s is None:
         line = f"{published.source}: {sizes}; predicted {published.step_time_s:.4g} s"
     else:
@@ -333,7 +339,7 @@ def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | No
         rank=number,
         args=args,
         step_time_s=candidate.step_time_s,
-        step_time_90_s=found.interval_s(candidate.step_time_s),
+        step_time_90_s=found.interval_s(candidate),
         peak_memory_gib=headline.peak_memory_gib,
         gpu_memory_gib=headline.gpu_memory_gib,
         fits=candidate.fits,
@@ -343,12 +349,20 @@ def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | No
     )
 
 
-def _write(found: Ranking, number: int, path: Path) -> None:
+def _pins(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the repositories that a base test pins, which go before those of a layout."""
+    return {"git_repos": base["git_repos"]} if base.get("git_repos") else {}
+
+
+def _write(found: Ranking, number: int, path: Path, base: Mapping[str, Any]) -> None:
     if number > len(found.best):
         raise BadInput(f"--write: there is no layout {number}; use 1 to {len(found.best)}")
     if path.exists():
         raise BadInput(f"--write: {path} exists; name another file, or remove it")
-    text = render_toml(found.best[number - 1].as_definition())
+    own = found.best[number - 1].as_definition()
+    text = render_toml(
+        {**own, **base, **own, "cmd_args": {**base.get("cmd_args", {}), **own["cmd_args"]}, **_pins(base)}
+    )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -3,31 +3,41 @@
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system, load_test_definition
-from cloudai_mbridge.models.loading.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions, LoadedTest
+from cloudai_mbridge.models.loading.loaded import (
+    HOOK_DIR,
+    ForeignSystem,
+    ForeignTemplate,
+    HookOptions,
+    LoadedTest,
+    naming_file,
+    with_path,
+)
 from cloudai_mbridge.models.loading.test_files import (
-    TEMPLATE_KEY,
     TestFiles,
     find_test_files,
     is_baseline,
     is_scenario,
     is_system,
+    template_of,
 )
 from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.run import plan_run
+from cloudai_mbridge.plan.supported import unlisted_partition
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
@@ -127,7 +137,7 @@ def _finding(path: Path, context: _Context) -> Finding:
     except ForeignSystem:
         return Finding(path, kind, True, str(read_toml(path).data["scheduler"]), is_foreign=True)
     except BadInput as error:
-        return Finding(path, kind, False, str(error))
+        return Finding(path, kind, False, with_path(path, str(error)))
 
 
 def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
@@ -141,7 +151,10 @@ def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
 
 def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if kind == "system":
-        return f"system {load_system(path).name!r}"
+        system = load_system(path)
+        if unlisted := unlisted_partition(system):
+            raise BadInput(f"{read_toml(path).where(('default_partition',))}: {unlisted.partition(': ')[2]}")
+        return f"system {system.name!r}"
     if kind == "scenario":
         return _verify_scenario(path, context)
     if kind == "policy":
@@ -150,12 +163,12 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
         from cloudai_mbridge.gate.baseline.read import load_baseline
 
         return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
-    if (template := read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)) != TEMPLATE:
-        raise ForeignTemplate(path, [str(template)])
+    if (template := template_of(read_toml(path))) != TEMPLATE:
+        raise ForeignTemplate(path, [template])
     definition = load_test_definition(path, context.warn)
     name = definition.name or "test"  # a name may be empty, an id not
     run = TestRun(id=name, test_name=name)
-    return f"test {_count(path, LoadedTest(run, definition), context)}"
+    return f"test {_count(path, LoadedTest(run, definition, path), context)}"
 
 
 def _verify_scenario(path: Path, context: _Context) -> str:
@@ -166,10 +179,15 @@ def _verify_scenario(path: Path, context: _Context) -> str:
     texts: dict[str, None] = {}
     for files in context.files.choices(named):
         loaded = load_scenario(path, files, context.warn, context.hooks)
-        texts["; ".join(_count(path, test, context) for test in loaded.tests)] = None
+        texts["; ".join(_counted(path, test, context) for test in loaded.tests)] = None
     several = {name: len(context.files.by_name.get(name, ())) for name in named}
     notes = [f"; {count} files define {name!r}, each was tried" for name, count in several.items() if count > 1]
     return f"scenario {data.get('name')!r}: {' or '.join(texts)}{''.join(notes)}"
+
+
+def _counted(path: Path, test: LoadedTest, context: _Context) -> str:
+    with naming_file(test):
+        return _count(path, test, context)
 
 
 def _describe_policy(path: Path) -> str:
@@ -186,13 +204,15 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
     definition, system = test.definition, context.system
     is_pinned = megatron_bridge_of(definition) is not None
     slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM
-    total = rejected = 0
+    total, rules = 0, Counter[str]()
+    rejected: list[tuple[Violation, ...]] = []
     seen: set[tuple[str, str]] = set()
     problems: dict[str, None] = {}
     for point in checked_points(SweepSpace(definition, test.run), system, pinned_by(definition, system, context.rules)):
         total += 1
         if point.violations:
-            rejected += 1
+            rejected.append(point.violations)
+            rules.update({violation.rule_id for violation in point.violations})
             continue
         resolved, args, recipe = point.resolve()
         if is_upstream(args):
@@ -204,4 +224,10 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
             training_config(recipe, args, definition.extra_cmd_args, core_release(system), lacking(system))
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
-    return f"{test.run.id!r} with {counted(total, 'point')}, {rejected} of them rejected by a rule"
+    if total and len(rejected) == total:
+        by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(rules.items()))
+        raise BadInput(
+            f"{path}: test {test.run.id!r}: every one of its {counted(total, 'point')} is rejected by a rule,"
+            f" so nothing would run: {by_rule}; the first: {rejected[0][0]}"
+        )
+    return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule"

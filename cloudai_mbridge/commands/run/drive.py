@@ -17,9 +17,9 @@ from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.verdict import Verdict
 
 
-def submit(console: SteadyConsole, prepared: pipeline.Prepared) -> int:
+def submit(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> int:
     """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
-    show_rejected(console, prepared.plan)
+    show_rejected(console, prepared.plan, in_full=all_rejected)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
     console.print_line(f"results: {root}")

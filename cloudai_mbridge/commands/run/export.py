@@ -45,6 +45,8 @@ def export(root: Path, target: str, output: Path | None, by: str) -> int:
     if output is not None:
         require_writable(output)
     table = read_table(root, by_point=by == "point")
+    if table.so_far:
+        click.echo(f"note: {visible(table.so_far)}", err=True)
     if target in _SERVICES:
         click.echo(visible(_SERVICES[target](table)))
         return OK

@@ -69,6 +69,9 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
     def notice(self, text: str) -> None:
         self._print(f"notice: {text}")
 
+    def stopping(self) -> None:
+        self.clock.is_stopping = True
+
     def tick(self) -> None:
         """Say where everything stands."""
         self._print(f"{counts_text(self.clock)}; {time_text(self.clock, time.time(), {})}")

@@ -17,9 +17,11 @@ from cloudai_mbridge.errors import OK, POINTS_FAILED
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
-from cloudai_mbridge.report import Report
+from cloudai_mbridge.report import Report, build_report
+from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.runner.lock import no_driver
+from cloudai_mbridge.runner.lock import reading
+from cloudai_mbridge.verdict import Verdict
 
 _FILES = (
     *(ROOT_FILES.report, ROOT_FILES.summary, ROOT_FILES.report_html, ROOT_FILES.markdown, ROOT_FILES.junit),
@@ -29,7 +31,10 @@ _FILES = (
 
 @dataclass(frozen=True)
 class ReportWritten:
-    """The reports of a run. succeeded: as the exit code says. counts: points by verdict. num_rejected: by rules."""
+    """The reports of a run. succeeded: as the exit code says. counts: points by verdict. num_rejected: by rules.
+
+    files: none while the run has unfinished points.
+    """
 
     path: Path
     succeeded: bool
@@ -47,19 +52,26 @@ class ReportWritten:
 @click.option("--hook-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its hooks.")
 @JSON
 def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, **_: Path | None) -> int:
-    """Judge a run's directory again and rewrite its reports."""
+    """Judge a run's directory again and rewrite its reports; show the results so far of a run that has not ended."""
     refuse_dry_run(result_dir, read_plan_data(result_dir))
     control.require_writable_run(result_dir)
     options = {"find_history": partial(_history_rows, history_file)} if history_file else {}
-    with no_driver(result_dir):
-        report = show_report(new_console(stderr=as_json), result_dir, **options)
+    console = new_console(stderr=as_json)
+    with reading(result_dir) as held_by:
+        if held_by:
+            report = build_report(result_dir, held_by)
+            console.print(render_ending(report, console.width), crop=False)
+            console.print_line("no report is written before the run has ended")
+        else:
+            report = show_report(console, result_dir, **options)
     if as_json:
         print_json(_written(result_dir, report))
     return OK if report.succeeded else POINTS_FAILED
 
 
 def _written(root: Path, report: Report) -> ReportWritten:
-    files = tuple(root / name for name in _FILES if (root / name).exists())
+    names = () if report.count(Verdict.UNFINISHED) else _FILES
+    files = tuple(root / name for name in names if (root / name).exists())
     return ReportWritten(root, report.succeeded, report.counts, report.num_rejected, files)
 
 

@@ -1,5 +1,6 @@
 """Where the runs of a scenario are, since when, and how long the rest may take."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -7,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean, median
 
+from cloudai_mbridge.estimate.headline import START_UP_S
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.runner.journal.rows import UNTRIED, Attempt, JournalEntry
 from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
@@ -52,12 +55,14 @@ class RunRow:
 class RunClock:
     """What is known of all runs: who is where, since when, and how long the rest may take.
 
-    started_at: when the whole began. Times are seconds of `time.time`.
+    started_at: when the whole began. Times are seconds of `time.time`. is_stopping: every job is being cancelled.
     """
 
     plan: ScenarioPlan
     started_at: float = field(default_factory=time.time)
     rows: dict[str, RunRow] = field(default_factory=dict)
+    is_stopping: bool = False
+    _most_gpu_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.rows = {run.key: RunRow(run) for run in self.plan.runs}
@@ -78,15 +83,21 @@ class RunClock:
             row.used_s = sum(_used_s(attempt) for attempt in entry.attempts)
             at = (last.ended_at if row.status.is_final else last.started_at) if last else None
             row.since = _seconds(at) if at else row.since or time.time()
+            ending = last.ending if last and not row.status.is_final else None
+            self.is_stopping |= ending is not None and ending.state == INTERRUPTED.state
 
     def saw(self, run: RunPlan, status: JobStatus, at: float | None = None) -> None:
-        """Note a run's state. at: since when it has it; default: now."""
+        """Note a run's state. at: since when it has it; default: now. A job that completes still holds its GPUs."""
         row, at = self.rows[run.key], time.time() if at is None else at
         if status.is_final and not (row.status and row.status.is_final):
             row.used_s += status.run_time_s if status.run_time_s is not None else self._running_s(row, at)
-        if row.status is None or row.status.state != status.state:
-            row.since = at
+        was, used_s = row.group, self._running_s(row, at)
+        has_changed = row.status is None or row.status.state != status.state
         row.status, row.verdict = status, ""
+        if was == "running" and row.group == "pending":  # the scheduler starts it again
+            row.used_s += used_s
+        if has_changed and not was == row.group == "running":
+            row.since = at
 
     def decided(self, run: RunPlan, verdict: str) -> None:
         self.rows[run.key].verdict = verdict
@@ -104,18 +115,21 @@ class RunClock:
         return max((row.since for row in rows if row.status != _SKIPPED), default=None)
 
     def gpu_hours(self, now: float) -> float:
+        """Return what all attempts have used. It never falls, although a job's own time may be less than was seen."""
         seconds = ((row.used_s + self._running_s(row, now)) * row.run.world_size for row in self.rows.values())
-        return sum(seconds) / 3600
+        self._most_gpu_s = max(self._most_gpu_s, sum(seconds))
+        return self._most_gpu_s / 3600
 
     def left_s(self, now: float, steps: Mapping[str, tuple[int, float]]) -> float | None:
-        """Return about how long the rest takes, None if there is nothing to tell from, or a search decides.
+        """Return about how long the rest takes; None before a run has ended, while all are cancelled, and in a search.
 
-        steps: of running runs, by key: the last step, and the seconds of one. What was predicted is corrected by what
-        has run; without predictions, runs are taken to last as long as those that have ended.
+        steps: of running runs, by key: the last step, and the seconds of one. What was predicted, with the start-up, is
+        corrected by what has run; without predictions, runs are taken to last as long as those that have ended. None
+        is taken to last longer than its time limit.
         """
-        if any(run.search is not None for run in self.plan.runs):
-            return None
         ended = [row for row in self.rows.values() if row.group == "done" and row.used_s]
+        if not ended or self.is_stopping or any(run.search is not None for run in self.plan.runs):
+            return None
         ratios = [row.used_s / expected for row in ended if (expected := _predicted_s(row.run))]
         left = []
         for row in self.rows.values():
@@ -124,15 +138,12 @@ class RunClock:
             expected = _predicted_s(row.run)
             if expected is not None and ratios:
                 expected *= median(ratios)
-            elif ended:
+            else:
                 expected = fmean(each.used_s for each in ended)
             done, step_s = steps.get(row.run.key, (0, 0.0))
-            if done and row.run.num_steps:
-                left.append(max(0.0, (row.run.num_steps - done) * step_s))
-            elif expected is None:
-                return None
-            else:
-                left.append(max(0.0, expected - self._running_s(row, now)))
+            running_s, most_s = self._running_s(row, now), row.run.time_limit_s or math.inf
+            rest_s = (row.run.num_steps - done) * step_s if done and row.run.num_steps else expected - running_s
+            left.append(max(0.0, min(rest_s, most_s - running_s)))
         at_once = max(1, self.counts["running"])
         return max(max(left, default=0.0), sum(left) / at_once)
 
@@ -158,7 +169,7 @@ def _seconds(at: str | None) -> float:
 
 def _predicted_s(run: RunPlan) -> float | None:
     step_s = (run.predicted or {}).get("step_time_s")
-    return step_s * run.num_steps if step_s and run.num_steps else None
+    return START_UP_S + step_s * run.num_steps if step_s and run.num_steps else None
 
 
 def counts_text(clock: RunClock) -> str:

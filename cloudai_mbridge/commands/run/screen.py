@@ -62,6 +62,9 @@ class Screen(AbstractContextManager["Screen"]):
     def notice(self, text: str) -> None:
         self._console.print(Text(f"notice: {visible(text)}"))
 
+    def stopping(self) -> None:
+        self.clock.is_stopping = True
+
     def render(self) -> RenderableType:
         """Return what is to be seen now."""
         with self._lock:
@@ -78,11 +81,13 @@ class Screen(AbstractContextManager["Screen"]):
             return Group(*map(_cut, (title, counts)), self._table(shown), _cut(Text(left_out, style="dim")))
 
     def _choose(self, rows: list[RunRow], now: float, room: int) -> tuple[list[RunRow], str]:
-        """Return the rows to show: what runs, failed, has just ended, is queued; and words for the rest."""
+        """Return the rows to show: what runs, failed, has just ended, is queued; and words for the rest.
+
+        What runs and is queued stands in the plan's order, the next one first; the others begin with the last.
+        """
         latest = sorted(rows, key=lambda row: -row.since)
-        running, failed, queued = (
-            [row for row in latest if row.group == name] for name in ("running", "failed", "pending")
-        )
+        running, queued = ([row for row in rows if row.group == name] for name in ("running", "pending"))
+        failed = [row for row in latest if row.group == "failed"]
         just = [row for row in latest if row.group == "done" and now - row.since < _JUST_S]
         num_failed = min(len(failed), max(room // 3, room - len(running)))
         num_running = min(len(running), room - num_failed)

@@ -8,7 +8,7 @@ import click
 
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON
+from cloudai_mbridge.commands.options import JSON, REJECTED
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -16,7 +16,7 @@ from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.formats.text import render_point
 from cloudai_mbridge.report.model import PointReport
-from cloudai_mbridge.runner.lock import no_driver
+from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
 _MOST_NAMED = 5
@@ -25,12 +25,13 @@ _MOST_NAMED = 5
 @click.command()
 @run_argument("root")
 @click.argument("point", required=False)
+@REJECTED
 @JSON
-def show(root: Path, point: str | None, as_json: bool) -> int:
+def show(root: Path, point: str | None, as_json: bool, all_rejected: bool) -> int:
     """Show every point of a run, or all about one POINT: its key, its label, or a part that no other point has."""
     refuse_dry_run(root, read_plan_data(root))
-    with no_driver(root):
-        report = build_report(root)
+    with reading(root) as held_by:
+        report = build_report(root, held_by)
     if point is not None:
         report = replace(report, points=tuple(_find(report.points, point.strip("/"), root)))
     if as_json:
@@ -38,7 +39,7 @@ def show(root: Path, point: str | None, as_json: bool) -> int:
         print_json(data if point is None else {"points": data["points"]})
         return OK
     console = new_console()
-    console.print(render_table(report))
+    console.print(render_table(report, all_rejected=all_rejected or point is not None))
     for each in report.points if point is not None else ():
         if each.verdict is not Verdict.REJECTED:
             console.print_line(f"\n{each.key}\n{render_point(each, root)}")

@@ -6,7 +6,7 @@ import click
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.options import request_of, scenario_options
+from cloudai_mbridge.commands.options import REJECTED, request_of, scenario_options
 from cloudai_mbridge.commands.run.drive import submit
 
 
@@ -14,9 +14,10 @@ from cloudai_mbridge.commands.run.drive import submit
 @scenario_options(output_dir=True)
 @click.option("--max-parallel", type=click.IntRange(min=1), help="Runs active at a time; default: the scenario's.")
 @click.option("--fail-fast", is_flag=True, help="Stop everything at the first run that fails.")
-def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
+@REJECTED
+def run(max_parallel: int | None, fail_fast: bool, all_rejected: bool, **options: Any) -> int:
     """Check, submit, watch and report all points of a scenario."""
     console = new_console()
     overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
     prepared = pipeline.plan(request_of(options), {k: v for k, v in overrides.items() if v is not None})
-    return submit(console, prepared)
+    return submit(console, prepared, all_rejected=all_rejected)

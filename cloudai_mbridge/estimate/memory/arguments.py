@@ -9,6 +9,7 @@ from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
+from cloudai_mbridge.recipes.launcher_arguments import OPTIMIZERS
 from cloudai_mbridge.recipes.load import Recipe
 
 # Megatron-Bridge's launcher says lora until 0.5, and peft since
@@ -26,7 +27,7 @@ def layout_of(
     """
     precision = _precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED
-    is_split = bool(recipe.default("optimizer", "use_distributed_optimizer"))
+    is_split = bool(recipe.default("optimizer", "use_distributed_optimizer")) or _has_muon(recipe)
     has_own_state = is_split and precision is not Precision.FP8_DS
     gpu = gpu or args.gpu_type.lower()
     given: dict[str, Any] = {
@@ -35,6 +36,8 @@ def layout_of(
         "optimizer_bytes": _optimizer_bytes(recipe) if has_own_state else MASTER_WEIGHTS,
         **_weights(precision, gpu),
     }
+    if (gathers := recipe.default("mixed_precision", "fp8_param_gather")) is not None:
+        given["fp8_param_gather"] = gathers
     if is_upstream:
         given = _upstream(args, recipe, precision, gpu)
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
@@ -60,7 +63,7 @@ def layout_of(
         cuda_graph=_cuda_graph(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
         adapters_only=args.task in ADAPTER_TASKS,
-        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances or 1,
+        num_distributed_optimizer_instances=_instances(args, recipe),
         **given,
     )
 
@@ -75,11 +78,24 @@ def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
 def _optimizer_bytes(recipe: Recipe) -> int:
     """Return the bytes per weight beside bf16 weights: a 32-bit copy, and two moments in the recipe's types.
 
+    Muon has one moment, in 32 bits, of the matrices: nearly all weights.
     Megatron-Core keeps the copy also with `use_precision_aware_optimizer`, as the number format's recipe leaves
     `optimizer.fp8_recipe` at "tensorwise". Seen on an H200.
     """
+    if _has_muon(recipe):
+        return MASTER_WEIGHTS - 4
     moments = (recipe.default("optimizer", name) for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
     return MASTER_WEIGHTS - 2 * sum(moment is not None for moment in moments)
+
+
+def _has_muon(recipe: Recipe) -> bool:
+    """Return whether the recipe's preset trains with distributed Muon, whose state is split without that of Adam."""
+    return bool(recipe.default("optimizer", "optimizer") == OPTIMIZERS["muon"])
+
+
+def _instances(args: ResolvedCmdArgs, recipe: Recipe) -> int:
+    own = recipe.default("ddp", "num_distributed_optimizer_instances") if args.use_megatron_fsdp else None
+    return args.num_distributed_optimizer_instances or own or 1
 
 
 def _precision(name: str) -> Precision:

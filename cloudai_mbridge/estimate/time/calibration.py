@@ -3,13 +3,14 @@
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.estimate.cluster import ClusterFactors, StepFactors
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.coefficients import Powers, Setting, age, powers, trained_fraction
 from cloudai_mbridge.estimate.time.parts import Parts
 
@@ -44,31 +45,56 @@ class HeldOutError:
     """Median absolute error on published rows whose configuration was not in the fit.
 
     recipe: None where the recipe is not among them; the error is then of rows whose whole model was held out.
-    is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
+    median: the larger of that of the recipe's rows and that of all rows of the GPU and number format; infinite where
+    no row is of these. is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
+    device: GPU and number format. device_rows, own_rows: published rows of these, and how many are of the recipe.
     """
 
     recipe: str | None
     num_rows: int
     median: float
     is_of_cluster: bool = False
+    device: str = ""
+    device_rows: int = 0
+    own_rows: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured on the GPU in the number format."""
+        return math.isfinite(self.median)
 
     def __str__(self) -> str:
         """Say it in a line."""
         if self.is_of_cluster:
             return f"calibrated: median error {100 * self.median:.0f} % on {self.num_rows} measured points, held out"
-        of = f"{self.num_rows} published rows of {self.recipe}" if self.recipe else "models that were not calibrated on"
-        return f"median error {100 * self.median:.0f} % on {of}, held out"
+        if not self.is_known:
+            return f"accuracy: none, as no published row is of {self.device}"
+        rows, own = f"{self.device_rows} published rows of {self.device}", self.own_rows or "none"
+        return f"median error {100 * self.median:.0f} % on {rows}, {own} of this recipe, held out"
+
+
+@dataclass(frozen=True)
+class DeviceError:
+    """Median absolute error on all published rows of a GPU in a number format. recipes: rows of each."""
+
+    num_rows: int
+    median: float
+    recipes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All coefficients by name, the newest container, and the errors on held-out rows."""
+    """All coefficients by name, the newest container, and the errors on held-out rows.
+
+    errors: by recipe. device_errors: of all recipes, by GPU and number format.
+    """
 
     coefficients: Mapping[str, Coefficient]
     newest_container: str
     source: str
     errors: Mapping[str, HeldOutError]
     new_model_error: HeldOutError
+    device_errors: Mapping[tuple[str, str], DeviceError]
 
     def part_coefficients(self, setting: Setting) -> tuple[float, ...]:
         """Return the coefficient of every part, in order."""
@@ -78,11 +104,17 @@ class Calibration:
             for part in Parts._fields
         )
 
-    def error_of(self, recipe: str, measured: ClusterFactors | None = None) -> HeldOutError:
-        """Return the error to expect for a recipe, on a cluster of these factors."""
+    def error_of(
+        self, recipe: str, gpu: str, precision: Precision, measured: ClusterFactors | None = None
+    ) -> HeldOutError:
+        """Return the error to expect for a recipe on a GPU in a number format, on a cluster of these factors."""
         if measured is not None and measured.step_time != StepFactors():
             return HeldOutError(None, measured.points, measured.held_out.calibrated, is_of_cluster=True)
-        return self.errors.get(recipe, self.new_model_error)
+        error, device = self.errors.get(recipe, self.new_model_error), f"{gpu} in {precision}"
+        if (there := self.device_errors.get((gpu, str(precision)))) is None:
+            return replace(error, median=math.inf, device=device)
+        median, own = max(error.median, there.median), there.recipes.get(recipe, 0)
+        return replace(error, median=median, device=device, device_rows=there.num_rows, own_rows=own)
 
     def _logarithm(self, product: Powers) -> float:
         return sum(exponent * self.coefficients[name].logarithm for name, exponent in product)
@@ -105,4 +137,11 @@ def parse_calibration(data: Mapping[str, Any]) -> Calibration:
         source=data["source"],
         errors=MappingProxyType(errors),
         new_model_error=HeldOutError(None, **held_out["new_model"]),
+        device_errors=MappingProxyType(
+            {
+                (gpu, precision): DeviceError(**table)
+                for gpu, formats in held_out.get("by_gpu", {}).items()
+                for precision, table in formats.items()
+            }
+        ),
     )

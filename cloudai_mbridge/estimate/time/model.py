@@ -58,12 +58,13 @@ class StepTime:
 class TimeModel:
     """Step times of one model on one GPU type in one precision, for any number of layouts.
 
-    held_out_error: how wrong it was on published rows of this recipe that it had not seen.
+    held_out_error: how wrong it was on published rows of this recipe, GPU and number format that it had not seen.
     """
 
     def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
         measured = device.gpu.measured
-        self.held_out_error: HeldOutError = calibration.error_of(setting.model.recipe, measured)
+        recipe, gpu = setting.model.recipe, setting.gpu.name
+        self.held_out_error: HeldOutError = calibration.error_of(recipe, gpu, setting.precision, measured)
         self._setting, self._device, self._calibration = setting, device, calibration
         self._coefficients = calibration.part_coefficients(setting)
         self._launch = calibration.coefficients["launches"].value

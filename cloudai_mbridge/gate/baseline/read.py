@@ -103,8 +103,12 @@ def _round(value: float, digits: int) -> float:
 
 
 _FACTS = ("device", "driver", "cuda", "nccl", "python")
-_TABLES: Mapping[str, tuple[str, ...]] = {"git": ("commit", "dirty"), "image": ("name", "digest")}
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    **{"git": ("commit", "dirty"), "benchmark": ("commit", "dirty"), "image": ("name", "digest")}
+}
+_NAMED = ("packages", "variables")  # tables whose names are not known beforehand
 _LONGEST = 1000  # characters
+_SEVERAL = "(several values)"
 _LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
 
 
@@ -119,17 +123,21 @@ def summarize_environments(environments: Sequence[Mapping[str, Any]]) -> tuple[d
             table[path[-1]] = facts[0][path]
         else:
             differing.append(".".join(path))
+    if all(isinstance(environment.get("variables"), Mapping) for environment in environments):
+        several = {path[1]: _SEVERAL for fact in facts for path in fact if path[0] == "variables"}
+        common["variables"] = several | common.get("variables", {})
     notes = [f"the runs differ in {', '.join(differing)}, which is left out of the environment"] if differing else []
     return common, notes
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Return what is known and may be kept, by its path; anything else in a report stays there."""
-    packages = _mapping(environment.get("packages"))
     found: dict[tuple[str, ...], Any] = {(name,): environment.get(name) for name in _FACTS}
     for table, names in _TABLES.items():
         found |= {(table, name): _mapping(environment.get(table)).get(name) for name in names}
-    found |= {("packages", str(name)): packages[name] for name in sorted(packages, key=str)}
+    for table in _NAMED:
+        named = _mapping(environment.get(table))
+        found |= {(table, str(name)): named[name] for name in sorted(named, key=str)}
     found = {path: _clean(value) for path, value in found.items() if _is_fact(value)}
     repositories = environment.get("repositories")
     if isinstance(repositories, list) and repositories:

@@ -34,6 +34,8 @@ from cloudai_mbridge.gate.statistics.comparison import adjust
 # The last digits of Megatron-Bridge's lines
 _DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 1
 
+_NOT_SET = "(not set)"
+
 
 def judge_results(
     policy: GatePolicy,
@@ -247,10 +249,18 @@ def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
     changes: dict[str, Any] = {}
     for found in matches:
         if found.reference is not None and found.runs is not None and found.runs.good:
-            old, new = flatten(found.reference.environment), flatten(found.runs.good[0].environment)
-            known = {name: pair for name, pair in changed(old, new).items() if None not in pair}
-            changes = known | changes
+            changes = _new_facts(found.reference.environment, found.runs.good[0].environment) | changes
     return changes
+
+
+def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs of what both know. Where both know the variables, one that is missing was not set."""
+    know_variables = isinstance(old.get("variables"), Mapping) and isinstance(new.get("variables"), Mapping)
+    return {
+        name: tuple(_NOT_SET if value is None else value for value in pair)
+        for name, pair in changed(flatten(old), flatten(new)).items()
+        if None not in pair or (know_variables and name.startswith("variables."))
+    }
 
 
 def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -98,22 +98,24 @@ def runs_on_nodes(
     campaign's round. rounds: (source, run key) -> round.
     """
     originals, ids = Originals(), set[str]()
-    found, failed, unknown = [], 0, 0
+    found, unknown = [], 0
+    left_out: Counter[str] = Counter()
     for run in results:
         value = METRICS[PRIMARY].of(run)
         if run.run_id in ids or originals.of(run) is not None:
             continue
         ids.add(run.run_id)
         originals.add(run)
-        if why_not(run) or value is None:
-            failed += 1
+        reason = why_not(run)
+        if reason or value is None:
+            left_out[(reason or "it has no step time") if run.is_success else "failed"] += 1
         elif not run.nodes:
             unknown += 1
         else:
             number = (rounds or {}).get((run.source, f"{run.point}/{run.iteration}"), 0)
             point = f"{run.point}\n{run.comparability_id}"
             found.append(NodeRun(f"{run.source}\n{point}\n{number}", run.nodes, value[0], point, run.source, number))
-    notes = [f"{counted(failed, 'run')} failed, which says nothing of a node's speed"] if failed else []
+    notes = [f"{counted(count, 'run')} left out: {reason}" for reason, count in left_out.items()]
     notes += [f"the nodes of {counted(unknown, 'run')} are unknown"] if unknown else []
     return found, notes
 

@@ -6,7 +6,9 @@ import shutil
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-_PACKAGES = ("torch", "megatron-core", "transformer-engine", "triton", "numpy", "apex", "flash-attn")
+from cloudai_mbridge.gpu_check.kit import MUON
+
+_PACKAGES = ("torch", "megatron-core", "transformer-engine", "triton", "numpy", "apex", "flash-attn", MUON)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Decide what Megatron-Bridge's own launcher is passed for a point."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -195,6 +196,8 @@ def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) 
     params = [f"{name}={value}" for name, value in named.items() if value]
     if system.asks_for_gpus:
         params = [f"gpus-per-node={gpus_per_node}", f"gres=gpu:{gpus_per_node}", *params]
+    for option in system.extra_sbatch_args:
+        params.append(_from_sbatch_arg(f"system {system.name!r}", option))
     params += _from_srun_args(f"system {system.name!r}", system.extra_srun_args)
     params += _from_srun_args(f"test {run.id!r}", run.extra_srun_args)
     for param in params:
@@ -203,6 +206,17 @@ def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) 
         if "\\" in param:
             raise BadInput(f"test {run.id!r}: {param!r} cannot reach Slurm: sbatch drops the backslash; remove it")
     return tuple(params)
+
+
+def _from_sbatch_arg(where: str, option: str) -> str:
+    """Turn `--k v`, `--k=v` and bare `--k` into k=v and k."""
+    found = re.fullmatch(r"--([\w-]+)(?:(?:=|\s+)(.*))?", option.strip())
+    if not found:
+        raise BadInput(
+            f"{where}: extra_sbatch_args: {option!r} cannot reach the upstream launcher;"
+            " write long options, --name=value"
+        )
+    return found[1] if found[2] is None else f"{found[1]}={found[2]}"
 
 
 def _from_srun_args(where: str, text: str | None) -> Iterator[str]:

@@ -45,7 +45,8 @@ def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -
         env[CONNECTIONS] = str(connections(args, gpu) or env[CONNECTIONS])
     if args.use_megatron_fsdp and env[CONNECTIONS] == "1":  # refused there: rule M24
         env[CONNECTIONS] = "32"
-    _without_graphs(env, args)
+    if preset.values.get("cuda_graph_impl") not in (None, "none"):
+        _without_graphs(env, args)
     _user_buffers(env, args, preset.values)
     if _DOMAIN_RANKS in env:
         env[_DOMAIN_RANKS] = str(min(args.ep or 1, int(env[_DOMAIN])))

@@ -76,7 +76,7 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
     if args.launcher is not Launcher.MEGATRON_BRIDGE:
         return f"the embedded loop takes presets of {newest_release().version} without being asked"
     if release is None:
-        return "the pinned commit is of no known release of Megatron-Bridge"
+        return "[[git_repos]] pins no known release of Megatron-Bridge"
     if args.use_recipes:
         return "use_recipes = true takes a library recipe instead of a performance preset"
     request = _request(args)

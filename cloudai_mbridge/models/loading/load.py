@@ -18,7 +18,7 @@ from cloudai_mbridge.models.loading.loaded import (
     LoadedScenario,
     LoadedTest,
 )
-from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY, TestFiles, find_test_files, is_scenario, is_system
+from cloudai_mbridge.models.loading.test_files import TestFiles, find_test_files, is_scenario, is_system, template_of
 from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.scenario import Scenario, TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -83,8 +83,8 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
     scenario = validate(Scenario, source.data, source)
     bases, missing = _find_bases(scenario, source, files)
     templates = {
-        i: str(bases[i].data.get(TEMPLATE_KEY, TEMPLATE) if i in bases else run.test_template_name)
-        for i, run in enumerate(scenario.tests)
+        i: template_of(bases[i]) if i in bases else template_of(source, ("Tests", i))
+        for i in range(len(scenario.tests))
         if i not in missing
     }
     foreign = {scenario.tests[i].id: template for i, template in templates.items() if template != TEMPLATE}
@@ -182,7 +182,7 @@ def _node_check(name: str, source: TomlSource, files: TestFiles, warn: Warn | No
         tests = f"; of the tests, did you mean {near[0]!r}?" if near else ""
         raise BadInput(f"{where}: {_no_hook(name, hook_dir)}{tests}")
     base = files.find(name, where)
-    return LoadedTest(TestRun(id="pre_test", test_name=name), _definition(base.data, base, warn))
+    return LoadedTest(TestRun(id="pre_test", test_name=name), _definition(base.data, base, warn), base.path)
 
 
 def _no_hook(name: str, directory: Path) -> str:
@@ -197,12 +197,12 @@ def _load_test(index: int, run: TestRun, source: TomlSource, base: TomlSource | 
     prefix = ("Tests", index)
     overrides = _known(run.overrides(), source, prefix, warn)
     if base is None:
-        return LoadedTest(run, validate(MegatronBridgeTestDefinition, overrides, source, prefix))
+        return LoadedTest(run, validate(MegatronBridgeTestDefinition, overrides, source, prefix), source.path)
     data = _known(base.data, base, (), warn)
     definition = validate(MegatronBridgeTestDefinition, data, base)
     if overrides:
         definition = validate(MegatronBridgeTestDefinition, _merge(data, overrides), source, prefix)
-    return LoadedTest(run, definition)
+    return LoadedTest(run, definition, base.path)
 
 
 def _definition(data: dict[str, Any], source: TomlSource, warn: Warn | None) -> MegatronBridgeTestDefinition:

@@ -1,6 +1,7 @@
 """What loading a scenario returns, and the options for its hooks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,29 @@ class ForeignTemplate(BadInput):
 
 @dataclass(frozen=True)
 class LoadedTest:
-    """A scenario's entry with its complete definition."""
+    """A scenario's entry with its complete definition. path: the file of its definition."""
 
     run: TestRun
     definition: MegatronBridgeTestDefinition
+    path: Path | None = None
+
+
+def with_path(path: Path | None, text: str) -> str:
+    """Return a message whose every line names a file: this one where it names none."""
+    lines = (
+        line if path is None or ".toml" in line.partition(": ")[0] else f"{path}: {line}" for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
+@contextmanager
+def naming_file(test: LoadedTest) -> Iterator[None]:
+    """Let what is wrong with a test name its file."""
+    try:
+        yield
+    except BadInput as error:
+        error.args = (with_path(test.path, str(error)),)
+        raise
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,19 @@
 """The test TOMLs of a directory, by the name of the test."""
 
+import difflib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, shown
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.test_definition import TEMPLATE
 
 TEMPLATE_KEY = "test_template_name"
+_ALIKE = 0.85  # of spellings; MegatronRun, the nearest of CloudAI's, is at 0.64
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,19 @@ class TestFiles:
         for i in range(max(map(len, several.values()), default=1)):
             chosen = {name: [found[min(i, len(found) - 1)]] for name, found in several.items()}
             yield TestFiles(self.directory, {**self.by_name, **chosen})
+
+
+def template_of(source: TomlSource, prefix: tuple[str | int, ...] = ()) -> str:
+    """Return the template of a test, at `prefix` of a file. BadInput: it is this tool's, misspelt."""
+    test: Any = source.data
+    for part in prefix:
+        test = test[part]
+    template = str(test.get(TEMPLATE_KEY, TEMPLATE))
+    ours, own = (re.sub(r"[\W_]", "", name).lower() for name in (TEMPLATE, template))
+    if template != TEMPLATE and difflib.SequenceMatcher(None, own, ours).ratio() > _ALIKE:
+        where = source.where((*prefix, TEMPLATE_KEY))
+        raise BadInput(f"{where}: {shown(template)} is unknown; did you mean {TEMPLATE!r}?")
+    return template
 
 
 def is_system(source: TomlSource) -> bool:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.files.names import label
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.results.values import PRIMARY
 
@@ -56,10 +57,16 @@ def sentence(point: PointVerdict, name: str) -> str:
         own = metric.words.removeprefix(name)
         return f"{name}: {own}" if own == metric.words else f"{name}{own.partition(' (')[0]}"
     values = f"{metric.baseline:.4g} -> {metric.value:.4g} {metric.unit}".rstrip()
-    amount = f"{100 * abs(metric.change):.1f} %"
-    if metric.metric == PRIMARY:
-        return f"{name} is {amount} {'slower' if metric.change > 0 else 'faster'}: {values}"
-    return f"{metric.metric} of {name} is {amount} {'higher' if metric.change > 0 else 'lower'}: {values}"
+    more, less = ("slow", "fast") if metric.metric == PRIMARY else ("high", "low")
+    subject = name if metric.metric == PRIMARY else f"{metric.metric} of {name}"
+    return f"{subject} is {_amount(metric.change, more, less)}: {values}"
+
+
+def _amount(change: float, more: str, less: str) -> str:
+    """Return "9.1 % slower"; of what has doubled, "2.5 times as slow". more, less: adjectives."""
+    if change >= 1:
+        return f"{1 + change:.2g} times as {more}" if change < 99 else f"{1 + change:.0f} times as {more}"
+    return f"{100 * abs(change):.1f} % {more if change > 0 else less}er"
 
 
 def verdict_text(point: PointVerdict) -> str:
@@ -114,6 +121,13 @@ def _size(point: PointVerdict) -> float:
 
 
 def _short_names(points: Sequence[PointVerdict]) -> dict[str, str]:
-    """Return the points' names, without the test's where there is only one test."""
-    tests = {point.point.partition("/")[0] for point in points}
-    return {p.point: p.point.partition("/")[2] or p.point if len(tests) == 1 else p.point for p in points}
+    """Return the points' names, without the test's where there is only one test; a test's only point is the test."""
+    tests = Counter(point.point.partition("/")[0] for point in points)
+    return {point.point: _short_name(point.point, tests) for point in points}
+
+
+def _short_name(point: str, tests: Mapping[str, int]) -> str:
+    test, _, name = point.partition("/")
+    if name == label({}) and tests[test] == 1:
+        return test
+    return name or point if len(tests) == 1 else point

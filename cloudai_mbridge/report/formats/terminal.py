@@ -21,7 +21,10 @@ _STYLE = {
     Verdict.REJECTED: "yellow",
     Verdict.SKIPPED: "yellow",
     Verdict.CANCELLED: "yellow",
+    Verdict.UNFINISHED: "cyan",
 }
+_WITHOUT_A_JOB = (Verdict.FAILED, Verdict.SKIPPED, Verdict.UNFINISHED)
+_MOST_REJECTED = 12  # rows
 _MOST_ALIKE = 3  # rows of runs that did not run, for the same reason; more are one line
 _SCREEN, _FEWEST_ROWS = 24, 5  # lines
 _FIXED = 7  # the table's head, what it leaves out, the files, the prompt
@@ -53,8 +56,11 @@ def render_ending(report: Report, width: int) -> RenderableType:
     return Group(*above, *below)
 
 
-def render_table(report: Report) -> RenderableType:
-    """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones."""
+def render_table(report: Report, *, all_rejected: bool = True) -> RenderableType:
+    """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones.
+
+    all_rejected: False counts more than a few rejected points by rule.
+    """
     table = Table(title=_text(f"{report.scenario} on {report.system}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("verdict")
@@ -65,8 +71,9 @@ def render_table(report: Report) -> RenderableType:
     several_runs = any(point.iteration for point in report.points)
     alike = _alike(report.points)
     folded = {point.key for points in alike for point in points}
+    by_rule = not all_rejected and report.count(Verdict.REJECTED) > _MOST_REJECTED
     for point in report.points:
-        if point.key in folded:
+        if point.key in folded or (by_rule and point.verdict is Verdict.REJECTED):
             continue
         name = f"{point.test_id}/{point.label}" if several_tests else point.label
         if several_runs and point.verdict is not Verdict.REJECTED:
@@ -75,6 +82,7 @@ def render_table(report: Report) -> RenderableType:
     return Group(
         table,
         *map(_folded, alike),
+        *([_text(f"rejected: {rejected_text(report)}; --rejected lists them", "yellow")] if by_rule else []),
         *_evidence(report),
         *map(_text, report.notes),
         *(_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
@@ -119,10 +127,10 @@ def _left_out(report: Report) -> Iterator[Text]:
 
 
 def _alike(points: Iterable[PointReport]) -> list[list[PointReport]]:
-    """Return the groups of many runs that were cancelled, or never submitted, for the same reason."""
+    """Return the groups of many runs that were cancelled, never submitted, or wait, for the same reason."""
     groups: dict[tuple[Any, ...], list[PointReport]] = {}
     for point in points:
-        was_never_submitted = not point.attempts and point.verdict in (Verdict.FAILED, Verdict.SKIPPED)
+        was_never_submitted = not point.attempts and point.verdict in _WITHOUT_A_JOB
         if was_never_submitted or point.verdict is Verdict.CANCELLED:
             groups.setdefault((point.verdict, point.reasons), []).append(point)
     return [group for group in groups.values() if len(group) > _MOST_ALIKE]

@@ -1,5 +1,6 @@
 """Text that is safe to show; report.txt: per run as CloudAI writes it, and a summary of the whole."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
 LONGEST = 2000
+_MOST, _MOST_PLACES = 1e9, 6
 
 
 def visible(text: str) -> str:
@@ -94,7 +96,19 @@ def count_text(report: Report) -> str:
 
 
 def spread_text(s: Statistic | None) -> str:
-    return "not measured" if s is None else f"{s.mean:.4g} ±{s.std:.2g}"
+    return "not measured" if s is None else with_error(s.mean, s.std)
+
+
+def with_error(value: float, error: float) -> str:
+    """Return "5.190 ±0.031" or "310 ±120": an error with two digits, and the value to the same place."""
+    if not (math.isfinite(value) and math.isfinite(error)) or max(abs(value), abs(error)) >= _MOST or error < 0:
+        return f"{value:.4g} ±{error:.2g}"
+    if error == 0:
+        return f"{value:.4g} ±0"
+    place = math.floor(math.log10(float(f"{error:.1e}"))) - 1
+    if place < -_MOST_PLACES:  # far below what is measured
+        return f"{value:.4g} ±{error:.1g}"
+    return " ±".join(f"{round(number, -place):.{max(0, -place)}f}" for number in (value, error))
 
 
 def evidence_title(point: PointReport) -> str:

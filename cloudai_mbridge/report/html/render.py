@@ -13,6 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.plan import ROOT_FILES
@@ -84,9 +86,17 @@ def render_report_file(
         return render_html(report, gate=gate, nodes=nodes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise BadInput(
-            f"{file}: lacks a part that the page shows ({type(error).__name__}: {error}); write it again"
+            f"{file}: lacks a part that the page shows ({_first_mistake(error)}); write it again"
             " with `mbridge generate-report --result-dir DIR`"
         ) from None
+
+
+def _first_mistake(error: Exception) -> str:
+    """Return what is wrong in a line: pydantic says more than a person needs."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {error}"
 
 
 def page_script() -> str:

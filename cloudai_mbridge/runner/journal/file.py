@@ -9,6 +9,7 @@ from pathlib import Path
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure, shown
 from cloudai_mbridge.files.disk import free_space
 from cloudai_mbridge.files.regular import copy_regular
+from cloudai_mbridge.files.run_files import ROOT_FILES
 
 # Raise it with every change of the tables, or of what a JSON column may hold. Files without a version (0) are as of 1.
 JOURNAL_VERSION = 1
@@ -44,7 +45,10 @@ PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
 """
 _TABLES = {"runs", "attempts", "nodes", "events", "facts"}
-_RESTORE = "restore it from a backup, or run the scenario again (jobs that still run: squeue --me)"
+_RESTORE = (
+    "restore it from a backup, or move it and its -wal and -shm files away: mbridge resume rebuilds it from"
+    f" {ROOT_FILES.submissions} (jobs that still run: squeue --me)"
+)
 _OF_THE_MACHINE = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),

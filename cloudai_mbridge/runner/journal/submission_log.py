@@ -3,10 +3,11 @@
 The journal says more, but it is one file that a copy, a full disk or a hand can take away while its jobs run.
 """
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -16,14 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch.claim import SIXTEEN_HEX
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.runner.journal.rows import JournalEntry
 
 _MOST_ATTEMPTS = 1 << 31
 
 
 @dataclass(frozen=True)
 class LoggedAttempt:
-    """An attempt as the log has it. host: of the process that submitted it, "" if the log does not say.
+    """An attempt as the log has it.
 
+    host: of the process that submitted it, root: the run's directory at that time; "" if the log does not tell.
     is_doubtful: it was given up without proof that nothing was submitted.
     """
 
@@ -31,6 +34,7 @@ class LoggedAttempt:
     number: int
     token: str
     host: str = ""
+    root: str = ""
     is_withdrawn: bool = False
     is_doubtful: bool = False
 
@@ -42,6 +46,7 @@ class _Line(BaseModel):
 
     token: Annotated[str, Field(pattern=rf"\A{SIXTEEN_HEX}\z")]
     host: str = ""
+    root: str = ""
     attempts: list[tuple[str, Annotated[int, Field(gt=0, lt=_MOST_ATTEMPTS)]]] = []
     withdrawn: list[str] = []
     is_doubtful: Any = False
@@ -56,7 +61,8 @@ class SubmissionLog:
 
     def submitting(self, token: str, attempts: Iterable[tuple[str, int]]) -> None:
         """Write down what is about to be submitted. OSError: it cannot be written; nothing may be submitted then."""
-        self._append({"token": token, "host": socket.gethostname(), "attempts": list(attempts)})
+        place = {"host": socket.gethostname(), "root": str(self._path.parent.resolve())}
+        self._append({"token": token, **place, "attempts": list(attempts)})
 
     def withdrawn(self, token: str, keys: Iterable[str], *, is_doubtful: bool) -> None:
         """Write down that attempts were given up, since nothing seems to have been submitted."""
@@ -71,11 +77,31 @@ class SubmissionLog:
         for line in filter(None, self._lines()):
             token = line.token
             for key, number in line.attempts:
-                attempts[token, key] = LoggedAttempt(key, number, token, line.host)
+                attempts[token, key] = LoggedAttempt(key, number, token, line.host, line.root)
             for key in line.withdrawn:
                 if (known := attempts.get((token, key))) is not None:
                     attempts[token, key] = replace(known, is_withdrawn=True, is_doubtful=bool(line.is_doubtful))
         return list(attempts.values())
+
+    def moved_from(self, attempt: LoggedAttempt) -> Path | None:
+        """Return where the run's directory was when an attempt was submitted; None if that is where it is now."""
+        there = Path(attempt.root)
+        with contextlib.suppress(OSError):
+            if not attempt.root or there.samefile(self._path.parent):
+                return None
+        return there
+
+    def original_of(self, tokens: Collection[str]) -> Path | None:
+        """Return the directory that this one is a copy of, if it is still there. tokens: of attempts that go on."""
+        for attempt in self.read():
+            there = self.moved_from(attempt) if attempt.token in tokens else None
+            if there is not None and any(attempt.token == own.token for own in SubmissionLog(there).read()):
+                return there
+        return None
+
+    def proves_loss(self, entries: Iterable[JournalEntry]) -> bool:
+        """Return whether a journal knows of no attempt although some were submitted: it was emptied, or replaced."""
+        return not any(entry.attempts for entry in entries) and any(not each.is_withdrawn for each in self.read())
 
     def damaged_line(self) -> int | None:
         """Return the number, from 1, of a line that cannot be read; a cut last one was never submitted."""

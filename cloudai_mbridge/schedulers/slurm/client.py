@@ -1,5 +1,6 @@
 """Talk to Slurm through its commands."""
 
+import math
 import os
 import re
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
-from cloudai_mbridge.launch.claim import LOST_CLAIM, claimed_by
-from cloudai_mbridge.launch.script import job_name
+from cloudai_mbridge.launch.claim import LOST_CLAIM, SIXTEEN_HEX, claimed_by
+from cloudai_mbridge.launch.script import slug
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.hostlist import is_out_of_service
+from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit
@@ -26,15 +28,18 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     parse_started,
     status_from_marker,
 )
+from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
 GHOST_S = 10.0  # how long a job may be listed as running after its script has ended
+VANISHED_S = 20.0  # how long a waiting task may be missing beside others of its array before it counts as cancelled
 _QUICK_S = 10.0
 # sinfo takes --all, without which hidden partitions are left out, or --partition, and not both
 _SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
 _ARGUMENTS = 500  # job ids in one command line
 _DEFAULT_MAX_ARRAY_SIZE = 1001
+_TOKEN = re.compile(SIXTEEN_HEX)
 
 
 def has_gpu_gres() -> bool | None:
@@ -50,35 +55,53 @@ def has_gpu_gres() -> bool | None:
 class Listing:
     """All jobs of one squeue, by token.
 
-    A job's name ends in the token of the attempt that it was submitted for. The ids that sbatch prints are never
-    trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
+    A job's name holds the token of the attempt that it was submitted for, whatever a site's plug-in writes around it.
+    A name without one is proven by two facts together: the id that sbatch printed, and the run's directory. The id
+    alone is never trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
     """
 
     def __init__(self, rows: Mapping[str, Listed]) -> None:
         self._rows = rows
-        self._tokens: set[str] = set()
-        self._tasks: dict[tuple[str, str], list[Listed]] = {}  # by token and place in the array
-        self._others: dict[str, list[Listed]] = {}  # by name
-        for row in rows.values():
-            token = row.name.rpartition(".")[2]
-            self._tokens.add(token)
-            _, is_task, place = row.job_id.rpartition("_")
-            found = self._tasks.setdefault((token, place), []) if is_task else self._others.setdefault(row.name, [])
-            found.append(row)
+        self._named: dict[str, list[Listed]] = {}
 
     def of(self, job: Job) -> list[Listed]:
         """Return the rows of a run: of its token, and of its place in the array; by id if it has no token.
 
         A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name tells.
         """
+        asked = self._rows.get(job.job_id)
         if not job.token:
-            return [self._rows[job.job_id]] if job.job_id in self._rows else []
-        name = f"{job_name(job.key)}.{job.token}"
-        return [*self._tasks.get((job.token, str(job.array_index)), ()), *self._others.get(name, ())]
+            return [asked] if asked is not None else []
+        found = [row for row in self._with(job.token) if _is_run_of(row, job)]
+        if asked is not None and asked not in found and _is_placed_as(asked, job):
+            found.append(asked)
+        return found
 
     def has(self, token: str) -> bool:
         """Return whether any job of a token is listed."""
-        return token in self._tokens
+        return bool(self._with(token))
+
+    def _with(self, token: str) -> list[Listed]:
+        if token not in self._named:
+            self._named[token] = [row for row in self._rows.values() if token in row.name]
+        return self._named[token]
+
+
+def _is_run_of(row: Listed, job: Job) -> bool:
+    """Return whether a row with a job's token is of its run."""
+    _, is_task, place = row.job_id.rpartition("_")
+    if is_task:
+        return place == str(job.array_index)
+    return f"{slug(job.key)}.{job.token}" in row.name or row.job_id in (job.job_id, _started_as(job))
+
+
+def _is_placed_as(row: Listed, job: Job) -> bool:
+    """Return whether a row whose name was replaced starts in the directory of a job's run, or in the root above it."""
+    return not _TOKEN.search(row.name) and Path(row.directory) in (job.directory, *job.directory.parents[: _depth(job)])
+
+
+def _depth(job: Job) -> int:
+    return len(Path(job.key).parts)
 
 
 def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None]:
@@ -106,26 +129,41 @@ def has_lost(status: JobStatus) -> bool:
 class SlurmClient:
     """The jobs of a Slurm cluster; SLURM_CONF of the environment says which."""
 
-    def __init__(self, system: SlurmSystem) -> None:
-        self._system = system
+    def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan] = ()) -> None:
+        """Take the runs that may be submitted: `preflight` looks at their time limits."""
+        self._system, self._runs = system, tuple(runs)
         self._max_array_size: int | None = None
         self._has_accounting = True
         self._ask_sacct_after = 0.0
         self._sacct_trouble = ""
         self._script_ended: dict[str, float] = {}
+        self._missing_since: dict[str, float] = {}
 
     def preflight(self) -> None:
-        """Check that Slurm answers and has the partition."""
-        found = run_command("sinfo", "--all", "--noheader", "--format=%R")
+        """Check that Slurm answers, has the partition, and that it allows the time limit of one run at least."""
+        found = run_command("sinfo", "--all", "--noheader", "--format=%R|%l")
         if found.returncode != 0:
             raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
-        known = set(found.stdout.split("\n")) - {""}
+        known = {name: limit for name, _, limit in (line.partition("|") for line in found.stdout.splitlines()) if name}
         missing = [name for name in self._system.default_partition.split(",") if name not in known]
         if missing:
             raise BadInput(
                 f"system {self._system.name!r}: default_partition: Slurm has no partition {missing[0]!r};"
                 f" use one of {', '.join(sorted(known))}"
             )
+        self._refuse_too_long([allowed_s(known[name]) for name in self._system.default_partition.split(",")])
+
+    def _refuse_too_long(self, limits: Sequence[float | None]) -> None:
+        """Refuse runs of which every one asks for more time than any of the partitions allows. A QOS may allow more."""
+        most = max((limit or math.inf for limit in limits), default=math.inf)
+        has_qos = any("qos" in words or words.startswith("-q") for words in self._system.extra_sbatch_args)
+        if not self._runs or has_qos or any((run.time_limit_s or 0.0) <= most for run in self._runs):
+            return
+        first = self._runs[0]
+        raise BadInput(
+            f"test {first.test_id!r}: time_limit: {first.time_limit} is more than partition"
+            f" {self._system.default_partition} allows ({format_time_limit(most)}); lower it, or use another partition"
+        )
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
         """Put the runs of one array together, as far as the cluster allows indices."""
@@ -140,7 +178,7 @@ class SlurmClient:
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit with sbatch."""
-        return submit.submit(submission, root, self._system.extra_transient_status_errors)
+        return submit.submit(submission, root, self._system)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Look for the tokens among the names of all jobs, and in what the jobs' scripts left behind."""
@@ -160,9 +198,8 @@ class SlurmClient:
             return {}
         listing = self._list()
         seen, gone = _listed_and_gone(jobs, listing)
-        if any(_has_vanished(job, listing) for job in gone.values()):
-            listing = self._list()  # an answer may have been cut, and be whole in all other respects
-            seen, gone = _listed_and_gone(jobs, listing)
+        missing, now = [key for key, job in gone.items() if self._is_missing(job, listing)], time.monotonic()
+        self._missing_since = {key: self._missing_since.get(key, now) for key in missing}
         ghosts = self._ghosts(jobs, seen)
         accounted = self._account([*gone.values(), *ghosts]) if gone or ghosts else {}
         for key, job in gone.items():
@@ -170,7 +207,12 @@ class SlurmClient:
         for job in ghosts:
             if status := accounted.get(job.key):
                 seen[job.key] = Seen(job.job_id, status, has_rivals=True)  # what is listed still, is cancelled
-        return seen
+        return {job.key: _with_launch_failure(seen[job.key], job) for job in jobs}
+
+    def _is_missing(self, job: Job, listing: Listing) -> bool:
+        """Return whether a job may be a task that was cancelled while it waited: its array is listed, and it is not."""
+        was_listed = job.was_listed or job.key in self._missing_since
+        return was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
 
     def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
         """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
@@ -220,8 +262,11 @@ class SlurmClient:
     def _by_marker(self, job: Job, listing: Listing) -> JobStatus:
         """Judge a job that is not listed by what its script left behind."""
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
-        if _has_vanished(job, listing):
-            return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
+        if (since := self._missing_since.get(job.key)) is not None:
+            if time.monotonic() - since > VANISHED_S:  # an answer may be incomplete for a while
+                return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
+            reason = "Slurm lists other tasks of its array, and not this one, which was waiting"
+            return JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
         started = _started(job.directory)
         if _is_of(started, job):
             status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
@@ -281,7 +326,16 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
     for row in rows:
         if row.status.is_final and not has_lost(row.status):
             of_id.setdefault(row.job_id, []).append(row)
-    return {job.key: row.status for job in jobs for row in of_id.get(job.job_id, ()) if _carries(row.name, job.token)}
+    found = {job.key: (job, of_id.get(job.job_id, [])) for job in jobs}
+    return {key: row.status for key, (job, rows) in found.items() for row in rows if _is_accounted(row, job, rows)}
+
+
+def _is_accounted(row: Listed, job: Job, same_id: Sequence[Listed]) -> bool:
+    """Return whether a row of the accounting is a job's: by its name, or by what its script left behind."""
+    if _carries(row.name, job.token):
+        return True
+    is_alone = len(same_id) == 1 and not _TOKEN.search(row.name)
+    return is_alone and claimed_by(job.directory, job.token) == job.job_id
 
 
 def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
@@ -298,6 +352,21 @@ def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, S
     return seen, gone
 
 
+def _with_launch_failure(seen: Seen, job: Job) -> Seen:
+    """Return a job that failed before its script had begun as what it is: the node's failure.
+
+    The claim proves that it had; Slurm's reason JobLaunchFailure is also that of a script that a signal has killed.
+    """
+    own = replace(job, job_id=seen.job_id)
+    has_begun = claimed_by(job.directory, job.token) is not None or _is_of(_started(job.directory), own)
+    if not job.token or seen.status.state != "FAILED" or has_begun:
+        return seen
+    reason = f"{seen.status.reason}; its script never began".removeprefix("; ")
+    return replace(
+        seen, status=replace(seen.status, state="LAUNCH_FAILED", job_class=JobClass.INFRASTRUCTURE, reason=reason)
+    )
+
+
 def _is_running(seen: Seen | None) -> bool:
     return seen is not None and seen.status.state == "RUNNING"
 
@@ -311,25 +380,24 @@ def _has_ended_script(job: Job) -> bool:
         return False
 
 
-def _has_vanished(job: Job, listing: Listing) -> bool:
-    """Return whether a job is a task that was cancelled while it waited: its array is listed, and it no longer is."""
-    return job.was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
-
-
 def _is_of(started: Mapping[str, str], job: Job) -> bool:
     """Return whether what a job's script wrote down was written by this job."""
-    return started.get("job") == job.job_id and _carries(started.get("name", ""), job.token)
+    return started.get("job") == job.job_id and _began_for(started, job.token)
+
+
+def _began_for(started: Mapping[str, str], token: str) -> bool:
+    return started.get("token") == token or _carries(started.get("name", ""), token)
 
 
 def _carries(name: str, token: str) -> bool:
     """Return whether a job of this name was submitted with a token."""
-    return not token or name.endswith(f".{token}")
+    return token in name
 
 
 def _started_as(job: Job) -> str:
     """Return the id of the job that has started under a token, "" if none has."""
     started = _started(job.directory)
-    return started["job"] if job.token and _carries(started.get("name", ""), job.token) and "job" in started else ""
+    return started["job"] if job.token and _began_for(started, job.token) and "job" in started else ""
 
 
 def _started(directory: Path) -> dict[str, str]:

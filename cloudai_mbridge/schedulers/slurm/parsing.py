@@ -4,10 +4,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, PARTITION_NODE_LIMIT, JobClass, JobStatus
 
-# Name comes last: it may hold anything.
-SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,Name:|"
+# Directory and name come last: they may hold anything, but that a directory of ours has no two slashes in a row.
+_AFTER_DIRECTORY = "//|"
+SQUEUE_FORMAT = (
+    f"JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,WorkDir:{_AFTER_DIRECTORY},Name:|"
+)
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList,ElapsedRaw,JobName"
 _SQUEUE_FIELDS = 7
 _SACCT_FIELDS = len(SACCT_FORMAT.split(","))
@@ -15,11 +18,12 @@ _SACCT_FIELDS = len(SACCT_FORMAT.split(","))
 
 @dataclass(frozen=True)
 class Listed:
-    """A job as squeue lists it. job_id: ID, or ARRAY_INDEX."""
+    """A job as squeue lists it. job_id: ID, or ARRAY_INDEX. directory: where it starts; "" from sacct."""
 
     job_id: str
     name: str
     status: JobStatus
+    directory: str = ""
 
 
 def parse_submitted(output: str) -> str | None:
@@ -45,7 +49,10 @@ def parse_squeue(output: str) -> dict[str, Listed]:
 
 
 def _listed(fields: list[str]) -> Listed:
-    job_id, state, reason, nodes, code, restarts, used, name = fields
+    job_id, state, reason, nodes, code, restarts, used, place = fields
+    directory, separator, name = place.removesuffix("|").partition(_AFTER_DIRECTORY)
+    if not separator:
+        directory, name = "", directory
     exit_code, signal = parse_exit_code(code)
     status = JobStatus(
         state=base_state(state),
@@ -58,7 +65,7 @@ def _listed(fields: list[str]) -> Listed:
     )
     if status.is_final:
         status = replace(status, exit_code=exit_code, signal=signal)
-    return Listed(job_id.partition("+")[0], name.removesuffix("|"), status)
+    return Listed(job_id.partition("+")[0], name, status, directory)
 
 
 def parse_sacct(output: str) -> list[Listed]:
@@ -86,12 +93,16 @@ def merge_components(components: Iterable[JobStatus]) -> JobStatus:
 
 
 def parse_exit_code(text: str) -> tuple[int | None, int | None]:
-    """Read CODE:SIGNAL, or a wait status as squeue prints it; a signal of 0 is none."""
+    """Read CODE:SIGNAL, or a wait status as squeue prints it; a signal of 0 is none.
+
+    Of a process that a signal has ended, the upper byte of the status is not an exit code.
+    """
     text = text.strip()
     if match := re.fullmatch(r"(\d+):(\d+)", text):
         return int(match[1]), int(match[2]) or None
     if text.isdigit():
-        return int(text) >> 8 & 0xFF, int(text) & 0x7F or None
+        signal = int(text) & 0x7F
+        return (0, signal) if signal else (int(text) >> 8 & 0xFF, None)
     return None, None
 
 
@@ -172,18 +183,16 @@ def classify(state: str) -> JobClass:
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
 
 
-# The partition allows fewer nodes than the job wants, for ever; or too many of them are down, and come back.
-PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
 # change any of them, so the runner asks twice before it gives up.
 _HOPELESS = {
     *("AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
     *("PartitionConfig", PARTITION_NODE_LIMIT, "PartitionTimeLimit", "QOSNotAllowed"),
-    *("AssocGrpCPUMinutesLimit", "AssocMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit"),
-    *("AssocMaxWallDurationPerJobLimit", "AssocMaxGRESPerJob", "AssocMaxCPUMinutesPerJobLimit"),
-    *("QOSMaxCpuPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob"),
-    *("QOSMinGRES", "QOSMinNode", "QOSMaxCpuMinutesPerJobLimit", "ReservationDeleted", "AccountingPolicy"),
+    "AssocGrpCPUMinutesLimit",
+    *("ReservationDeleted", "AccountingPolicy"),
 }
+# The limits on what one job may or must ask for: QOSMaxGRESPerJob, AssocMaxWallDurationPerJobLimit, QOSMinMemory
+_JOB_LIMIT = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)(?:Limit)?|Min\w+)")
 # With words: what a controller that was killed does not remember to have launched.
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
 # The job is held, and may be released.
@@ -200,4 +209,4 @@ def hopeless(state: str, reason: str) -> JobClass | None:
         return None
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE
-    return JobClass.FAILED if reason in _HOPELESS else None
+    return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None

@@ -59,7 +59,7 @@ def _nodes(partition: str, time_limit: str, number: str, names: str, gres: str) 
     return Nodes(
         partition=partition.removesuffix("*"),
         is_default=partition.endswith("*"),
-        time_limit_s=_seconds(time_limit),
+        time_limit_s=allowed_s(time_limit),
         num_nodes=int(number),
         names=names,
         gpus=sum(int(count) for _, count in gpus),
@@ -67,7 +67,8 @@ def _nodes(partition: str, time_limit: str, number: str, names: str, gres: str) 
     )
 
 
-def _seconds(text: str) -> float | None:
+def allowed_s(text: str) -> float | None:
+    """Return the seconds of a time limit of sinfo's, None for no limit."""
     try:
         return parse_time_limit(text)
     except ValueError:  # infinite, n/a

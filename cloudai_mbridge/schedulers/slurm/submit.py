@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_name, array_script, job_name
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_key, array_script, job_name
+from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
 from cloudai_mbridge.schedulers.slurm.parsing import array_spec, parse_submitted
+from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 # After these the controller may or may not have the job, and another try may do better.
 _UNSURE = (
@@ -69,36 +71,43 @@ _NOT_SENT = re.compile(
 )
 
 
-def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) -> dict[str, str]:
-    """Submit, as `Scheduler.submit`. transient: more texts of errors that are worth another try."""
+def submit(submission: Submission, root: Path, system: SlurmSystem) -> dict[str, str]:
+    """Submit, as `Scheduler.submit`."""
     runs = submission.runs
     if len(runs) == 1:
-        job_id = _sbatch(submission, root / runs[0].key, POINT_FILES.slurm_script, (), transient)
+        job_id = _sbatch(submission, root, root / runs[0].key, POINT_FILES.slurm_script, (), system)
         return {runs[0].key: job_id}
     spec = array_spec((run.array_index for run in runs), submission.parallel)
-    job_id = _sbatch(submission, root, array_script(runs[0].array), (f"--array={spec}",), transient)
+    job_id = _sbatch(submission, root, root, array_script(runs[0].array), (f"--array={spec}",), system)
     return {run.key: f"{job_id}_{run.array_index}" for run in runs}
 
 
-def job_name_of(submission: Submission) -> str:
-    """Return the job name, which ends in the submission's token."""
+def job_name_of(submission: Submission, root: Path, system: SlurmSystem) -> str:
+    """Return the job name: the run's, the point's, and at its end the submission's token."""
     first = submission.runs[0]
-    name = job_name(first.key) if len(submission.runs) == 1 else array_name(first.array, first)
-    return f"{name}.{submission.token}"
+    key = first.key if len(submission.runs) == 1 else array_key(first.array, first)
+    return f"{job_name(system, key, root.name)}.{submission.token}"
 
 
-def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:
-    """Run sbatch. Credentials and the interpreter travel in the environment only."""
-    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={job_name_of(submission)}", f"--chdir={directory}"]
+def job_env(submission: Submission) -> dict[str, str]:
+    """Return what travels in the environment only: credentials, the interpreter, and the token."""
+    return {PYTHON_VARIABLE: sys.executable, JOB_TOKEN_VARIABLE: submission.token, **submission.runs[0].secret_env}
+
+
+def _sbatch(
+    submission: Submission, root: Path, directory: Path, script: str, more: Iterable[str], system: SlurmSystem
+) -> str:
+    """Run sbatch in a directory."""
+    name = job_name_of(submission, root, system)
+    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--chdir={directory}"]
     argv += more
     if submission.exclude_nodes:
         argv.append(f"--exclude={','.join(sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes}))}")
-    env = {PYTHON_VARIABLE: sys.executable, **submission.runs[0].secret_env}
-    answer = run_command(*argv, script, cwd=directory, env=env, keep_open=submission.keep_open)
+    answer = run_command(*argv, script, cwd=directory, env=job_env(submission), keep_open=submission.keep_open)
     job_id = parse_submitted(answer.stdout)
     if answer.returncode == 0 and job_id is not None:
         return job_id
-    raise failure(answer, transient)
+    raise failure(answer, system.extra_transient_status_errors)
 
 
 def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") -> Exception:

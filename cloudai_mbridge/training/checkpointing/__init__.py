@@ -13,13 +13,25 @@ from cloudai_mbridge.training.checkpointing.layout import (
     get_checkpoint_train_state_filename,
 )
 from cloudai_mbridge.training.checkpointing.load import load_checkpoint, load_pretrained
+from cloudai_mbridge.training.checkpointing.manager import (
+    CheckpointLoadContext,
+    CheckpointManager,
+    CheckpointSaveContext,
+    DefaultCheckpointManager,
+    create_checkpoint_manager,
+)
 from cloudai_mbridge.training.checkpointing.save import save_checkpoint
 from cloudai_mbridge.training.errors import CheckpointError
 
 __all__ = [
     "CheckpointError",
+    "CheckpointLoadContext",
+    "CheckpointManager",
+    "CheckpointSaveContext",
+    "DefaultCheckpointManager",
     "check_checkpoint_packages",
     "checkpoint_exists",
+    "create_checkpoint_manager",
     "get_checkpoint_name",
     "get_checkpoint_run_config_filename",
     "get_checkpoint_train_state_filename",

@@ -128,7 +128,7 @@ def tree_to_save(
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
     if config.save_rng:
-        tree[generators.KEY] = generators.states_to_save()
+        tree[generators.KEY] = generators.states_to_save(of_replicas=state.cfg.rng.data_parallel_random_init)
     return tree
 
 

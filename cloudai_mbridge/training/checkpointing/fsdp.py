@@ -38,7 +38,8 @@ def tree_to_save(
     tree = _tree(model, optimizer if config.save_optim else None, scheduler, is_loading=False)
     tree |= {"iteration": state.train_state.step, "num_floating_point_operations_so_far": float(flops)}
     if config.save_rng:
-        tree[generators.KEY] = {_place(): [generators.state()]}
+        of_replicas = state.cfg.rng.data_parallel_random_init
+        tree[generators.KEY] = {_place(): generators.own_states(of_replicas=of_replicas)}
     rerun = get_rerun_state_machine().state_dict(data_iterator=data_iterator, ckpt_format=config.ckpt_format)
     if rerun is not None:
         tree["rerun_state_machine"] = rerun
@@ -145,7 +146,8 @@ class FsdpLoad:
         if not self.weights_only:
             tree |= {name: 0.0 for name in self.common if name in self.names}
             if self.config.load_rng and self._has(f"{generators.KEY}.{_place()}"):
-                tree[generators.KEY] = {_place(): [generators.state()]}
+                of_replicas = self._has(f"{generators.KEY}.{_place()}.1")
+                tree[generators.KEY] = {_place(): generators.own_states(of_replicas=of_replicas)}
         prepared = _prepared(tree, self.model[0])
         self._check(prepared)
         with checkpoints.quiet():

@@ -24,21 +24,31 @@ _DIMENSIONS = ("pp", "tp", "dp")
 State = dict[str, Any]
 
 
-def states_to_save() -> ShardedObject:
+def states_to_save(*, of_replicas: bool = False) -> ShardedObject:
     """Return the states as this rank's part of the object. A collective.
 
-    Megatron-Bridge takes the states of data-parallel ranks for equal and keeps the first. They differ after dropout in
+    of_replicas: of every data-parallel rank, as with `rng.data_parallel_random_init`. Without, Megatron-Bridge takes
+    the states of data-parallel ranks for equal and keeps the first. They differ after dropout in
     batches of different lengths; then all are kept, and Megatron-Bridge still takes the first.
     """
+    return _part(own_states(of_replicas=of_replicas or (len(_grid()[0]) == 2 and _differ())), *_grid())
+
+
+def own_states(*, of_replicas: bool) -> list[State]:
+    """Return the states of this rank, or those of its data-parallel ranks. A collective then."""
     own = state()
+    return _gathered(own) if of_replicas else [own]
+
+
+def _differ() -> bool:
+    return len(set(_gathered(_fingerprint(state())))) > 1
+
+
+def _gathered(own: Any) -> list[Any]:
     replicas = mpu.get_data_parallel_group(with_context_parallel=True)
-    prints: list[Any] = [None] * replicas.size()
-    dist.all_gather_object(prints, _fingerprint(own), group=replicas)
-    states: list[Any] = [own]
-    if len(_grid()[0]) == 2 and len(set(prints)) > 1:
-        states = [None] * replicas.size()
-        dist.all_gather_object(states, own, group=replicas)
-    return _part(states, *_grid())
+    every: list[Any] = [None] * replicas.size()
+    dist.all_gather_object(every, own, group=replicas)
+    return every
 
 
 def states_to_load(directory: str) -> ShardedObject:

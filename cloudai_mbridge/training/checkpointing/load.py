@@ -10,7 +10,7 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content, generators, layout
+from cloudai_mbridge.training.checkpointing import content, generators, layout, local
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
 from cloudai_mbridge.training.checkpointing.dtensors import states_like_parameters, weights_like
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint, pretrained
@@ -47,6 +47,14 @@ def load_checkpoint(
     CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
     """
     peft = state.cfg.peft
+    parts = (state, model, optimizer, opt_param_scheduler)
+    context = checkpointing_context or {}
+    if (iteration := local.newest(state.cfg.checkpoint, context)) >= 0:
+        if iteration >= on_first_rank(partial(local.persistent_iteration, state.cfg.checkpoint)):
+            context[local.LOADED] = True
+            load_locally = _LocalLoad(*parts, context[local.MANAGER], strict=strict and peft is None)
+            return _load_locally(load_locally, skip_load_to_model_and_opt)
+        _say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
     found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint, adapters_only=peft is not None))
     _say(*found.notes)
     if isinstance(found, Nothing):
@@ -56,7 +64,7 @@ def load_checkpoint(
     kind: Any = _FsdpLoad if is_of_fsdp else _Load
     if peft is not None:
         on_first_rank(partial(check_adapters, found.directory, peft))
-    load = kind(state, model, optimizer, opt_param_scheduler, found, strict=strict and peft is None)
+    load = kind(*parts, found, strict=strict and peft is None)
     load.run(skip_load_to_model_and_opt)
     forget_metadata()
     if found.weights_only:
@@ -83,6 +91,14 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
     forget_metadata()
     _say(f"  successfully loaded the weights of {found.directory}")
+
+
+def _load_locally(load: "_LocalLoad", skip_model_and_optimizer: bool) -> tuple[int, float]:
+    load.run(skip_model_and_optimizer)
+    progress = load.state.train_state
+    _say(f"  successfully loaded local checkpoint from {load.path} at iteration {progress.step}")
+    update_num_microbatches(progress.consumed_train_samples, verbose=False)
+    return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
 
 
 def _say(*lines: str) -> None:
@@ -181,12 +197,15 @@ class _Load:
         if self.with_optimizer:
             tree["optimizer"] = content.optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
         if self.with_generators:
-            tree[generators.KEY] = generators.states_to_load(self.path)
+            tree[generators.KEY] = self._generators()
         if self._wants_rerun_state():
             tree["rerun_state_machine"] = get_rerun_state_machine().state_dict(
                 data_iterator=None, ckpt_format=self.config.ckpt_format, force=True
             )
         return tree
+
+    def _generators(self) -> Any:
+        return generators.states_to_load(self.path)
 
     def _wants_rerun_state(self) -> bool:
         saved = self.common.get("rerun_state_machine")
@@ -202,6 +221,8 @@ class _Load:
             content.load_strategy(self.config),
             partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
             strict=self.config.dist_ckpt_strictness,
+            validate_access_integrity=self.config.ckpt_load_validate_sharding_integrity,
+            **checkpoints.with_hashes(self.config.verify_integrity),
         )
         if not isinstance(result, tuple):
             return dict(result)
@@ -218,12 +239,15 @@ class _Load:
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
-        counters = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
-        self.state.train_state.load_state_dict(counters)
+        self.state.train_state.load_state_dict(self._counters())
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
         if self.with_generators and not generators.restore(loaded[generators.KEY]):
             _say("(random number generator states are not loaded: they are those of another kind of device)")
+
+    def _counters(self) -> dict[str, Any]:
+        counters: dict[str, Any] = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
+        return counters
 
     def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
         if not self.with_optimizer:
@@ -240,3 +264,42 @@ class _Load:
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
             self.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+
+
+class _LocalLoad(_Load):
+    """A local checkpoint: it holds what this run's layout needs, and nothing else is looked for."""
+
+    def __init__(
+        self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, manager: Any, *, strict: bool
+    ) -> None:
+        self.strict, self.weights_only = strict, False
+        self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
+        self.config, self.path = state.cfg.checkpoint, str(manager.local_ckpt_dir)
+        self.saved, _ = on_each_rank(self.path, manager.load)
+        self.common = self.saved.common_state_dict
+        self.adapters_only = state.cfg.peft is not None
+        self.metadata = content.content_metadata(self.config, state.cfg.peft)
+        self.with_optimizer = self.config.load_optim and optimizer is not None
+        self.with_generators = self.config.load_rng and generators.KEY in self.saved.sharded_state_dict
+
+    @torch.no_grad()
+    def run(self, skip_model_and_optimizer: bool) -> None:
+        """Load everything that is wanted. A collective. Raises CheckpointError: it was saved under another layout."""
+        if self.common["parallelism"] != content.parallelism():
+            raise CheckpointError(
+                f"{self.path}: the local checkpoint was saved under another layout ({self.common['parallelism']});"
+                " remove it, or use a persistent one"
+            )
+        tree = on_each_rank(self.path, self._tree)
+        loaded = on_each_rank(self.path, partial(local.read, self.config, self.saved, tree))
+        on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
+
+    def _generators(self) -> Any:
+        return generators.states_to_save()  # in the form of this run
+
+    def _wants_rerun_state(self) -> bool:
+        return bool(get_rerun_state_machine().validate_state_dict(self.common.get("rerun_state_machine")))
+
+    def _counters(self) -> dict[str, Any]:
+        counters: dict[str, Any] = self.common[local.COUNTERS]
+        return counters

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import fsdp, layout, retention
+from cloudai_mbridge.training.checkpointing import fsdp, layout, local, modelopt, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import (
     forked_results,
@@ -54,9 +54,14 @@ def save_checkpoint(
     """
     config: CheckpointConfig = state.cfg.checkpoint
     maybe_finalize_async_save(state, config, blocking=True)
-    directory, complete = _begin(state, non_persistent_ckpt)
     metadata = content_metadata(config, state.cfg.peft)
     parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
+    completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model)
+    completed = partial(completed, optimizer=optimizer, scheduler=opt_param_scheduler)
+    if non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
+        _save_locally(state, parts, metadata, checkpointing_context, completed)
+        return
+    directory, complete = _begin(state, non_persistent_ckpt)
     if config.ckpt_format == layout.FSDP_DTENSOR:
         fsdp.save(fsdp.tree_to_save(state, *parts), directory, model[0])
         complete()
@@ -74,14 +79,34 @@ def save_checkpoint(
                 async_sharded_save=config.async_save,
                 preprocess_common_before_consistancy_check=preprocess_common_state_dict_fn,
                 content_metadata=metadata,
+                **checkpoints.with_hashes(config.verify_integrity),
             )
     except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
+    modelopt.save_if_converted(state.cfg, model, directory)
     if request is None:
         complete()
         return
-    known = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
-    completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
+    request.add_finalize_fn(complete)
+    request.add_finalize_fn(lambda: state.completed_saves.append(completed))
+    schedule(state, request)
+
+
+def _save_locally(
+    state: Any, parts: Any, metadata: Any, context: dict[str, Any], completed: Callable[[], None]
+) -> None:
+    config, iteration = state.cfg.checkpoint, state.train_state.step
+    where = f"checkpoint.non_persistent_local_ckpt_dir = {config.non_persistent_local_ckpt_dir!r}"
+    tree = on_each_rank(where, lambda: tree_to_save(state, *parts, metadata))
+
+    def complete() -> None:
+        if dist.get_rank() == 0:
+            write_line(f"  successfully saved local checkpoint from iteration {iteration:7d}")
+
+    request = on_each_rank(where, lambda: local.save(config, context, tree, state.train_state))
+    if request is None:
+        complete()
+        return
     request.add_finalize_fn(complete)
     request.add_finalize_fn(lambda: state.completed_saves.append(completed))
     schedule(state, request)

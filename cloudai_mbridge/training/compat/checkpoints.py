@@ -32,7 +32,9 @@ WRITES_COMMON_FILE = hasattr(serialization, "save_common") or hasattr(common_str
 
 Common = dict[str, Any]
 
+HASHES = "verify_integrity"  # the option of saving and loading that Megatron-Core 0.19 has
 _SAVE_OPTIONS = inspect.signature(dist_checkpointing.save).parameters
+HAS_HASHES = HASHES in _SAVE_OPTIONS
 _WRITER_OPTIONS = inspect.signature(torch_strategies.TorchDistSaveShardedStrategy).parameters
 
 
@@ -51,10 +53,15 @@ def save(tree: dict[str, Any], directory: str, strategy: Any, **options: Any) ->
         return dist_checkpointing.save(tree, directory, strategy, **choice, **options)
 
 
-def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], strict: str) -> Any:
+def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], **options: Any) -> Any:
     """Call `dist_checkpointing.load` with what `common` returns in the place of the checkpoint's own common part."""
-    with quiet(), _common_part(common) as options:
-        return dist_checkpointing.load(tree, directory, strategy, strict=strict, **options)
+    with quiet(), _common_part(common) as given:
+        return dist_checkpointing.load(tree, directory, strategy, **given, **options)
+
+
+def with_hashes(is_wanted: bool) -> dict[str, bool]:
+    """Return the option that has files hashed, or their hashes compared; none where it is not wanted."""
+    return {HASHES: True} if is_wanted else {}
 
 
 @contextmanager

@@ -28,8 +28,13 @@ def has_unified_patterns() -> bool:
     return "hybrid_layer_pattern" in _TAKES
 
 
-def te_stack_spec() -> ModuleSpec:
-    """Return Megatron-Core's own layers, which are Transformer Engine's."""
+def te_stack_spec(*, for_modelopt: bool = False) -> ModuleSpec:
+    """Return Megatron-Core's own layers, which are Transformer Engine's; or those that NVIDIA's ModelOpt converts."""
+    if for_modelopt:
+        kind = _SPEC.removesuffix("_stack_spec")
+        module = import_module(f"megatron.core.post_training.modelopt.{kind}.model_specs")
+        converted: ModuleSpec = getattr(module, f"get_{kind}_stack_modelopt_spec")(remap_te_layernorm=True)
+        return converted
     spec: ModuleSpec = getattr(import_module(_SPECS), _SPEC)
     return spec
 

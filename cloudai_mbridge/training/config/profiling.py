@@ -52,15 +52,18 @@ class TensorInspectConfig:
 
     def finalize(self) -> None:
         """Point `feature_dirs` at the features that Transformer Engine ships, where none are named and it has any."""
-        if not self.enabled or self.feature_dirs:
-            return
-        try:
-            found = [str(path) for path in importlib.import_module(_TE_FEATURES).__path__]
-        except Exception as error:
-            # A broken Transformer Engine raises far more than ImportError, and features may yet be named elsewhere
-            logger.debug("no installed debug features: importing %s failed: %r", _TE_FEATURES, error)
-        else:
-            self.feature_dirs = found or self.feature_dirs
+        if self.enabled and not self.feature_dirs:
+            self.feature_dirs = shipped_features() or self.feature_dirs
+
+
+def shipped_features() -> list[str]:
+    """Return the directories of Transformer Engine's own features; none where it has none."""
+    try:
+        return [str(path) for path in importlib.import_module(_TE_FEATURES).__path__]
+    except Exception as error:
+        # A broken Transformer Engine raises far more than ImportError, and features may yet be named elsewhere
+        logger.debug("no installed debug features: importing %s failed: %r", _TE_FEATURES, error)
+        return []
 
 
 def should_profile_rank(config: ProfilingConfig | None, rank: int) -> bool:

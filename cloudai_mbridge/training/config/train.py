@@ -1,6 +1,7 @@
 """How much to train and in which batches, when to stop, and how to validate."""
 
 import logging
+import math
 import os
 import signal
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ class TrainingConfig:
     train_sync_interval: int | None = None  # synchronise host and device every n iterations
     train_iters: int | None = None
     train_samples: int | None = None
-    num_epochs: float | None = None
+    num_epochs: float | None = None  # passes over fine-tuning data
     exit_interval: int | None = None  # leave after an iteration that n divides
     exit_duration_in_mins: int | None = None
     exit_signal_handler: bool = False  # on `exit_signal`, save and leave
@@ -49,13 +50,18 @@ class TrainingConfig:
         """Check the length, and derive `train_iters` where it is given as `train_samples`.
 
         It may be called again: what it derived itself is derived again, and a pair that agrees (as in a config that was
-        saved after this) is not taken for a contradiction.
+        saved after this) is not taken for a contradiction. With `num_epochs`, `train_iters` is derived when the data
+        have been read.
 
-        AssertionError: neither or both of `train_iters` and `train_samples`, or samples that make no iteration.
+        AssertionError: none or several of `train_iters`, `train_samples` and `num_epochs`, or samples that make no
+            iteration.
         """
         samples, batch = self.train_samples, self.global_batch_size
+        if self.num_epochs is not None:
+            self._check_epochs()
+            return
         if samples is None:
-            assert self.train_iters is not None, "train_iters or train_samples is needed: how long to train"
+            assert self.train_iters is not None, "train_iters, train_samples or num_epochs is needed: how long to train"
             return
         assert samples > 0, f"train_samples={samples} must be positive"
         assert self.rampup_batch_size is None, "train_samples and rampup_batch_size do not go together: use train_iters"
@@ -69,6 +75,27 @@ class TrainingConfig:
         )
         if iters != self._derived_train_iters and os.getenv("RANK", "0") == "0":
             logger.info("train_iters is %d: %d samples // %s", iters, samples, batch)
+        self.train_iters = self._derived_train_iters = iters
+
+    def _check_epochs(self) -> None:
+        epochs = self.num_epochs or 0
+        assert 0 < epochs < math.inf, f"num_epochs={self.num_epochs} must be positive"
+        for name in ("train_samples", "rampup_batch_size"):
+            assert getattr(self, name) is None, f"num_epochs={epochs} and {name} do not go together: use one"
+        assert self.global_batch_size is not None, "num_epochs needs global_batch_size: the samples of one iteration"
+
+    def resolve_epochs(self, samples: int) -> None:
+        """Derive `train_iters` of `num_epochs` passes over that many samples; a last batch that is not full counts.
+
+        AssertionError: `train_iters` is given as well, and is another.
+        """
+        assert self.num_epochs is not None
+        assert self.global_batch_size
+        iters = math.ceil(self.num_epochs * -(-samples // self.global_batch_size))
+        assert self.train_iters in (None, self._derived_train_iters, iters), (
+            f"train_iters={self.train_iters} and num_epochs={self.num_epochs} are both given, and the {samples} samples"
+            f" of the dataset make {iters} iterations of global_batch_size={self.global_batch_size}: use one"
+        )
         self.train_iters = self._derived_train_iters = iters
 
 

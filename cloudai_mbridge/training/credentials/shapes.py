@@ -12,7 +12,8 @@ REFERENCE = rf"\$(?:{_VARIABLE}|\{{{_VARIABLE}\}})"  # to a variable
 # ---- names
 
 SECRET_NAME = re.compile(
-    r"token(?!iz|drop|s?_per)|secret|pass(w|phrase|$)|pwd|credential|(^|[_-])key|key(_?id)?[_\d]*$|(^|_)pat$",
+    r"token(?!iz|drop|s?_per)|secret|pass(w|phrase|$)|pwd|credential|(^|[_-])key|key(_?id)?[_\d]*$|(^|_)pat$"
+    r"|(^|_)auth(_config|_json|orization)?$",
     re.IGNORECASE,
 )
 # Keys of options and tables, where `label_key` and `pad_token` are not credentials
@@ -116,7 +117,12 @@ OTHER = re.compile(
     r"|\bsshpass\s{1,3}-p\s?([^\s$]\S*)"
     r"|\b(?:docker|podman|helm registry)\s{1,3}login\s(?:[^\n|;&]{0,200}?\s)?-p\s([^\s$-]\S*)"
     r"|\bwandb\s{1,3}login\s(?:--\S{1,40}\s{1,3}){0,3}([A-Za-z0-9_]{40,})"
+    r"|\b(?:mysql|mysqldump|mysqladmin|mariadb)\s(?:[^\n|;&]{0,200}?\s)?-p([^\s$-]\S*)"
+    r"|(?<!\S)--(?:password|passwd|token|secret|api-key)\s{1,3}(?=\S{0,200}[\d!@#%^&*+])([^\s$\"'<-][^\s$]{3,})"
     r"|\b[Bb]asic\s{1,3}([A-Za-z0-9+/]{8,200}={1,2})"
+    r"|\A[Bb]asic\s{1,3}(?=[^\s=]{0,200}\d)(?=[^\s=]{0,200}[A-Z])([A-Za-z0-9+/]{12,200})\s*\Z"
+    r"|[\"']_?auth\\{0,3}[\"']\s{0,3}:\s{0,3}\\{0,3}[\"'](?=[^\"']*[A-Z])(?=[^\"']*[a-z])"
+    r"([A-Za-z0-9+/]{12,}={0,2})\\{0,3}[\"']"  # of registries
     r"|https://hooks\.slack\.com/services/(\w[^\s\"'<>]*)"
     r"|[?&](?:sig|signature|X-Amz-Signature)=([^&\s]{16,})"  # signed URLs
     r"|(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{0,40}(?:KEY|TOKEN|SECRET|PASSWORD)\s{1,3}"

@@ -7,6 +7,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, DatasetProvider, GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, GPTFIMDatasetConfig
+from cloudai_mbridge.training.config.rules.scheduler_steps import calculate_scheduler_steps
 from cloudai_mbridge.training.data.finetuning import build_finetuning_datasets, check_finetuning
 from cloudai_mbridge.training.data.gpt import Datasets, build_gpt_datasets, check_blend_files
 from cloudai_mbridge.training.errors import ConfigError
@@ -60,6 +61,20 @@ def split_sizes(config: ConfigContainer) -> SplitSizes:
     test_samples = (validation.eval_iters or 0) * config.eval_batch_sizes[0]
     evaluations = iters // validation.eval_interval + 1 if validation.eval_interval else 1
     return SplitSizes(train_samples, None if validation.full_validation else evaluations * test_samples, test_samples)
+
+
+def build_for_epochs(config: ConfigContainer, tokenizer: Any) -> Datasets:
+    """Build the datasets of a run of `train.num_epochs`, and derive its `train_iters` and schedule.
+
+    Every rank calls it. Raises ConfigError: as of `build_datasets`, or `train_iters` is given as well and is another.
+    """
+    datasets = build_datasets(config, tokenizer, split_sizes(config)._replace(train=1))
+    try:
+        config.train.resolve_epochs(len(datasets[0]))
+        calculate_scheduler_steps(config)
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(f"train: {error}") from error
+    return datasets
 
 
 def build_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -> Datasets:

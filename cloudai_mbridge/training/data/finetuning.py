@@ -41,8 +41,13 @@ class FinetuningDataset:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Return one sample: what the model sees, and what it is to say after each token."""
+        """Return one sample: what the model sees, and what it is to say after each token.
+
+        That of a negative index has no loss: it fills up a batch.
+        """
         ids, learned = self.samples[index]
+        if index < 0:
+            learned = np.zeros_like(learned)
         return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": learned[1:]}
 
 

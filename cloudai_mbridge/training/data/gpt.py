@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     """Build the splits that samples are drawn from; sample i is the same on every rank and layout.
 
     Every rank calls it: rank 0 builds the indices of real files and writes them to the cache, the others read them.
-    Middle pipeline stages get None. Raises ConfigError: Megatron-Core lacks its compiled helpers, or a split has not
-    enough tokens.
+    Middle pipeline stages get None, unless samples limit attention. Raises ConfigError: Megatron-Core lacks its
+    compiled helpers, or a split has not enough tokens.
     """
     try:
         import megatron.core.datasets.helpers_cpp  # noqa: F401
@@ -37,7 +38,9 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     _drop_unused_splits(config, sizes)
     kind = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
     _check_splits(config)
-    train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), is_end_stage, config).build()
+    train, valid, test = BlendedMegatronDatasetBuilder(
+        kind, list(sizes), partial(reads_samples, config), config
+    ).build()
     return train, valid, test
 
 
@@ -81,6 +84,17 @@ def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float
 def is_end_stage() -> bool:
     """Return whether this is the first or the last pipeline stage: those in the middle read no data."""
     return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def limits_attention(dataset: Any) -> bool:
+    """Return whether samples tell which tokens attention sees: by a mask, or by the bounds of their documents."""
+    has_masks = not getattr(dataset, "skip_getting_attention_mask_from_dataset", True)
+    return bool(getattr(dataset, "inter_document_masking", False) or has_masks)
+
+
+def reads_samples(dataset: Any) -> bool:
+    """Return whether this pipeline stage reads samples: in the middle only what limits attention is of use."""
+    return is_end_stage() or limits_attention(dataset)
 
 
 def _drop_unused_splits(config: Any, sizes: Sequence[int | None]) -> None:

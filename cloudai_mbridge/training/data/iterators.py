@@ -17,7 +17,7 @@ from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.data.collate import stack
 from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config, split_sizes
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
-from cloudai_mbridge.training.data.gpt import is_end_stage
+from cloudai_mbridge.training.data.gpt import Datasets, reads_samples
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
 from cloudai_mbridge.training.data.samplers import (
     GlobalBatches,
@@ -36,7 +36,9 @@ from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 Chunks = Any  # RerunDataIterator, or with virtual stages a list of them, or None
 
 
-def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks, Chunks]:
+def build_data_iterators(
+    state: Any, model_chunks: int, datasets: Datasets | None = None
+) -> tuple[Chunks, Chunks, Chunks]:
     """Build the iterators of training, validation and test, and set `do_train`, `do_valid`, `do_test`.
 
     Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` say where the data goes on.
@@ -44,7 +46,8 @@ def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks,
     dataloader_type "batch" all micro-batches of a global batch that are this rank's. With virtual stages there is a
     list of independent ones over the same data. Stages that read nothing get None, or a list of None.
 
-    With `full_validation`, `validation.eval_iters` becomes the number of batches of one pass.
+    With `full_validation`, `validation.eval_iters` becomes the number of batches of one pass. datasets: those that
+    `build_for_epochs` has built.
 
     Raises ConfigError: the data section is wrong, or its files are.
     """
@@ -52,7 +55,7 @@ def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks,
     check_data_config(config)
     if state.tokenizer is None:
         state.tokenizer = build_tokenizer(config)
-    train, valid, test = build_datasets(config, state.tokenizer, split_sizes(config))
+    train, valid, test = datasets or build_datasets(config, state.tokenizer, split_sizes(config))
     _set_phases(state, train, valid, test)
     consumed = 0 if config.validation.skip_train else progress.consumed_valid_samples
     splits = (
@@ -104,7 +107,7 @@ def _full_pass(config: ConfigContainer, dataset: Any) -> int:
 
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
     loader: Any = config.dataset
-    if dataset is None or not (is_end_stage() or is_packed(loader)):
+    if dataset is None or not (reads_samples(loader) or is_packed(loader)):
         iterators: list[Any] = [None] * model_chunks
     elif loader.dataloader_type == "external":
         iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
@@ -149,6 +152,8 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
     if total == 0:
         raise ConfigError(f"dataset: the {split} set has no samples")
     epoch = epoch_length(total, batch, loader.drop_last)
+    if split == "train" and config.train.num_epochs is not None:
+        epoch = -(-total // batch) * batch  # a last batch that is not full is filled up
     if split == "valid" and config.validation.full_validation:
         epoch = required(config.validation.eval_iters) * batch
     if split == "train" and loader.dataloader_type == "cyclic" and loader.data_sharding:

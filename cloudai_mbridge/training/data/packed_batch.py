@@ -12,7 +12,8 @@ FIXED = "bounds_are_fixed"  # key of a micro-batch whose bounds and longest sequ
 def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     """Return the bounds [0, end of the first sequence, ...] of a packed micro-batch as int32; None if it is not packed.
 
-    rows: `cu_seqlens` [1, n] or [n], padded with -1 from index `cu_seqlens_argmin` on. Tokens behind the last bound
+    rows: `cu_seqlens` [1, n] or [n], padded with -1 from index `cu_seqlens_argmin` on, or without that index with the
+    row's length, as Megatron-Core's documents are. Tokens behind the last bound
     become a sequence of their own, so that no token is left without attention.
 
     Raises ValueError: more than one row, or bounds that do not ascend from 0 within the row.
@@ -22,9 +23,10 @@ def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     padded, length = rows["cu_seqlens"], int(rows["tokens"].size(1))
     if rows["tokens"].size(0) != 1 or padded.numel() != padded.size(-1):
         raise ValueError(f"packed sequences need micro_batch_size = 1, not {rows['tokens'].size(0)} rows")
-    bounds = padded.reshape(-1)
-    bounds = bounds[: int(rows["cu_seqlens_argmin"])] if rows.get("cu_seqlens_argmin") is not None else bounds
+    end = rows.get("cu_seqlens_argmin")
+    bounds = padded.reshape(-1) if end is None else padded.reshape(-1)[: int(end)]
     bounds = bounds[bounds >= 0].to(torch.int32)
+    bounds = bounds[: int((bounds < length).sum()) + 1] if end is None else bounds
     if not bounds.numel() or bounds[0] != 0 or bool((bounds.diff() < 0).any()) or bounds[-1] > length:
         raise ValueError(f"cu_seqlens {padded.tolist()} are not bounds of sequences in {length} tokens")
     return bounds if bounds[-1] == length else torch.cat([bounds, bounds.new_tensor([length])])

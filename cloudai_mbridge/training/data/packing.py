@@ -40,8 +40,13 @@ class PackedDataset:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one sequence; `cu_seqlens` begins with 0, ends with the size and has a bound per sample."""
+        """Return one sequence; `cu_seqlens` begins with 0, ends with the size and has a bound per sample.
+
+        That of a negative index has no loss: it fills up a batch.
+        """
         row = np.array(self.rows[index])
+        if index < 0:
+            row[_LOSS_MASK] = 0
         return {
             "tokens": torch.from_numpy(row[_TOKENS]).long(),
             "labels": torch.from_numpy(row[_LABELS]).long(),

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-Order = Callable[[int], int]  # position in the run -> index of the dataset
+Order = Callable[[int], int]  # position in the run -> index of the dataset, or FILLER
+FILLER = -1  # a sample without loss, as long as the last one
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,16 @@ class InOrder:
 class Shuffled:
     """Every epoch in another order, the same on every rank and in every layout.
 
-    An epoch takes `epoch` of the `total` samples, each at most once.
+    An epoch takes `epoch` of the `total` samples, each at most once; positions beyond all of them are index -1.
     """
 
     def __init__(self, total: int, epoch: int, seed: int) -> None:
-        self.total, self.epoch = total, min(epoch, total)
+        self.total, self.epoch = total, epoch
         self._order_of = _permutations(total, seed)
 
     def __call__(self, position: int) -> int:
         epoch, place = divmod(position, self.epoch)
-        return int(self._order_of(epoch)[place])
+        return int(self._order_of(epoch)[place]) if place < self.total else FILLER
 
 
 class Sharded:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import save_checkpoint
+from cloudai_mbridge.training.checkpointing import CheckpointSaveContext, save_checkpoint
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.process.collectives import largest
 from cloudai_mbridge.training.process.log_lines import write_line
@@ -70,21 +70,19 @@ def save_checkpoint_and_time(
     with outside_step_time(state, stop_with_barrier=True):
         with _timed(state, key), without_forward_pre_hooks(model):
             fault_tolerance.on_checkpointing_start(state)
-            save_checkpoint(
-                state,
-                model,
-                optimizer,
-                opt_param_scheduler,
-                num_floating_point_operations_so_far,
-                checkpointing_context,
-                non_persistent_ckpt=non_persistent_ckpt,
-                train_data_iterator=train_data_iterator,
-            )
+            run = (state, model, optimizer, opt_param_scheduler)
+            flops, options = num_floating_point_operations_so_far, {"non_persistent_ckpt": non_persistent_ckpt}
+            if state.checkpoint_manager is None:
+                options["train_data_iterator"] = train_data_iterator
+                save_checkpoint(*run, flops, checkpointing_context, **options)
+            else:
+                saved = CheckpointSaveContext(*run, int(flops), train_data_iterator, **options)
+                state.checkpoint_manager.save(saved, state.callback_manager)
             fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
             if getattr(cfg.model, "fp8", None):
                 gc.collect()  # the copies that Transformer Engine made of the parameters
         parts = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
-        if not cfg.checkpoint.async_save:  # else when it is complete
+        if state.checkpoint_manager is None and not cfg.checkpoint.async_save:  # else when it is complete
             callbacks.fire("on_checkpoint_save", state.callback_manager, state, model, **parts)
         if non_persistent_ckpt:
             return

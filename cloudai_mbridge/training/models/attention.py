@@ -65,6 +65,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Attend: query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d].
 
+        attention_mask: [b, 1, s, s * cp], True where a query sees no key, in the order of the sequence; None: causal.
+        A window takes its place, as in Megatron-Core.
         Packed sequences come without the batch dimension, and leave without it.
         """
         if attention_bias is not None:
@@ -77,6 +79,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         mask: torch.Tensor | None = None
         if packed_seq_params is not None:
             mask = self._mask(packed_seq_params.cu_seqlens_q)
+        elif attention_mask is not None and self.window is None:
+            mask = ~self._in_gathered_order(attention_mask)
         elif self.cp.size() > 1 or self.window is not None:
             length = query.size(0)
             if length not in self._masks:
@@ -110,10 +114,11 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         """Put a key before the others whose value is zero and whose logit is the sink's, in the form of a mask."""
         if mask is None:
             mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril()
+        mask = mask.expand(mask.size(0) if mask.dim() == 4 else 1, 1, -1, -1)
         bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, float("-inf"))
         offset = self.softmax_offset.to(q.dtype) if self.kind == "learnable" else q.new_zeros(q.size(1))
-        sink = offset[None, :, None, None].expand(1, -1, q.size(2), 1)
-        bias = torch.cat([sink, bias.expand(1, q.size(1), -1, -1)], -1)
+        sink = offset[None, :, None, None].expand(mask.size(0), -1, q.size(2), 1)
+        bias = torch.cat([sink, bias.expand(-1, q.size(1), -1, -1)], -1)
         k, v = (torch.cat([each.new_zeros(each[:, :, :1].shape), each], 2) for each in (k, v))
         return q, k, v, bias
 
@@ -126,6 +131,14 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         found = scores.masked_fill(~seen, float("-inf")).float().amax((0, 2, 3))
         before = self.current_max_attn_logits
         self.current_max_attn_logits = found if before is None else torch.maximum(before, found)
+
+    def _in_gathered_order(self, mask: torch.Tensor) -> torch.Tensor:
+        """Put the keys of a mask, its last dimension, in the order in which context parallelism gathers them."""
+        if (size := self.cp.size()) == 1:
+            return mask
+        bounds = torch.tensor([0, mask.size(-1)])
+        order = torch.cat([zigzag_index(bounds, size, rank) for rank in range(size)])
+        return mask.index_select(-1, order.to(mask.device))
 
     def _mask(self, bounds: torch.Tensor) -> torch.Tensor:
         """True where a local query may see a gathered key: one of its own sequence, and not behind it."""

@@ -1,27 +1,65 @@
 """Wrap the chunks of a model for data parallelism: replicated (DDP), or sharded by Megatron-FSDP or torch's FSDP2."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel
 
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     """Return the chunks, each wrapped as the configuration sets. The process groups must be up; a collective."""
     if config.dist.use_torch_fsdp2:
         return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
-    kind: Any = DistributedDataParallel
+    kind: Any = partial(DistributedDataParallel, pg_collection=grid_groups())
     if config.ddp.use_megatron_fsdp:
         from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
         kind = FullyShardedDataParallel
     in_step = config.optimizer.overlap_param_gather_with_optimizer_step  # gathers a whole chunk at a time
-    return [
+    wrapped = [
         kind(config.model, sized(config.ddp, chunk), chunk, disable_bucketing=in_step or i > 0)
         for i, chunk in enumerate(chunks)
     ]
+    if config.ddp.use_megatron_fsdp:
+        for chunk in wrapped:
+            _divide_gradients_once(chunk.param_and_grad_buffer, in_collective=config.ddp.average_in_collective)
+    return wrapped
+
+
+def shards_between_instances(ddp: Any) -> bool:
+    """Return whether Megatron-FSDP shards over all ranks: within the instances of its optimizer, and between them."""
+    return getattr(ddp, "use_megatron_fsdp", False) and ddp.outer_dp_sharding_strategy != "no_shard"
+
+
+def _divide_gradients_once(shards: Any, *, in_collective: bool) -> None:
+    """Have Megatron-FSDP divide the sum of gradients over the ranks by their number, once.
+
+    Sharded between instances, Megatron-Core 0.17 to 0.19 does not divide it: the buffer that is reduced has no factor.
+    In a group of one rank, as that of experts of which every rank has others, it divides in each micro-batch what
+    it has added up before.
+    """
+    later = []
+    for group in shards.parameter_groups:
+        if (whole := group.main_grad_buffer) is None:
+            continue
+        reduced, factor = getattr(group, "hfsdp_helper_gbuf", None) or whole, whole.gradient_scaling_factor
+        is_alone = reduced.data_parallel_group.size() == 1 and factor not in (None, 1.0) and not in_collective
+        reduced.gradient_scaling_factor = None if is_alone else factor
+        if is_alone:
+            later.append((whole, factor))
+    if later:
+        shards.update_main_grads = partial(_divide, shards.update_main_grads, later)
+
+
+def _divide(attach: Callable[[], None], later: list[tuple[Any, float]]) -> None:
+    for buffer, factor in later:
+        buffer.data.mul_(factor)
+    attach()
 
 
 def register_buffers(config: ConfigContainer, model: list[Any]) -> None:

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig
 
 from cloudai_mbridge.training.compat import cuda_graphs
-from cloudai_mbridge.training.models.layer_specs import default_layer_spec, local_layer_spec, mtp_block_spec
-from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
+from cloudai_mbridge.training.models.layer_specs import (
+    default_layer_spec,
+    local_layer_spec,
+    modelopt_transformer_layer_spec,
+    mtp_block_spec,
+)
+from cloudai_mbridge.training.models.provider import Deferred, ModelProvider, model_arguments
 from cloudai_mbridge.training.models.quantization import RecipeConfig
 from cloudai_mbridge.training.models.weight_gradients import (
     can_enable_gradient_accumulation_fusion,
@@ -52,6 +56,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     tp_comm_overlap_cfg: str | dict[str, Any] | None = None
     use_transformer_engine_full_layer_spec: bool = False
     use_transformer_engine_op_fuser: bool = False
+    dense_grouped_gemm: bool = False
     transformer_layer_spec: ModuleSpec | Callable[["GPTModelProvider"], ModuleSpec] = default_layer_spec
     hf_model_id: str | None = None
     vocab_size: int | None = None
@@ -103,42 +108,23 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     ) -> GPTModel:
         """Build this stage's GPTModel, on the default device."""
         spec = self.transformer_layer_spec
-        if spec is default_layer_spec or spec is local_layer_spec:
-            layer_spec = spec(self, vp_stage)
+        if spec in (default_layer_spec, local_layer_spec, modelopt_transformer_layer_spec):
+            layer_spec = spec(self, vp_stage)  # type: ignore[operator, call-arg]
         else:
             layer_spec = spec(self) if callable(spec) else spec
-        is_first, is_last = (
-            check(ignore_virtual=False, vp_stage=vp_stage) if given is None else given
-            for check, given in ((mpu.is_pipeline_first_stage, pre_process), (mpu.is_pipeline_last_stage, post_process))
-        )
         with unfused_without_apex(self):
-            model = self._build(layer_spec, is_first, is_last, vp_stage)
+            model = GPTModel(
+                **model_arguments(self, pre_process, post_process, vp_stage),
+                transformer_layer_spec=layer_spec,
+                rope_scaling=self.rope_scaling,
+                rope_scaling_factor=self.rope_scaling_factor,
+                scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
+                mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
+                vp_stage=vp_stage,
+            )
         if self.gradient_accumulation_fusion:
             fuse_weight_gradients(model)
         return model
-
-    def _build(self, layer_spec: Any, pre_process: bool, post_process: bool, vp_stage: int | None) -> GPTModel:
-        return GPTModel(
-            config=self,
-            transformer_layer_spec=layer_spec,
-            vocab_size=self.padded_vocab_size,
-            max_sequence_length=self.seq_length,
-            fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
-            parallel_output=self.parallel_output,
-            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
-            position_embedding_type=self.position_embedding_type,
-            rotary_percent=self.rotary_percent,
-            rotary_base=self.rotary_base,
-            rope_scaling=self.rope_scaling,
-            rope_scaling_factor=self.rope_scaling_factor,
-            seq_len_interpolation_factor=self.seq_len_interpolation_factor,
-            scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
-            pre_process=pre_process,
-            post_process=post_process,
-            mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
-            pg_collection=self._pg_collection,
-            vp_stage=vp_stage,
-        )
 
 
 @dataclass

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from megatron.core import parallel_state as mpu
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
 from cloudai_mbridge.training.compat.hybrid_models import build_hybrid, has_unified_patterns, te_stack_spec
 from cloudai_mbridge.training.models.hybrid_layers import local_stack_spec
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
-from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
+from cloudai_mbridge.training.models.provider import Deferred, ModelProvider, model_arguments
 from cloudai_mbridge.training.models.quantization import RecipeConfig
 from cloudai_mbridge.training.models.weight_gradients import (
     can_enable_gradient_accumulation_fusion,
@@ -143,30 +142,14 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         self, pre_process: bool | None = None, post_process: bool | None = None, vp_stage: int | None = None
     ) -> Any:
         """Build this stage's model, on the default device."""
-        is_first, is_last = (
-            check(ignore_virtual=False, vp_stage=vp_stage) if given is None else given
-            for check, given in ((mpu.is_pipeline_first_stage, pre_process), (mpu.is_pipeline_last_stage, post_process))
-        )
         with unfused_without_apex(self):
             model = build_hybrid(
                 self._stack_spec(),
                 self.pattern or (None if self._has_ratios else "M" * self.num_layers),
                 vp_stage,
-                config=self,
-                vocab_size=self.padded_vocab_size,
-                max_sequence_length=self.seq_length,
+                **model_arguments(self, pre_process, post_process, vp_stage),
                 hybrid_attention_ratio=self.hybrid_attention_ratio,
                 hybrid_mlp_ratio=self.hybrid_mlp_ratio,
-                fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
-                parallel_output=self.parallel_output,
-                share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
-                position_embedding_type=self.position_embedding_type,
-                rotary_percent=self.rotary_percent,
-                rotary_base=self.rotary_base,
-                seq_len_interpolation_factor=self.seq_len_interpolation_factor,
-                pre_process=is_first,
-                post_process=is_last,
-                pg_collection=self._pg_collection,
             )
         if self.gradient_accumulation_fusion:
             fuse_weight_gradients(model)
@@ -175,7 +158,9 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     def _stack_spec(self) -> ModuleSpec:
         given = self.hybrid_stack_spec
         if given is None:
-            given = te_stack_spec() if has_transformer_engine() else local_stack_spec(self)
+            given = local_stack_spec(self)
+            if has_transformer_engine():
+                given = te_stack_spec(for_modelopt=self.restore_modelopt_state)
         spec: ModuleSpec = given(self) if callable(given) and not isinstance(given, ModuleSpec) else given
         if self.mamba_chunk_size != _CHUNK_SIZE:
             spec = copy.deepcopy(spec)

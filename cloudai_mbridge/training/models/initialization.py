@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state as mpu
 
+from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.mixers import MixerWeight, mixer_weights, of_mixer
 
 # A routed expert's parameter. Sequential layers: `experts.local_experts.3.linear_fc1.weight`; Transformer Engine's
@@ -55,18 +56,20 @@ def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers:
             kept.copy_(value)
 
 
-@torch.no_grad()
 def _reset(module: torch.nn.Module, prefix: str, given: dict[str, Any], usual: Any, fill: Any) -> None:
-    """Fill parameters that have memory now; given: those on the meta device, with their marks."""
-    new: dict[str, Any] = dict(module.named_parameters(prefix, recurse=False))
-    for name, parameter in new.items():
-        vars(parameter).update(vars(given[name]))
-        if usual is None:
-            parameter.zero_()
+    """Fill parameters that have memory now; given: those on the meta device, with their marks.
+
+    Transformer Engine's `reset_parameters` replaces parameters by quantized ones, which have a backward pass's data
+    only where gradients are enabled.
+    """
     if usual is not None:
         usual()
-    for name, parameter in new.items():
-        fill(name, parameter)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            vars(parameter).update(vars(given[name]))
+            if usual is None:
+                parameter.zero_()
+            fill(name, parameter)
 
 
 def mark_shards(model: torch.nn.Module) -> None:
@@ -90,7 +93,9 @@ def _globalize(name: str, model: Any) -> str:
     """Return the name with the global number of its layer."""
     if layer := re.match(r"decoder\.layers\.(\d+)\.", name):
         number = model.decoder.layers[int(layer[1])].layer_number - 1
-        return name.replace(layer[0], f"decoder.layers.{number}.", 1)
+        rest = name[layer.end() :]
+        rest, _ = engine_layers.PARAMETERS.get(rest.removeprefix(f"{engine_layers.INNER}."), (rest, 0))
+        return f"decoder.layers.{number}.{rest}"
     if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
         return "embedding.word_embeddings.weight"  # the copy of the tied embedding on the last stage
     return name

@@ -6,6 +6,7 @@ import torch
 from megatron.core.models.gpt import experimental_attention_variant_module_specs as variant_specs
 from megatron.core.models.gpt import gpt_layer_specs
 
+from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.attention import SDPACoreAttention, TorchNorm
 
 
@@ -23,6 +24,8 @@ def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
         return variant_specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
     if not has_transformer_engine():
         return local_layer_spec(config, vp_stage)
+    if config.use_transformer_engine_full_layer_spec:
+        return engine_layers.block_spec(config, vp_stage)
     block = gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
     if config.use_transformer_engine_op_fuser and config.num_moe_experts is None:
         # Experts look at the field themselves; dense layers beside them have no fused form in upstream's models either
@@ -32,7 +35,8 @@ def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
 
 
 def _fused_mlp(config: Any) -> Any:
-    if not getattr(config, "use_grouped_gemm_for_dense_mlp", False):  # since Megatron-Core 0.18
+    # Megatron-Bridge's name and Megatron-Core's, since 0.18
+    if not (config.dense_grouped_gemm or getattr(config, "use_grouped_gemm_for_dense_mlp", False)):
         return gpt_layer_specs.get_mlp_module_spec(use_te_op_fuser=True)
     return gpt_layer_specs.get_mlp_module_spec_for_backend(
         gpt_layer_specs.TESpecProvider(), use_te_op_fuser=True, use_grouped_gemm_for_dense_mlp=True
@@ -48,6 +52,23 @@ def local_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
         put_on_torch(layer)
     block.layer_norm = TorchNorm
     return block
+
+
+def modelopt_transformer_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
+    """Return the layers that NVIDIA's ModelOpt converts one product at a time: norms are modules of their own.
+
+    Attention takes any mask, for speculative decoding, unless the field is False or sequences are split (cp > 1).
+    """
+    if not has_transformer_engine():
+        return local_layer_spec(config, vp_stage)
+    from megatron.core.post_training.modelopt.gpt.model_specs import get_gpt_modelopt_spec
+
+    takes_any = config.use_arbitrary_attention_mask
+    return get_gpt_modelopt_spec(
+        config,
+        remap_te_layernorm=True,
+        use_arbitrary_attention_mask=config.context_parallel_size == 1 if takes_any is None else takes_any,
+    )
 
 
 def put_on_torch(layer: Any) -> None:

@@ -10,9 +10,11 @@ from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 import torch
+from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.process.grid_groups import grid_groups
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import nearest
 
@@ -59,6 +61,34 @@ class ModelProvider(Generic[M]):
         Raises CannotBuild: this version builds no such model.
         """
         raise CannotBuild(f"{type(self).__name__}: this version validates such models and does not build them")
+
+
+# Fields that a language model of Megatron-Core takes as arguments of these names
+_ARGUMENTS = (
+    *("fp16_lm_cross_entropy", "parallel_output", "share_embeddings_and_output_weights"),
+    *("position_embedding_type", "rotary_percent", "rotary_base", "seq_len_interpolation_factor"),
+)
+
+
+def model_arguments(
+    model: Any, pre_process: bool | None, post_process: bool | None, vp_stage: int | None
+) -> dict[str, Any]:
+    """Return the arguments that GPT and hybrid models share; None asks Megatron's groups, as of `provide`."""
+    stages = {
+        "pre_process": (mpu.is_pipeline_first_stage, pre_process),
+        "post_process": (mpu.is_pipeline_last_stage, post_process),
+    }
+    return {
+        "config": model,
+        "vocab_size": model.padded_vocab_size,
+        "max_sequence_length": model.seq_length,
+        "pg_collection": model._pg_collection or grid_groups(),
+        **{name: getattr(model, name) for name in _ARGUMENTS},
+        **{
+            name: check(ignore_virtual=False, vp_stage=vp_stage) if given is None else given
+            for name, (check, given) in stages.items()
+        },
+    }
 
 
 class Deferred:

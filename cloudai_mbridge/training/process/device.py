@@ -19,14 +19,15 @@ def current_device() -> torch.device:
     return torch.device("cpu")
 
 
-def bind_local_device(backend: str) -> None:
+def bind_local_device(backend: str, *, sees_one: bool = False) -> None:
     """Take this rank's GPU, or its share of the CPU cores; a single process takes OMP_NUM_THREADS of them, if set.
 
-    torchrun sets that variable to 1 for several ranks on a node, whatever the number of cores.
+    sees_one: the launcher shows each process one GPU, which is device 0. torchrun sets that variable to 1 for several
+    ranks on a node, whatever the number of cores.
     """
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if backend == "nccl":
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(0 if sees_one else local_rank)
     elif local_size > 1 or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
 

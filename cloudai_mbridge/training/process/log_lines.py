@@ -15,13 +15,16 @@ RUN_MARK = "MBRIDGE_RUN"
 STEP_MARK = "MBRIDGE_STEP"
 # Every process of a job of this machine has it in its environment, and is found by it.
 LOCAL_JOB_VARIABLE = "MBRIDGE_LOCAL_JOB"
+# The token of a Slurm job: sites may rewrite names, and keep environments from jobs. One of the two tells.
+JOB_TOKEN_VARIABLE = "MBRIDGE_JOB_TOKEN"  # noqa: S105 (a name)
 RECORD_VERSION = 1
 
 # what `peak_memory_gib` of a step may measure
 RESERVED_MEMORY = "accelerator, reserved"
 RESIDENT_MEMORY = "resident set"
 
-_TOKEN = re.compile(r"(?:^|\.)([0-9a-f]{16})$")
+# Of a name the last one: a site may write more behind it
+_TOKEN = re.compile(r"(?:^|.*\.)([0-9a-f]{16})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,13 @@ def render_iteration(r: StepReport, now: datetime, with_throughput: bool = True)
 def run_token(environ: Mapping[str, str]) -> str | None:
     """Return the token of the job that this process belongs to, None if mbridge did not start it.
 
-    A local job has it in a variable of mbridge's, a Slurm job at the end of its name. A job that another one submitted
-    may have both; then both are given, with a space between them.
+    A local job has it in a variable of mbridge's, a Slurm job in its name, or in another variable. A job that another
+    one submitted may have both; then both are given, with a space between them.
     """
-    found = [_TOKEN.search(environ.get(name, "")) for name in (LOCAL_JOB_VARIABLE, "SLURM_JOB_NAME")]
+    of_local, of_name, of_job = (
+        _TOKEN.search(environ.get(name, "")) for name in (LOCAL_JOB_VARIABLE, "SLURM_JOB_NAME", JOB_TOKEN_VARIABLE)
+    )
+    found = (of_local, of_name or of_job)
     return " ".join(match[1] for match in found if match) or None
 
 

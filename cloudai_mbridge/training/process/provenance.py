@@ -66,6 +66,12 @@ def git_state(directory: Path = _CHECKOUT) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
+def git_state_of(path: Path) -> dict[str, Any] | None:
+    """Return the state of the checkout that a file is in, as `git_state`; None if it is in none."""
+    root = next((parent for parent in path.resolve().parents if (parent / ".git").exists()), None)
+    return None if root is None else git_state(root)
+
+
 def output_of(*command: str) -> str | None:
     """Return what a command prints, None if it fails, is missing or takes longer than ten seconds.
 

@@ -9,6 +9,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
 
 NVRX = "nvidia_resiliency_ext"
+MODELOPT = "modelopt"
 EMERGING = "emerging_optimizers"
 OF_EMERGING = ("muon", "dist_muon", "lion", "soap")
 
@@ -24,6 +25,10 @@ def check_packages(cfg: ConfigContainer) -> None:
             _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
     if cfg.logger.log_energy:
         _require("logger.log_energy", "pynvml", "nvidia-ml-py")
+    if getattr(cfg.model, "restore_modelopt_state", False):
+        _require("model.restore_modelopt_state", MODELOPT, "cloudai-mbridge[modelopt]")
+    if cfg.tensor_inspect is not None and cfg.tensor_inspect.enabled:
+        _require("tensor_inspect.enabled", "nvdlfw_inspect", "nvdlfw-inspect")
     _check_optimizer(cfg)
 
 
@@ -41,8 +46,11 @@ def _check_optimizer(cfg: ConfigContainer) -> None:
             f"{where} needs the Python package emerging-optimizers, which is not installed: run `pip install"
             " 'cloudai-mbridge[emerging]'` in the job's environment, or use 'adam'"
         )
-    if name == "dist_muon" and not (cfg.optimizer.bf16 or cfg.optimizer.fp16):
-        raise ConfigError(f"{where} trains in 16 bits only; use mixed_precision = 'bf16_mixed', or 'muon'")
+    layer_wise = "optimizer.use_layer_wise_distributed_optimizer"
+    is_layer_wise = getattr(cfg.optimizer, layer_wise.partition(".")[2], False)  # since Megatron-Core 0.18
+    if (name == "dist_muon" or is_layer_wise) and not (cfg.optimizer.bf16 or cfg.optimizer.fp16):
+        fact, other = (f"{layer_wise} = True", "False") if is_layer_wise else (where, "'muon'")
+        raise ConfigError(f"{fact} trains in 16 bits only; use mixed_precision = 'bf16_mixed', or {other}")
 
 
 def nvrx(part: str) -> Any:

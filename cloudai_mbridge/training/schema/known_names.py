@@ -158,7 +158,7 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "torch": ("sigmoid", "tanh", "relu"),
     "torch.nn.init": _INIT_NAMES,
     "megatron.core.activations": ("squared_relu", "quick_gelu", "fast_gelu"),
-    _LAYER_SPECS: ("default_layer_spec", "local_layer_spec"),
+    _LAYER_SPECS: ("default_layer_spec", "local_layer_spec", "modelopt_transformer_layer_spec"),
 }
 # name in a file -> (module, attribute)
 FUNCTIONS: Mapping[str, tuple[str, str]] = {
@@ -173,6 +173,10 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "megatron.core.models.gpt.experimental_attention_variant_module_specs."
     "get_transformer_block_with_experimental_attention_variant_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.local_layer_spec": (_LAYER_SPECS, "local_layer_spec"),
+    "megatron.bridge.models.gpt_provider.modelopt_transformer_layer_spec": (
+        _LAYER_SPECS,
+        "modelopt_transformer_layer_spec",
+    ),
     "megatron.bridge.models.nemotron.nemotron_provider.squared_relu": ("megatron.core.activations", "squared_relu"),
 }
 # Short names of activation functions -> names of FUNCTIONS (Megatron-Bridge, utils/activation_map.py)

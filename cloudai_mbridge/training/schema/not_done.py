@@ -7,50 +7,37 @@ from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 
 _MISSING = object()
 
-# section.field -> the values that ask for nothing; a section that is None asks for nothing either
-ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
-    "validation.test_mode": (False,),
-    "validation.multiple_validation_sets": (False,),
-    "validation.validation_set_names": (None,),
-    "train.step_batch_size_schedule": (None,),
-    "train.gpu_sniff_test_interval": (None,),
-    "train.num_epochs": (None,),
-    "checkpoint.save_params_interval": (None,),
-    "checkpoint.save_activations_interval": (None,),
-    "checkpoint.save_tokens_per_expert_interval": (None,),
-    "checkpoint.async_ckpt_use_cpu_shm": (False,),
-    "checkpoint.ckpt_load_validate_sharding_integrity": (True,),
-    "checkpoint.verify_integrity": (False,),
-    "checkpoint.also_save_hf_checkpoint": (False,),
-    "checkpoint.save_wgrads_interval": (None,),
-    "checkpoint.save_dgrads_interval": (None,),
-    "checkpoint.use_checkpoint_args": (False,),
-    "checkpoint.use_mp_args_from_checkpoint_args": (False,),
-    "checkpoint.ckpt_convert_format": (None,),
-    "checkpoint.replication": (False,),
-    "checkpoint.custom_manager_class": (None,),
-    "rng.data_parallel_random_init": (False,),
-    "logger.log_device_memory_used": (False,),
-    "logger.moe_routing_trace_path": (None,),
-    "tensor_inspect.enabled": (False,),
-    "dist.lazy_mpu_init": (False,),
-    "dist.eval_context_parallel_size": (None,),
-    "dist.use_decentralized_pg": (False,),
-    "dist.external_gpu_device_mapping": (False,),
-    "dist.flight_recorder_dump_path": (None,),
-    "model.use_transformer_engine_full_layer_spec": (False,),
-    "model.restore_modelopt_state": (False,),
-    "model.use_arbitrary_attention_mask": (None, False),
-    "model.gtp_weight_remat_size": (1,),
-    "model.expert_gtp_weight_remat_size": (1,),
-    "model.tensor_parallel_num_weight_shards": (None, 1),
-    "model.expert_tensor_parallel_num_weight_shards": (None, 1),
-    "model.hierarchical_context_parallel_sizes": (None,),
-    "model.hybrid_context_parallel": (False,),
-    "model.dynamic_context_parallel": (False,),
-    "dataset.reset_attention_mask": (False,),
-    "dataset.inter_document_masking": (False,),
-    "optimizer.use_layer_wise_distributed_optimizer": (False,),
+_LATER = "not done yet"
+_UNREAD = "Megatron-Bridge 0.6 does not read it"
+_NO_GROUPS = "Megatron-Bridge 0.6 makes no process groups for generalized tensor parallelism"
+_CONVERTED = "there is no conversion to Hugging Face here, on purpose; Megatron-Bridge converts the checkpoints"
+# section.field -> the reason, and the values that ask for nothing; a section that is None asks for nothing either
+ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "validation.test_mode": (_UNREAD, (False,)),
+    "validation.multiple_validation_sets": (_UNREAD, (False,)),
+    "validation.validation_set_names": (_UNREAD, (None,)),
+    "train.step_batch_size_schedule": (_UNREAD, (None,)),
+    "train.gpu_sniff_test_interval": (_UNREAD, (None,)),
+    "checkpoint.save_params_interval": (_UNREAD, (None,)),
+    "checkpoint.save_activations_interval": (_UNREAD, (None,)),
+    "checkpoint.save_tokens_per_expert_interval": (_UNREAD, (None,)),
+    "checkpoint.async_ckpt_use_cpu_shm": (_UNREAD, (False,)),
+    "checkpoint.also_save_hf_checkpoint": (_CONVERTED, (False,)),
+    "checkpoint.save_wgrads_interval": (_UNREAD, (None,)),
+    "checkpoint.save_dgrads_interval": (_UNREAD, (None,)),
+    "checkpoint.use_checkpoint_args": (_UNREAD, (False,)),
+    "checkpoint.use_mp_args_from_checkpoint_args": (_UNREAD, (False,)),
+    "checkpoint.ckpt_convert_format": (_UNREAD, (None,)),
+    "logger.log_device_memory_used": (_UNREAD, (False,)),
+    "logger.moe_routing_trace_path": (_UNREAD, (None,)),
+    "dist.lazy_mpu_init": ("Megatron-Bridge 0.6 makes no groups then, so that it cannot train", (False,)),
+    "dist.eval_context_parallel_size": ("Megatron-Bridge 0.6 leaves its groups to a script of the user", (None,)),
+    "model.gtp_weight_remat_size": (_NO_GROUPS, (1,)),
+    "model.expert_gtp_weight_remat_size": (_NO_GROUPS, (1,)),
+    "model.tensor_parallel_num_weight_shards": (_NO_GROUPS, (None, 1)),
+    "model.expert_tensor_parallel_num_weight_shards": (_NO_GROUPS, (None, 1)),
+    "model.hybrid_context_parallel": ("Megatron-Bridge 0.6 does not make the batches of its schedule", (False,)),
+    "model.dynamic_context_parallel": ("no release of Megatron-Core has it", (False,)),
 }
 # section.field -> what a machine must have for it, and the values that need nothing
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -58,6 +45,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.experimental_attention_variant": (TRANSFORMER_ENGINE, (None,)),
     "model.moe_latent_size": (TRANSFORMER_ENGINE, (None,)),
     "model.fp4": (TRANSFORMER_ENGINE, (None,)),
+    "model.use_arbitrary_attention_mask": (TRANSFORMER_ENGINE, (None, False)),
     "mixed_precision.fp8": (TRANSFORMER_ENGINE, (None,)),
     "mixed_precision.fp4": (TRANSFORMER_ENGINE, (None,)),
     "rng.te_rng_tracker": (TRANSFORMER_ENGINE, (False,)),
@@ -70,12 +58,16 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
     "comm_overlap.tp_comm_overlap": (TRANSFORMER_ENGINE, (False,)),
     "model.use_transformer_engine_op_fuser": (TRANSFORMER_ENGINE, (False,)),
+    "model.use_transformer_engine_full_layer_spec": (TRANSFORMER_ENGINE, (False,)),
     "model.moe_expert_rank_capacity_factor": (TRANSFORMER_ENGINE, (None,)),
     "model.moe_paged_stash": (TRANSFORMER_ENGINE, (False,)),
     "ddp.nccl_ub": (GPU, (False,)),
-    "ddp.outer_dp_sharding_strategy": (GPU, ("no_shard",)),
     "model.cpu_offloading": (TRANSFORMER_ENGINE, (False,)),
     "model.fine_grained_activation_offloading": (TRANSFORMER_ENGINE, (False,)),
+    "dist.external_gpu_device_mapping": (GPU, (False,)),
+    "dist.flight_recorder_dump_path": (GPU, (None,)),
+    "model.hierarchical_context_parallel_sizes": (TRANSFORMER_ENGINE, (None,)),
+    "tensor_inspect.enabled": (TRANSFORMER_ENGINE, (False,)),  # whose layers are what calls it
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
     "dist.high_priority_stream_groups": (GPU, (None, [])),
@@ -83,12 +75,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
 # Layers of a hybrid's pattern that need it too: Mamba, Gated DeltaNet, sparse and latent attention
 _NEEDING = "MGD+"
 # The same as the first for keys that only files of Megatron-Bridge 0.4 and later have
-ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[Any, ...]] = {
-    "model.dense_grouped_gemm": (False,),
-    "tokenizer.null_tokenizer_eod_id": (None,),
-    "tokenizer.null_tokenizer_pad_id": (-1,),
-    "tokenizer.chat_template_path": (None,),
-}
+ASKS_FOR_NOTHING_IN_FILES: dict[str, tuple[str, tuple[Any, ...]]] = {"model.dense_grouped_gemm": (_LATER, (False,))}
 # section.field -> the other field of the section, and the value of it with which the first has no effect
 WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda_graph_impl", "none")}
 
@@ -98,11 +85,33 @@ def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
 
     get: (section, field, default) -> the field's value, or the default where there is no such section or field.
     """
-    for path, harmless in ASKS_FOR_NOTHING.items():
+    for path, row in ASKS_FOR_NOTHING.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING)
-        if value is not _MISSING and value not in harmless:
-            yield f"{path} = {value!r} (use {' or '.join(map(repr, harmless))})"
+        if value is not _MISSING and value not in row[1]:
+            yield f"{path} = {value!r} ({remedy(row)})"
+    yield from _sharded_twice(get)
+
+
+def _sharded_twice(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
+    """Yield a distributed optimizer of another kind than Adam or SGD.
+
+    Measured with Megatron-Core 0.19.2: two ranks with `muon` leave the curve of one by 4e-3 in the third step, since
+    each updates whole weights from the gradients of its shard; layer-wise, the optimizer is not built.
+    """
+    name = get("optimizer", "optimizer", "adam")
+    for section in ("optimizer", "ddp") if name not in ("adam", "sgd") else ():
+        if get(section, "use_distributed_optimizer", False):
+            yield (
+                f"{section}.use_distributed_optimizer = True with optimizer.optimizer = {name!r}"
+                " (use False; Megatron-Core reduces each gradient to one rank and steps it on all)"
+            )
+
+
+def remedy(row: tuple[str, tuple[Any, ...]]) -> str:
+    """Return what to use instead, and why."""
+    reason, harmless = row
+    return f"use {' or '.join(map(repr, harmless))}; {reason}"
 
 
 def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Iterator[str]:

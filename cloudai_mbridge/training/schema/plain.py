@@ -23,7 +23,7 @@ from cloudai_mbridge.training.schema.known_names import (
     kind_of_target,
 )
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
-from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, ASKS_FOR_NOTHING_IN_FILES, WITHOUT_EFFECT
+from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, ASKS_FOR_NOTHING_IN_FILES, WITHOUT_EFFECT, remedy
 from cloudai_mbridge.training.schema.releases import Catalog
 from cloudai_mbridge.training.schema.tagged import check_reference, enum_member, one_argument
 from cloudai_mbridge.training.schema.type_forms import Form, Section, describe, field_key, options_of
@@ -285,9 +285,9 @@ def _refuse_request(section: Section, table: Mapping[Any, Any], key: str, where:
     decides, off = WITHOUT_EFFECT.get(where, ("", None))
     if item is None or (decides and (item == [] or table.get(decides, off) == off)):
         return
-    if (harmless := ASKS_FOR_NOTHING.get(where) or ASKS_FOR_NOTHING_IN_FILES.get(where)) is not None:
-        if item not in harmless:
-            fail(where, f"the training loop does not do {show(item)} yet; use {' or '.join(map(repr, harmless))}")
+    if (row := ASKS_FOR_NOTHING.get(where) or ASKS_FOR_NOTHING_IN_FILES.get(where)) is not None:
+        if item not in row[1]:
+            fail(where, f"the training loop does not do {show(item)}; {remedy(row)}")
     elif catalog.is_request(section.path, key, item):
         fail(where, f"{show(item)} {catalog.missing_because(section.path, key)}")
 

@@ -18,12 +18,19 @@ from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
-from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_layer_spec
+from cloudai_mbridge.training.models.layer_specs import (
+    has_transformer_engine,
+    local_layer_spec,
+    modelopt_transformer_layer_spec,
+)
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
 from cloudai_mbridge.training.startup.adapters import asked_of_adapters
+from cloudai_mbridge.training.startup.documents import asked_of_documents
+from cloudai_mbridge.training.startup.groups import asked_of_groups
 from cloudai_mbridge.training.startup.kernels import check_kernels
 from cloudai_mbridge.training.startup.sharding import asked_of_sharding
 
@@ -254,9 +261,9 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    others = (_asked_otherwise(config), asked_of_sharding(config), asked_of_adapters(config))
+    others = (_asked_otherwise(config), asked_of_groups(config), asked_of_sharding(config), asked_of_adapters(config))
     if asked := [*asked_for(get), *(each for found in others for each in found)]:
-        raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
+        raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
         raise ConfigError(f"this machine cannot train that: {'; '.join(missing)}")
 
@@ -293,14 +300,36 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     fuser = "use_transformer_engine_op_fuser"
     if model.num_moe_experts and getattr(model, fuser, False) and not _knows(fuser):
         yield f"model.{fuser} = True with experts (use False: it needs Megatron-Core 0.18)"
+    if getattr(model, "dense_grouped_gemm", False) and not _knows("use_grouped_gemm_for_dense_mlp"):
+        yield "model.dense_grouped_gemm = True (use False: it needs Megatron-Core 0.18)"
+    yield from _of_modelopt(config)
+    if getattr(model, engine_layers.FIELD, False) and has_transformer_engine():
+        yield from engine_layers.unlike(model)
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
-    wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
-    if wants_mask and not has_transformer_engine():
-        field = "dataset.skip_getting_attention_mask_from_dataset"
-        yield f"{field} = False (use True: without Transformer Engine attention is causal)"
+    yield from asked_of_documents(config)
     if isinstance(config.dataset, GPTFIMDatasetConfig):
         yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
+
+
+def _of_modelopt(config: ConfigContainer) -> Iterator[str]:
+    """Yield what ModelOpt does not restore, and attention to what follows, as no mask hides it."""
+    model: Any = config.model
+    if getattr(model, "restore_modelopt_state", False):
+        combined = (
+            ("model.virtual_pipeline_model_parallel_size", model.virtual_pipeline_model_parallel_size, None),
+            ("checkpoint.non_persistent_ckpt_type", config.checkpoint.non_persistent_ckpt_type, None),
+            ("ddp.use_megatron_fsdp", config.ddp.use_megatron_fsdp, False),
+        )
+        for field, value, harmless in combined:
+            if value != harmless:
+                yield f"{field} = {value!r} with model.restore_modelopt_state = True (use {harmless!r})"
+    if has_transformer_engine() and getattr(model, "transformer_layer_spec", None) is modelopt_transformer_layer_spec:
+        given = model.use_arbitrary_attention_mask
+        has_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
+        if not has_mask and (model.context_parallel_size == 1 if given is None else given):
+            mask = "dataset.skip_getting_attention_mask_from_dataset = False"
+            yield f"model.use_arbitrary_attention_mask = {given!r} without a mask (use False, or {mask})"
 
 
 def _knows(field: str) -> bool:

@@ -42,5 +42,11 @@ def _of_megatron_fsdp(config: ConfigContainer) -> Iterator[str]:
     stages, instances = model.virtual_pipeline_model_parallel_size, config.ddp.num_distributed_optimizer_instances
     if is_on and stages is not None and config.checkpoint.ckpt_format == "fsdp_dtensor":
         yield f"model.virtual_pipeline_model_parallel_size = {stages} with ckpt_format = 'fsdp_dtensor' (use None)"
+    outer, inner = config.ddp.outer_dp_sharding_strategy, config.ddp.data_parallel_sharding_strategy
+    if is_on and outer != "no_shard" and (instances < 2 or inner != "optim_grads_params"):
+        yield (
+            f"ddp.outer_dp_sharding_strategy = {outer!r} with num_distributed_optimizer_instances = {instances} and"
+            f" data_parallel_sharding_strategy = {inner!r} (use 'no_shard', or 2 or more and 'optim_grads_params')"
+        )
     if instances > 1 and is_on and config.checkpoint.save is not None:
         yield f"checkpoint.save with {instances} instances of Megatron-FSDP's optimizer (remove it)"

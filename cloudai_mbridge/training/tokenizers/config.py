@@ -47,3 +47,6 @@ class TokenizerConfig:
     trust_remote_code: bool = False
     tokenizer_sentencepiece_legacy: bool = False
     tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
+    null_tokenizer_eod_id: int | None = None  # of a null tokenizer; None: the last id
+    null_tokenizer_pad_id: int = -1  # -1: a null tokenizer has none
+    chat_template_path: str | None = None  # a file that holds `chat_template`

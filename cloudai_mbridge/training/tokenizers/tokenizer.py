@@ -81,8 +81,11 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
     options = _options(config, library, model)
     try:
         if library == "null":
-            return build_null_tokenizer(options["vocab_size"], metadata)
+            ids = (config.null_tokenizer_eod_id, config.null_tokenizer_pad_id)
+            return build_null_tokenizer(options["vocab_size"], metadata, *ids)
         return MegatronTokenizer.from_pretrained(path, metadata, **options)
+    except ConfigError:
+        raise
     except Exception as error:  # whatever a library raises, its files or options are at fault
         detail = " ".join(str(error).split())
         raise ConfigError(f"{_asked(config)}: {detail} ({type(error).__name__})") from error
@@ -96,8 +99,7 @@ def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:
         if library not in (*_NO_FILES, *_PACKAGES):
             choices = ", ".join((*_NO_FILES, *_PACKAGES))
             raise ConfigError(f"tokenizer.metadata_path: library {library!r} is not built; use one of {choices}")
-        chat = {} if config.chat_template is None else {"chat_template": config.chat_template}
-        return {**metadata, **chat}, str(library)
+        return {**metadata, **_given(chat_template=_chat_template(config))}, str(library)
     if config.tokenizer_type is None and config.tokenizer_model is not None:
         raise ConfigError(
             f"tokenizer.tokenizer_model = '{config.tokenizer_model}' is not read without tokenizer.tokenizer_type;"
@@ -107,7 +109,20 @@ def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:
         choices = ", ".join(name for name in _LIBRARIES if name)
         raise ConfigError(f"{_asked(config)} is not built; use one of {choices}")
     library = _LIBRARIES[config.tokenizer_type]
-    return {"library": library, "chat_template": config.chat_template}, library
+    return {"library": library, "chat_template": _chat_template(config)}, library
+
+
+def _chat_template(config: TokenizerConfig) -> str | None:
+    path = config.chat_template_path
+    if path is None:
+        return config.chat_template
+    where = f"tokenizer.chat_template_path = {path!r}"
+    if config.chat_template is not None:
+        raise ConfigError(f"{where}: tokenizer.chat_template is set too; remove one of them")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from error
 
 
 def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:

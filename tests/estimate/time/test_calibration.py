@@ -17,6 +17,7 @@ newest_container = "26.08"
 source = "a test"
 held_out.new_model = { num_rows = 9, median = 0.2 }
 held_out.by_recipe.llama3_8b = { num_rows = 6, median = 0.05 }
+held_out.by_gpu.gb200.fp8_mx = { num_rows = 4, median = 0.08, recipes = { llama3_8b = 1, x = 3 } }
 [coefficients.tp_comm]
 value = 0.5
 meaning = "a factor"
@@ -39,9 +40,14 @@ def test_a_factor_counts_by_its_logarithm_and_a_rate_as_it_is() -> None:
 
 def test_error_of_a_recipe_and_of_another_model() -> None:
     calibration = parse_calibration(tomllib.loads(_TOML))
-    assert calibration.error_of("llama3_8b") == HeldOutError("llama3_8b", 6, 0.05)
-    assert str(calibration.error_of("llama3_8b")) == "median error 5 % on 6 published rows of llama3_8b, held out"
-    assert str(calibration.error_of("mine")) == "median error 20 % on models that were not calibrated on, held out"
+    on = "gb200", Precision.FP8_MX
+    found = calibration.error_of("llama3_8b", *on)
+    assert found == HeldOutError("llama3_8b", 6, 0.08, device="gb200 in fp8_mx", device_rows=4, own_rows=1)
+    assert str(found) == "median error 8 % on 4 published rows of gb200 in fp8_mx, 1 of this recipe, held out"
+    text = "median error 20 % on 4 published rows of gb200 in fp8_mx, none of this recipe, held out"
+    assert str(calibration.error_of("mine", *on)) == text
+    none = calibration.error_of("llama3_8b", "gb200", Precision.BF16)
+    assert (none.is_known, str(none)) == (False, "accuracy: none, as no published row is of gb200 in bf16")
 
 
 def test_every_coefficient_is_used_and_every_used_one_is_there(dense: Architecture, experts: Architecture) -> None:

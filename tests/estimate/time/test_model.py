@@ -143,7 +143,22 @@ def test_newest_software_is_the_default(experts: Architecture, expert_layout: Pa
 
 
 def test_says_how_wrong_it_was(dense: Architecture) -> None:
-    assert time_model(dense, GB200, BF16).held_out_error == load_calibration().errors["llama3_70b"]
+    calibration = load_calibration()
+    error = time_model(dense, GB200, BF16).held_out_error
+    assert error == calibration.error_of("llama3_70b", "gb200", BF16)
+    assert error.median == max(
+        calibration.errors["llama3_70b"].median, calibration.device_errors["gb200", "bf16"].median
+    )
+    assert " published rows of gb200 in bf16, " in str(error)
+
+
+def test_where_nothing_was_published_the_accuracy_is_none(dense: Architecture) -> None:
+    """Of H100 in BF16 there are three rows, of other models; in NVFP4 none, nor of any H200."""
+    error = time_model(dense, gpu_named("h100"), BF16).held_out_error
+    assert str(error) == "median error 14 % on 3 published rows of h100 in bf16, none of this recipe, held out"
+    none = load_calibration().error_of("llama3_70b", "h200", BF16)
+    assert not none.is_known
+    assert str(none) == "accuracy: none, as no published row is of h200 in bf16"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ pytest.importorskip("megatron.core")
 from cloudai_mbridge.training.checkpointing import (
     check_checkpoint_packages,
     checkpoint_exists,
+    config_check,
     get_checkpoint_name,
     init_checkpointing_context,
 )
@@ -42,7 +43,7 @@ def test_accepted(fields):
         ({"ckpt_format": "torch"}, "checkpoint.ckpt_format = 'torch' is not supported; use 'torch_dist'"),
         ({"ckpt_format": "torch_dcp"}, "use 'torch_dist' or 'fsdp_dtensor'"),
         ({"ckpt_format": "fsdp_dtensor", "save": "c", "async_save": True}, "async_save = True is not supported"),
-        ({"non_persistent_ckpt_type": "local"}, "needs the package nvidia-resiliency-ext"),
+        ({"non_persistent_ckpt_type": "local"}, "needs the Python package nvidia-resiliency-ext"),
         ({"non_persistent_ckpt_type": "in_memory"}, "'in_memory' is not supported; use 'global'"),
         ({"non_persistent_save_interval": 2}, "needs non_persistent_ckpt_type"),
         (
@@ -51,7 +52,7 @@ def test_accepted(fields):
         ),
         ({"most_recent_k": 0}, "most_recent_k = 0 keeps nothing"),
         ({"most_recent_k": -2}, "most_recent_k = -2 keeps nothing"),
-        ({"replication": True}, "checkpoint.replication = True is not supported"),
+        ({"replication": True}, "replication = True needs non_persistent_ckpt_type = 'local'; remove it"),
     ],
 )
 def test_refused(fields, part):
@@ -59,6 +60,28 @@ def test_refused(fields, part):
         check(**fields)
     assert part in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "a"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({}, None),
+        ({"replication": True, "replication_jump": 2}, None),
+        ({"non_persistent_local_ckpt_dir": None}, "needs non_persistent_local_ckpt_dir: a directory on every machine"),
+        ({"ckpt_format": "fsdp_dtensor"}, "'local' needs ckpt_format = 'torch_dist'; use 'global'"),
+        ({"replication": True}, "needs replication_jump and replication_factor of at least 1, got None and 2"),
+    ],
+)
+def test_local_ones_with_the_package(fields, part, monkeypatch):
+    monkeypatch.setattr(config_check, "is_installed", lambda module: True)
+    if part is None:
+        check(**LOCAL | fields)
+    else:
+        with pytest.raises(ConfigError, match=part):
+            check(**LOCAL | fields)
 
 
 def test_the_context_is_refused_too():

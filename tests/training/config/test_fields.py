@@ -445,6 +445,9 @@ tokenizer_hf_no_include_special_tokens: bool = False
 trust_remote_code: bool = False
 tokenizer_sentencepiece_legacy: bool = False
 tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
+null_tokenizer_eod_id: Opt[int] = None
+null_tokenizer_pad_id: int = -1
+chat_template_path: Opt[str] = None
 """,
 }
 

@@ -137,7 +137,7 @@ def test_what_no_release_does_here_is_dropped_by_none(
     if key in load_schema(release)["classes"][CLASS_PATHS[data[section]["_target_"]]]["fields"]:
         assert reason == "", "`prepare` refuses it"
     else:
-        assert reason.startswith(f"{path}: the training loop does not do {asking} yet; use ")
+        assert reason.startswith(f"{path}: the training loop does not do {asking}; use ")
 
 
 _TARGETS = {
@@ -155,13 +155,13 @@ _TARGETS = {
 @pytest.mark.parametrize("path", ASKS_FOR_NOTHING_IN_FILES)
 def test_a_key_of_newer_files_is_refused_by_name_where_it_asks_for_something(path: str, tiny: Make) -> None:
     section, _, key = path.partition(".")
-    (harmless,) = ASKS_FOR_NOTHING_IN_FILES[path]
+    _, (harmless,) = ASKS_FOR_NOTHING_IN_FILES[path]
     data = written(tiny)
     data[section] = {**data.get(section, {}), "_target_": _TARGETS[section], key: harmless}
     assert refusal(data, str(installed_release())) == ""
     data[section][key] = "something"
-    words = f"{path}: the training loop does not do 'something' yet; use {harmless!r}"
-    assert refusal(data, str(installed_release())) == words
+    words = f"{path}: the training loop does not do 'something'; use {harmless!r}"
+    assert refusal(data, str(installed_release())).startswith(words)
 
 
 @pytest.mark.parametrize(

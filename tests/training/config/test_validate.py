@@ -183,6 +183,7 @@ CAPTURED = [
 ]
 
 LEGAL = [
+    Case("check_epochs", {"dataset": _finetuning(), "train.num_epochs": 2.5, "train.train_iters": None}),
     Case("ensure_data_parallel_size", {"env.WORLD_SIZE": "4", "model.tensor_model_parallel_size": 4}),
     Case("apply_deterministic_mode", _DETERMINISTIC),
     *(Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": a}) for a in ("Tree", "CollnetDirect")),
@@ -275,6 +276,12 @@ LEGAL = [
 
 # In the order of the rules: the test of the order relies on it
 ILLEGAL = [
+    Case(
+        "check_epochs",
+        {"dataset": PackingProvider(), "train.num_epochs": 2.5},
+        ValueError,
+        "num_epochs = 2.5 needs fine-tuning data",
+    ),
     Case(
         "finalize_sections", {"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, AssertionError, "Reuse grad buffer only"
     ),
@@ -444,6 +451,12 @@ ILLEGAL = [
         for name in ("torch", "torch_dcp")
     ),
     Case("check_decentralized_groups", {"dist.use_decentralized_pg": True}, AssertionError, "use_gloo_process_groups"),
+    Case(
+        "check_decentralized_groups",
+        {**_NO_GLOO, "dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": [2, 2]},
+        NotImplementedError,
+        "no groups for model.hierarchical_context_parallel_sizes",
+    ),
     Case(
         "check_gloo_free_format",
         {**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
@@ -975,6 +988,7 @@ def test_a_refused_configuration_keeps_its_deprecated_fields(config: Any, monkey
 def test_the_order_of_the_rules() -> None:
     """Most neighbours could change places unseen; people who know Megatron-Bridge expect its order all the same."""
     assert [rule.__name__ for rule in validate.CHECKS] == [
+        "check_epochs",
         "mark_packed_sequences",
         "finalize_sections",
         "sync_te_rng_tracker",

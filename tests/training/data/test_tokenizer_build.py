@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from megatron.core.tokenizers import MegatronTokenizer
 
+from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer, check_tokenizer
@@ -27,6 +28,31 @@ def test_the_last_id_of_the_null_tokenizer_is_the_end_of_a_document(kind: Any) -
     smaller = build(tokenizer_type=kind, vocab_size=100)
     assert (smaller.vocab_size, smaller.eod) == (100, 99)
     assert build(tokenizer_type=kind, vocab_size=512).vocab_size == 512  # as many ids as the model has
+
+
+def test_a_null_tokenizer_has_the_ids_that_are_given() -> None:
+    ids = {"null_tokenizer_eod_id": 7, "null_tokenizer_pad_id": 8}
+    if installed_release() in ("0.16", "0.17"):
+        with pytest.raises(
+            ConfigError, match=r"null_tokenizer_eod_id = 7 needs Megatron-Core 0.18 or newer; remove it"
+        ):
+            build(**ids)
+        return
+    tokenizer = build(**ids)
+    assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (512, 7, 8)
+    with pytest.raises(ConfigError, match="null_tokenizer_eod_id = 512 is not among the 512 ids; use 0 to 511"):
+        build(null_tokenizer_eod_id=512)
+
+
+def test_a_chat_template_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    fields: Any = {"metadata_path": {"library": "byte-level"}, "vocab_size": 300, "chat_template_path": str(path)}
+    with pytest.raises(ConfigError, match=r"chat_template_path = '.*chat.jinja' cannot be read"):
+        check_tokenizer(TokenizerConfig(**fields))
+    path.write_text("{{ messages }}")
+    assert build(**fields).chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"chat.jinja': tokenizer.chat_template is set too; remove one of them"):
+        build(**fields, chat_template="x")
 
 
 @pytest.mark.parametrize("as_file", [False, True])

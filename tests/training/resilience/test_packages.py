@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cloudai_mbridge.training.config.profiling import TensorInspectConfig
 from cloudai_mbridge.training.config.resilience import (
     FaultToleranceConfig,
     InProcessRestartConfig,
@@ -19,12 +20,13 @@ SECTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("ft.enable_ft_package", "nvidia-resiliency-ext", {"ft": FaultToleranceConfig(enable_ft_package=True)}),
     ("nvrx_straggler.enabled", "nvidia-resiliency-ext", {"nvrx_straggler": NVRxStragglerDetectionConfig(enabled=True)}),
     ("inprocess_restart.enabled", "nvidia-resiliency-ext", {"inprocess_restart": InProcessRestartConfig(enabled=True)}),
+    ("tensor_inspect.enabled", "nvdlfw-inspect", {"tensor_inspect": TensorInspectConfig(enabled=True)}),
     ("logger.log_energy", "nvidia-ml-py", {"logger": SimpleNamespace(log_energy=True)}),
 ]
 
 
 def config(**sections: Any) -> Any:
-    off = dict.fromkeys(("ft", "nvrx_straggler", "inprocess_restart"))
+    off = dict.fromkeys(("ft", "nvrx_straggler", "inprocess_restart", "tensor_inspect"))
     logger, optimizer = SimpleNamespace(log_energy=False), SimpleNamespace(optimizer="adam")
     return SimpleNamespace(**{**off, "logger": logger, "optimizer": optimizer, **sections})
 
@@ -40,7 +42,8 @@ def test_missing(key: str, package: str, section: dict[str, Any], monkeypatch: p
 
 @pytest.mark.parametrize("section", [section for _, _, section in SECTIONS])
 def test_installed(section: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "is_installed", lambda module: module in ("nvidia_resiliency_ext", "pynvml"))
+    there = ("nvidia_resiliency_ext", "nvdlfw_inspect", "pynvml")
+    monkeypatch.setattr(packages, "is_installed", lambda module: module in there)
     packages.check_packages(config(**section))
 
 
@@ -51,6 +54,7 @@ def test_what_is_off_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         "ft": FaultToleranceConfig(simulate_fault=True),
         "nvrx_straggler": NVRxStragglerDetectionConfig(),
         "inprocess_restart": InProcessRestartConfig(),
+        "tensor_inspect": TensorInspectConfig(),
     }
     packages.check_packages(config(**off))
 

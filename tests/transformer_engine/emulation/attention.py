@@ -39,7 +39,18 @@ scaled_upper_triang_masked_softmax_backward = scaled_softmax_backward
 scaled_aligned_causal_masked_softmax_backward = scaled_softmax_backward
 
 
-def fused_rope_forward(
+def fused_rope_forward(input: torch.Tensor, *rope: Any) -> torch.Tensor:
+    """Return the input rotated: [s, b, h, d] or [b, s, h, d]. rope: as of `_angles`, in its order."""
+    return _rotate(input, *_angles(input, *rope))
+
+
+def fused_rope_backward(output_grads: torch.Tensor, *rope: Any) -> torch.Tensor:
+    """Return the gradient: rotated the other way."""
+    cos, sin, interleaved = _angles(output_grads, *rope)
+    return _rotate(output_grads, cos, -sin, interleaved)
+
+
+def _angles(
     input: torch.Tensor,
     freqs: torch.Tensor,
     start_positions: torch.Tensor | None,
@@ -48,36 +59,15 @@ def fused_rope_forward(
     cu_seqlens: torch.Tensor | None,
     cp_size: int,
     cp_rank: int,
-) -> torch.Tensor:
-    """Return the input rotated: [s, b, h, d] or [b, s, h, d], without packed sequences or context parallelism."""
-    return _rotate(input, *_angles(input, freqs, start_positions, qkv_format, cu_seqlens, cp_size), interleaved)
-
-
-def fused_rope_backward(
-    output_grads: torch.Tensor,
-    freqs: torch.Tensor,
-    start_positions: torch.Tensor | None,
-    qkv_format: Any,
-    interleaved: bool,
-    cu_seqlens: torch.Tensor | None,
-    cp_size: int,
-    cp_rank: int,
-) -> torch.Tensor:
-    """Return the gradient: rotated the other way."""
-    cos, sin = _angles(output_grads, freqs, start_positions, qkv_format, cu_seqlens, cp_size)
-    return _rotate(output_grads, cos, -sin, interleaved)
-
-
-def _angles(
-    input: torch.Tensor, freqs: torch.Tensor, start_positions: Any, qkv_format: Any, cu_seqlens: Any, cp_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Return cosines and sines by position, without packed sequences or context parallelism, and `interleaved`."""
     is_plain = start_positions is None and cu_seqlens is None and cp_size == 1
     assert is_plain, "not emulated"
     assert qkv_format.name in ("NVTE_SBHD", "NVTE_BSHD"), "not emulated"
     by_position = freqs[: input.shape[0 if qkv_format.name == "NVTE_SBHD" else 1]]  # [s, 1, 1, d]
     if qkv_format.name == "NVTE_BSHD":
         by_position = by_position.transpose(0, 1)
-    return by_position.float().cos(), by_position.float().sin()
+    return by_position.float().cos(), by_position.float().sin(), interleaved
 
 
 def _rotate(input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:

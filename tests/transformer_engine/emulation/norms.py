@@ -11,41 +11,39 @@ from tests.transformer_engine.emulation.quantize import store
 Margin = int
 
 
-def layernorm_fwd(
-    input: Any,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    ln_out: Any,
-    quantizer: Any,
-    otype: Any,
-    sm_margin: Margin,
-    zero_centered_gamma: bool,
-) -> list[Any]:
-    """Return the normalized rows, in the quantizer's format, with the mean and the inverse deviation of each."""
+def layernorm_fwd(input: Any, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *others: Any) -> list[Any]:
+    """Return the normalized rows, in the quantizer's format, with the mean and the inverse deviation of each.
+
+    others: as of `_stored`, in its order.
+    """
     rows = high_precision(input).flatten(0, -2)
     mean = rows.mean(-1)
     inverse = torch.rsqrt((rows - mean[:, None]).square().mean(-1) + eps)
-    made = (rows - mean[:, None]) * inverse[:, None] * _gamma(weight, zero_centered_gamma)
-    made = made if bias is None else made + bias.float()
-    return [store(made.view(input.shape).to(torch_dtype(otype)), quantizer, ln_out), mean, inverse]
+    normalized = (rows - mean[:, None]) * inverse[:, None]
+    return [_stored(normalized, input, weight, bias, *others), mean, inverse]
 
 
-def rmsnorm_fwd(
+def rmsnorm_fwd(input: Any, weight: torch.Tensor, eps: float, *others: Any) -> list[Any]:
+    """Return the normalized rows, in the quantizer's format, None, and the inverse root mean square of each."""
+    rows = high_precision(input).flatten(0, -2)
+    inverse = torch.rsqrt(rows.square().mean(-1) + eps)
+    return [_stored(rows * inverse[:, None], input, weight, None, *others), None, inverse]
+
+
+def _stored(
+    normalized: torch.Tensor,
     input: Any,
     weight: torch.Tensor,
-    eps: float,
+    bias: torch.Tensor | None,
     ln_out: Any,
     quantizer: Any,
     otype: Any,
     sm_margin: Margin,
     zero_centered_gamma: bool,
-) -> list[Any]:
-    """Return the normalized rows, in the quantizer's format, None, and the inverse root mean square of each."""
-    rows = high_precision(input).flatten(0, -2)
-    inverse = torch.rsqrt(rows.square().mean(-1) + eps)
-    made = rows * inverse[:, None] * _gamma(weight, zero_centered_gamma)
-    return [store(made.view(input.shape).to(torch_dtype(otype)), quantizer, ln_out), None, inverse]
+) -> Any:
+    made = normalized * _gamma(weight, zero_centered_gamma)
+    made = made if bias is None else made + bias.float()
+    return store(made.view(input.shape).to(torch_dtype(otype)), quantizer, ln_out)
 
 
 def layernorm_bwd(

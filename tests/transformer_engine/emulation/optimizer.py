@@ -39,73 +39,39 @@ def multi_tensor_scale_tensor(chunk_size: int, noop: torch.Tensor, lists: Lists,
     multi_tensor_scale(chunk_size, noop, lists, float(scale))
 
 
-def multi_tensor_adam(
-    chunk_size: int,
-    noop: torch.Tensor,
-    lists: Lists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
-    """Update moments and parameters: lists of gradients, parameters, first and second moments, master parameters."""
+def multi_tensor_adam(chunk_size: int, noop: torch.Tensor, lists: Lists, *settings: Any) -> None:
+    """Update moments and parameters: lists of gradients, parameters, first and second moments, master parameters.
+
+    settings: as of `_adam`, in its order.
+    """
     for gradient, parameter, m, v, *master in zip(*lists, strict=True):
         full = master[0] if master else parameter
-        value = _adam(gradient, full.float(), m, v, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay)
+        value = _adam(gradient, full.float(), m, v, *settings)
         full.copy_(value)
         parameter.copy_(value)
 
 
-def multi_tensor_adam_param_remainder(
-    chunk_size: int,
-    noop: torch.Tensor,
-    lists: Lists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
+def multi_tensor_adam_param_remainder(chunk_size: int, noop: torch.Tensor, lists: Lists, *settings: Any) -> None:
     """Update parameters in bf16 whose fp32 values have their lower 16 bits beside them, in int16."""
     for gradient, parameter, m, v, remainder in zip(*lists, strict=True):
         high, low = parameter.view(torch.int16).int(), remainder.int()
         bits = (high - (low < 0).int() << 16) | (low & 0xFFFF)
-        value = _adam(
-            gradient,
-            bits.view(torch.float32),
-            *(m, v, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay),
-        )
+        value = _adam(gradient, bits.view(torch.float32), m, v, *settings)
         bits = value.contiguous().view(torch.int32)
         low = (bits << 16) >> 16
         parameter.view(torch.int16).copy_((bits >> 16) + (low < 0).int())
         remainder.copy_(low)
 
 
-def multi_tensor_adam_fp8(
-    chunk_size: int,
-    noop: torch.Tensor,
-    lists: Lists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    fp8_dtype: Any,
-) -> None:
-    """Update fp32 master parameters, and write them to FP8 with the scale of delayed scaling."""
+def multi_tensor_adam_fp8(chunk_size: int, noop: torch.Tensor, lists: Lists, *settings: Any) -> None:
+    """Update fp32 master parameters, and write them to FP8 with the scale of delayed scaling.
+
+    settings: as of `_adam`, then the FP8 type.
+    """
+    *settings_of_adam, fp8_dtype = settings
     for gradient, parameter, m, v, master, scale, amax, scale_inv in zip(*lists, strict=True):
         assert master.dtype == torch.float32, "as the kernel"
-        value = _adam(gradient, master, m, v, lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay)
+        value = _adam(gradient, master, m, v, *settings_of_adam)
         master.copy_(value)
         amax.copy_(torch.maximum(amax, value.abs().max()))
         scale_inv.copy_(scale.reciprocal())

@@ -97,7 +97,8 @@ def _of_shapes(config: "ConfigContainer", kind: str) -> Iterator[str]:
 
 def _is_packed(config: "ConfigContainer") -> bool:
     specs = getattr(config.dataset, "packed_sequence_specs", None)
-    return specs is not None and specs.packed_sequence_size > 0
+    has_documents = getattr(config.dataset, "inter_document_masking", False)
+    return has_documents or (specs is not None and specs.packed_sequence_size > 0)
 
 
 def _of_the_allocator() -> Iterator[str]:

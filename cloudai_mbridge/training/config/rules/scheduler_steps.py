@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.training.compat.batch_sizes import check_ramp, samples_after
+from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ def check_training_scheduler_compatibility(config: "ConfigContainer") -> None:
     )
 
 
+def check_epochs(config: "ConfigContainer") -> None:
+    """Check that passes over the data can be counted. Raises ValueError: the dataset has no end."""
+    dataset: Any = config.dataset
+    if config.train.num_epochs is None or (
+        isinstance(dataset, FinetuningDatasetConfig) and dataset.dataloader_type == "batch"
+    ):
+        return
+    raise ValueError(
+        f"train.num_epochs = {config.train.num_epochs} needs fine-tuning data (GPTSFTDatasetConfig or"
+        f" FinetuningDatasetConfig) with dataloader_type='batch', got {type(dataset).__name__} with"
+        f" {dataset.dataloader_type!r}; use train.train_iters"
+    )
+
+
 def calculate_scheduler_steps(config: "ConfigContainer") -> None:
     """Set the scheduler's `lr_decay_steps`, `lr_warmup_steps`, `wd_incr_steps` and `wsd_decay_steps`, all in samples.
 
@@ -45,6 +60,8 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
     scheduler, train = config.scheduler, config.train
     samples: Callable[[int], int]
     forget_filled_in(scheduler)
+    if train.num_epochs is not None and train.train_iters is None:
+        return  # until the data have been read
     if train.train_samples is not None:
         unit, length, samples = "samples", train.train_samples, int
     elif train.train_iters is not None and train.global_batch_size is not None:

@@ -24,8 +24,15 @@ from cloudai_mbridge.training.config.rules.number_formats import (
 )
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
+    check_epochs,
     check_training_scheduler_compatibility,
     forget_filled_in,
+)
+from cloudai_mbridge.training.config.rules.sharding import (
+    apply_megatron_fsdp,
+    check_fsdp_format,
+    check_one_fsdp,
+    drop_what_fsdp_lacks,
 )
 from cloudai_mbridge.training.config.rules.update import (
     _validate_and_sync_distributed_optimizer_settings,
@@ -33,7 +40,6 @@ from cloudai_mbridge.training.config.rules.update import (
     finalize,
     let_the_loss_scale_find_overflow,
 )
-from cloudai_mbridge.training.config.text.summary import print_rank_0
 
 if TYPE_CHECKING:
     from cloudai_mbridge.training.config.container import ConfigContainer
@@ -135,83 +141,11 @@ def clear_unused_graph_scope(config: "ConfigContainer") -> None:
         cuda_graphs.capture_nothing(config.model)
 
 
-def check_one_fsdp(config: "ConfigContainer") -> None:
-    """Check that at most one kind of fully-sharded data parallelism is on."""
-    if config.dist.use_megatron_fsdp and config.dist.use_torch_fsdp2:
-        raise ValueError("dist.use_megatron_fsdp and dist.use_torch_fsdp2 exclude each other; set one of them")
-
-
-def _uses_megatron_fsdp(config: "ConfigContainer") -> bool:
-    return bool(config.dist.use_megatron_fsdp or config.ddp.use_megatron_fsdp)
-
-
-def _uses_checkpoints(config: "ConfigContainer") -> bool:
-    return config.checkpoint.save is not None or config.checkpoint.load is not None
-
-
-def apply_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Turn Megatron FSDP on in both places when either asks for it, with what belongs to it, and check it."""
-    if not _uses_megatron_fsdp(config):
-        return
-    ddp, optimizer = config.ddp, config.optimizer
-    config.dist.use_megatron_fsdp = ddp.use_megatron_fsdp = True
-    if not (ddp.use_distributed_optimizer and optimizer.use_distributed_optimizer):
-        print_rank_0("Megatron FSDP has a distributed optimizer: use_distributed_optimizer is set to True")
-    ddp.use_distributed_optimizer = optimizer.use_distributed_optimizer = True
-    if optimizer.use_precision_aware_optimizer and hasattr(ddp, "megatron_fsdp_use_decoupled_grad"):
-        ddp.megatron_fsdp_use_decoupled_grad = True  # where Transformer Engine's Adam looks for gradients
-    if ddp.nccl_ub:
-        ddp.fsdp_manual_registration = True
-    check_megatron_fsdp(config)
-
-
-def check_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Check what Megatron FSDP needs, and what it forbids."""
-    ddp, checkpoint = config.ddp, config.checkpoint
-    assert not config.dist.use_tp_pp_dp_mapping, "Megatron FSDP requires dist.use_tp_pp_dp_mapping=False"
-    assert not _uses_checkpoints(config) or checkpoint.ckpt_format == "fsdp_dtensor", (
-        f"Megatron FSDP requires checkpoint.ckpt_format='fsdp_dtensor', got {checkpoint.ckpt_format!r}"
-    )
-    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1", (
-        "Megatron FSDP requires CUDA_DEVICE_MAX_CONNECTIONS greater than 1 in the environment, or none"
-    )
-    assert ddp.nccl_ub or not getattr(ddp, "fsdp_manual_registration", False), (
-        "ddp.fsdp_manual_registration requires ddp.nccl_ub=True"
-    )
-    interval = config.train.check_weight_hash_across_dp_replicas_interval
-    assert interval is None or ddp.data_parallel_sharding_strategy != "optim_grads_params", (
-        f"train.check_weight_hash_across_dp_replicas_interval={interval}: the parameters of"
-        " ddp.data_parallel_sharding_strategy='optim_grads_params' have no replicas"
-    )
-
-
-def drop_what_fsdp_lacks(config: "ConfigContainer") -> None:
-    """Turn off, with a word on rank 0, the options that Megatron FSDP does not have."""
-    if not _uses_megatron_fsdp(config):
-        return
-    ddp, optimizer = config.ddp, config.optimizer
-    if ddp.average_in_collective and not ddp.disable_symmetric_registration:
-        print_rank_0("ddp.average_in_collective does not work with NCCL's symmetric registration: set to False")
-        ddp.average_in_collective = False
-    if ddp.reuse_grad_buf_for_mxfp8_param_ag or optimizer.reuse_grad_buf_for_mxfp8_param_ag:
-        print_rank_0("reuse_grad_buf_for_mxfp8_param_ag does not exist in Megatron FSDP: set to False")
-        ddp.reuse_grad_buf_for_mxfp8_param_ag = optimizer.reuse_grad_buf_for_mxfp8_param_ag = False
-
-
 def check_modelopt_fusion(config: "ConfigContainer") -> None:
     """Check that quantized layers do not accumulate gradients in a fused kernel."""
     if getattr(config.model, "restore_modelopt_state", False):
         assert not config.model.gradient_accumulation_fusion, (
             "model.restore_modelopt_state requires model.gradient_accumulation_fusion=False"
-        )
-
-
-def check_fsdp_format(config: "ConfigContainer") -> None:
-    """Check that the format of Megatron FSDP's checkpoints is used with Megatron FSDP alone."""
-    if _uses_checkpoints(config) and config.checkpoint.ckpt_format == "fsdp_dtensor":
-        is_megatron_fsdp = config.ddp.use_megatron_fsdp and not config.dist.use_torch_fsdp2
-        assert is_megatron_fsdp, (
-            "checkpoint.ckpt_format='fsdp_dtensor' requires ddp.use_megatron_fsdp=True and dist.use_torch_fsdp2=False"
         )
 
 
@@ -242,7 +176,15 @@ def sync_cpu_initialization(config: "ConfigContainer") -> None:
 
 
 def check_decentralized_groups(config: "ConfigContainer") -> None:
-    """Check that decentralized process groups go without Gloo's."""
+    """Check that decentralized process groups go without Gloo's, and without levels of context parallelism.
+
+    AssertionError, NotImplementedError: they do not.
+    """
+    sizes = getattr(config.model, "hierarchical_context_parallel_sizes", None)
+    if config.dist.use_decentralized_pg and sizes is not None:
+        raise NotImplementedError(
+            f"dist.use_decentralized_pg has no groups for model.hierarchical_context_parallel_sizes = {sizes}; use None"
+        )
     assert not (config.dist.use_decentralized_pg and config.dist.use_gloo_process_groups), (
         "dist.use_decentralized_pg has NCCL groups only; set dist.use_gloo_process_groups=False"
     )
@@ -362,6 +304,7 @@ def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
 
 
 CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
+    check_epochs,
     mark_packed_sequences,
     finalize_sections,
     sync_te_rng_tracker,

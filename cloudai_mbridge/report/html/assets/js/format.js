@@ -72,8 +72,20 @@ function numberCell(value, why, spread) {
   }
   if (!Number.isFinite(value))
     return h("span", { class: "verdict failed", title: "not a finite number" }, formatNumber(value));
-  const beside = isFinal(spread) ? h("span", { class: "spread" }, ` ±${formatNumber(spread, 2)}`) : null;
-  return h("span", {}, formatNumber(value), beside);
+  const [number, error] = withError(value, spread);
+  return h("span", {}, number, error === null ? null : h("span", { class: "spread" }, ` ±${error}`));
+}
+
+// An error has two digits, and its value ends at the same place, as in the terminal's tables.
+function withError(value, error) {
+  if (!isFinal(error)) return [formatNumber(value), null];
+  const place = error > 0 ? Math.floor(Math.log10(Number(error.toExponential(1)))) - 1 : -Infinity;
+  if (place < -6 || Math.max(Math.abs(value), error) >= 1e9) return [formatNumber(value), formatNumber(error, 2)];
+  const unit = 10 ** Math.max(0, place);
+  const digits = Math.max(0, -place);
+  const format = new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const rounded = (number) => format.format(unit === 1 ? number : Math.round(number / unit) * unit);
+  return [value, error].map((number) => rounded(number).replace("-", "−"));
 }
 
 const GLYPHS = {

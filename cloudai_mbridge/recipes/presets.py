@@ -1,0 +1,107 @@
+"""What upstream's performance recipes set beside the launcher's arguments, by GPU, number format, variant and size.
+
+A `[[preset]]` of a recipe's file is a block of such settings: sections of a training config, and
+
+- `of`: its presets, such as "gb200 fp8_mx", "gb300 fp8_mx large_scale" or "h100 bf16 - 64". Words are patterns, what is
+  left out fits all; without `of` it is of all.
+- `with`: arguments without whose own value in the preset the block has no meaning: it goes with them.
+- `unset`: fields that the preset leaves empty.
+
+Source: the containers of Megatron-Bridge 0.6.0's launcher. `make interop` compares them with ours.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.presets.find import Preset
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
+from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections, load_recipe
+from cloudai_mbridge.recipes.user_buffers import user_buffers
+from cloudai_mbridge.training.compat.machine import GPU
+from cloudai_mbridge.training.schema.not_done import NEEDS
+
+_HEAD = ("of", "with", "unset")
+_TASK = "pretrain"
+_WORDS = 4  # GPU, number format, variant, GPUs of the job
+_OFF: tuple[Any, ...] = ("", "none", "None", [])
+_NEEDS = {**NEEDS, "model.moe_flex_dispatcher_backend": (GPU, (None,))}
+
+
+@dataclass(frozen=True)
+class _Trained:
+    recipe: str
+    label: str
+    own: Mapping[str, Any] = field(compare=False)
+
+
+def with_preset_of(recipe: Recipe, preset: Preset | None) -> Recipe:
+    """Return the recipe with what it sets for a preset of the embedded loop: for one preset always the same object."""
+    if preset is None or not recipe.blocks or preset.row.task != _TASK:
+        return recipe
+    row = preset.row
+    label = f"{row.gpu} {row.compute_dtype} {row.variant or '-'} {row.num_gpus}"
+    return _with_blocks(_Trained(recipe.name, label, preset.values))
+
+
+@lru_cache(maxsize=4096)
+def _with_blocks(trained: _Trained) -> Recipe:
+    recipe = load_recipe(trained.recipe)
+    blocks = tuple(block for block in recipe.blocks if any(_fits(trained.label, of) for of in block.get("of", ("*",))))
+    return replace(recipe, sections=_joined(recipe.sections, blocks), chosen=Chosen(recipe, blocks, trained.own))
+
+
+def _fits(label: str, pattern: str) -> bool:
+    words = pattern.split()
+    patterns = [*words, *("*" for _ in range(_WORDS - len(words)))]
+    return all(fnmatchcase(word, one) for word, one in zip(label.split(), patterns, strict=True))
+
+
+def sections_of(recipe: Recipe, args: ResolvedCmdArgs, lacking: Collection[str]) -> Sections:
+    """Return the sections that a point trains: of its preset without blocks that an argument or the machine rules out.
+
+    lacking: what the machine is known to lack; a recipe's own choice falls back there, a user's is refused.
+    """
+    if (chosen := recipe.chosen) is None:
+        return {name: dict(values) for name, values in recipe.sections.items()}
+    changed = {name for block in chosen.blocks for name in block.get("with", ()) if _is_changed(name, args, recipe)}
+    blocks = [block for block in chosen.blocks if changed.isdisjoint(block.get("with", ()))]
+    return _joined(chosen.recipe.sections, [block for block in blocks if not _needs(block, lacking)])
+
+
+def _is_changed(name: str, args: ResolvedCmdArgs, recipe: Recipe) -> bool:
+    """Return whether a point has another value of an argument than its preset, or the recipe with it, has."""
+    section, _, field_ = (ARGUMENTS[name].config or "").partition(".")
+    own = recipe.chosen.own.get(name) if recipe.chosen else None
+    return _plain(getattr(args, name)) not in (_plain(own), _plain(recipe.default(section, field_)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return sorted(names_in(value)) or None
+    return None if not value or value in _OFF else value
+
+
+def _needs(block: Block, lacking: Collection[str]) -> bool:
+    """Return whether something in a block needs what is lacking."""
+    return any(
+        _NEEDS[path][0] in lacking and value not in _NEEDS[path][1] for path, value in _fields(block) if path in _NEEDS
+    )
+
+
+def _fields(block: Block) -> Iterator[tuple[str, Any]]:
+    for section, values in block.items():
+        if section not in _HEAD:
+            yield from ((f"{section}.{name}", value) for name, value in values.items())
+
+
+def _joined(sections: Mapping[str, Mapping[str, Any]], blocks: Collection[Block]) -> Sections:
+    joined = {name: dict(values) for name, values in sections.items()}
+    for block in blocks:
+        for path, value in (*_fields(block), *((path, None) for path in block.get("unset", ()))):
+            section, _, name = path.partition(".")
+            is_name = name == "tp_comm_overlap_cfg" and isinstance(value, str)
+            joined.setdefault(section, {})[name] = user_buffers(value) if is_name else value
+    return joined

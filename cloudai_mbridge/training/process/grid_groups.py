@@ -1,0 +1,120 @@
+"""Process groups of a grid of ranks, handed to Megatron-Core function by function: `dist.use_decentralized_pg`.
+
+The order of ranks is tp-cp-dp-pp, and tp-ep-dp-pp for experts, as in Megatron-Bridge. Megatron-Core's global variables
+name the same groups, for those of its functions that take none.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.hyper_comm_grid import HyperCommGrid
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+
+# Field of the collection -> Megatron-Core's variables for it; some releases lack some of them
+_VARIABLES: dict[str, tuple[str, ...]] = {
+    "tp": ("_TENSOR_MODEL_PARALLEL_GROUP",),
+    "pp": ("_PIPELINE_MODEL_PARALLEL_GROUP",),
+    "mp": ("_MODEL_PARALLEL_GROUP",),
+    "embd": ("_EMBEDDING_GROUP",),
+    "pos_embd": ("_POSITION_EMBEDDING_GROUP",),
+    "cp": ("_CONTEXT_PARALLEL_GROUP",),
+    "tp_cp": ("_TENSOR_AND_CONTEXT_PARALLEL_GROUP",),
+    "tp_dp_cp": ("_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",),
+    "dp": ("_DATA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP_WITH_GTP_REMAT"),
+    "dp_cp": (
+        "_DATA_PARALLEL_GROUP_WITH_CP",
+        "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT",
+        "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
+        "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT",
+    ),
+    "ep": ("_EXPERT_MODEL_PARALLEL_GROUP",),
+    "expt_tp": ("_EXPERT_TENSOR_PARALLEL_GROUP",),
+    "tp_ep": ("_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",),
+    "tp_ep_pp": (
+        "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+        "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP",
+    ),
+    "expt_dp": (
+        "_EXPERT_DATA_PARALLEL_GROUP",
+        "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT",
+        "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
+        "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT",
+    ),
+}
+# Field -> the variable for its global ranks
+_RANKS = {
+    "tp": "_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS",
+    "pp": "_PIPELINE_GLOBAL_RANKS",
+    "mp": "_MODEL_PARALLEL_GLOBAL_RANKS",
+    "dp": "_DATA_PARALLEL_GLOBAL_RANKS",
+    "dp_cp": "_DATA_PARALLEL_GLOBAL_RANKS_WITH_CP",
+    "cp": "_CONTEXT_PARALLEL_GLOBAL_RANKS",
+    "ep": "_EXPERT_MODEL_PARALLEL_RANKS",
+    "embd": "_EMBEDDING_GLOBAL_RANKS",
+    "pos_embd": "_POSITION_EMBEDDING_GLOBAL_RANKS",
+}
+
+_own: ProcessGroupCollection | None = None
+
+
+def grid_groups() -> ProcessGroupCollection | None:
+    """Return the groups of this run's grid; None where Megatron-Core's own are used."""
+    return _own
+
+
+def make_grid_groups(config: ConfigContainer) -> None:
+    """Make the groups of the grid. torch.distributed must be up, Megatron-Core's groups not. A collective."""
+    global _own
+    model: Any = config.model
+    timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
+    _own = _collection(model, config.dist.distributed_backend, timeout)
+    for field, names in _VARIABLES.items():
+        for name in names:
+            _set(name, getattr(_own, field))
+    for field, name in _RANKS.items():
+        if (group := getattr(_own, field)) is not None:
+            _set(name, dist.get_process_group_ranks(group))
+    _set("_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", dist.group.WORLD)
+    groups = {id(group): group for group in vars(_own).values() if group is not None}
+    _set("_global_process_group_list", [None, *groups.values()])  # of which timeouts change; None: the default one
+    if (stages := model.virtual_pipeline_model_parallel_size) is not None:
+        mpu.set_virtual_pipeline_model_parallel_rank(0)
+        mpu.set_virtual_pipeline_model_parallel_world_size(stages)
+    mpu._set_global_memory_buffer()
+
+
+def forget_grid_groups() -> None:
+    """Hand nothing more to Megatron-Core; the groups end with torch.distributed."""
+    global _own
+    _own = None
+
+
+def _set(name: str, value: Any) -> None:
+    if hasattr(mpu, name):
+        setattr(mpu, name, value)
+
+
+def _collection(model: Any, backend: str, timeout: timedelta) -> ProcessGroupCollection:
+    world = dist.get_world_size()
+    tp, pp, cp = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
+    etp, ep = model.expert_tensor_parallel_size or tp, model.expert_model_parallel_size or 1
+    dense = HyperCommGrid([tp, cp, world // (tp * cp * pp), pp], ["tp", "cp", "dp", "pp"], backend=backend)
+    experts = HyperCommGrid([etp, ep, world // (etp * ep * pp), pp], ["tp", "ep", "dp", "pp"], backend=backend)
+
+    def of(grid: Any, *dimensions: str) -> Any:
+        return grid.create_pg(list(dimensions), timeout=timeout)
+
+    made = {name: of(dense, *name.split("_")) for name in ("tp", "cp", "pp", "dp", "tp_cp", "dp_cp", "tp_dp_cp")}
+    made |= {"mp": of(dense, "tp", "pp"), "intra_dp_cp": made["dp_cp"], "hcp": None}
+    made |= {"ep": of(experts, "ep"), "expt_tp": of(experts, "tp"), "expt_dp": of(experts, "dp")}
+    made |= {"tp_ep": of(experts, "tp", "ep"), "tp_ep_pp": of(experts, "tp", "ep", "pp")}
+    made |= {"intra_expt_dp": made["expt_dp"], "inter_dist_opt": None, "intra_dist_opt": None}
+    pipelines = dense._gen_rank_enum(["pp"])
+    for name, ends in (("embd", lambda ranks: sorted({ranks[0], ranks[-1]})), ("pos_embd", lambda ranks: ranks[:1])):
+        enumeration = [ends(ranks) for ranks in pipelines]
+        made[name], _ = dist.new_subgroups_by_enumeration(enumeration, backend=backend, timeout=timeout)
+    return ProcessGroupCollection(**made)
