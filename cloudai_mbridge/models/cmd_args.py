@@ -163,7 +163,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     domain: Text | None = _argument(refused="the loop trains language models only", harmless=("llm",))
     task: Text = _argument(
         default="pretrain",
-        refused="the loop trains all weights: it has no adapters",
+        refused="adapters need a container with the section peft",
         harmless=("pretrain", "sft"),
         estimated=READ,
     )

@@ -52,9 +52,8 @@ def load_checkpoint(
     if (iteration := local.newest(state.cfg.checkpoint, context)) >= 0:
         if iteration >= on_first_rank(partial(local.persistent_iteration, state.cfg.checkpoint)):
             context[local.LOADED] = True
-            return _load_locally(
-                _LocalLoad(*parts, context[local.MANAGER], strict=strict and peft is None), skip_load_to_model_and_opt
-            )
+            load_locally = _LocalLoad(*parts, context[local.MANAGER], strict=strict and peft is None)
+            return _load_locally(load_locally, skip_load_to_model_and_opt)
         _say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
     found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint, adapters_only=peft is not None))
     _say(*found.notes)
@@ -80,14 +79,6 @@ def load_checkpoint(
     return step, float(load.common.get("num_floating_point_operations_so_far", 0))
 
 
-def _load_locally(load: "_LocalLoad", skip_model_and_optimizer: bool) -> tuple[int, float]:
-    load.run(skip_model_and_optimizer)
-    progress = load.state.train_state
-    _say(f"  successfully loaded local checkpoint from {load.path} at iteration {progress.step}")
-    update_num_microbatches(progress.consumed_train_samples, verbose=False)
-    return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
-
-
 def load_pretrained(state: Any, chunks: list[Any]) -> None:
     """Load the weights of `checkpoint.pretrained_checkpoint` into chunks that nothing wraps yet. A collective.
 
@@ -100,6 +91,14 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
     forget_metadata()
     _say(f"  successfully loaded the weights of {found.directory}")
+
+
+def _load_locally(load: "_LocalLoad", skip_model_and_optimizer: bool) -> tuple[int, float]:
+    load.run(skip_model_and_optimizer)
+    progress = load.state.train_state
+    _say(f"  successfully loaded local checkpoint from {load.path} at iteration {progress.step}")
+    update_num_microbatches(progress.consumed_train_samples, verbose=False)
+    return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
 
 
 def _say(*lines: str) -> None:

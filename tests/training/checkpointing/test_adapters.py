@@ -77,7 +77,6 @@ def scenario():
     losses = {kind: found for kind, (found, _, _) in one["merged"].items()}
     assert one["recomputed"] == losses["lora"]
     for kind, (_, adapted, merged) in one["merged"].items():
-        print(kind, adapted, merged)
         assert merged == pytest.approx(adapted, abs=1e-5), kind
     results, _ = launch(
         2,
@@ -93,8 +92,6 @@ def scenario():
     }
 """,
     )
-    for name, (kind, found) in results[0].items():
-        print(name, kind, max(abs(a - b) for a, b in zip(found, losses[kind], strict=True)), found[0], found[-1])
     for name, (kind, found) in results[0].items():
         assert found == pytest.approx(losses[kind], abs=1e-5), name
 
@@ -141,4 +138,11 @@ def scenario():
     return results
 """,
     )
-    print(results)
+    for result in results:
+        assert result["bit equal"] == [True] * 6
+        assert max(result["differences"]) < 1e-5
+    assert all(key.endswith(".mlp.router.expert_bias") for key in results[0]["others"])
+    without, other, plain = results[0]["refused"]
+    assert "is a checkpoint without adapters; use it as pretrained_checkpoint" in without
+    assert "its adapters have kind 'LoRA', this run's peft 'DoRA'" in other
+    assert "is not in it" in plain
