@@ -96,13 +96,17 @@ def _fsdp_norm(chunks: list[Any]) -> float:
     params = list({id(param): param for chunk in chunks for param in chunk.parameters()}.values())
     if others := [param for param in params if not isinstance(param, DTensor)]:
         raise RuntimeError(f"Megatron-FSDP is on, and {len(others)} parameters are not DTensors")
-    params = [param for param in params if param_is_not_shared(param)]
-    experts = [param for param in params if not getattr(getattr(param, "orig_param", param), "allreduce", True)]
-    others = [param for param in params if not any(param is expert for expert in experts)]
-    dense, expert = (calc_dtensor_params_l2_norm(kind) ** 2 for kind in (others, experts))
+    dense, expert = (calc_dtensor_params_l2_norm(_of_kind(params, is_expert)) ** 2 for is_expert in (False, True))
     square = torch.tensor(expert, dtype=torch.float64, device=current_device())
     _all_reduce(square, mpu.get_expert_model_parallel_group())  # which their meshes do not contain
     return math.sqrt(float(_all_reduce(square + dense, mpu.get_pipeline_model_parallel_group()).item()))
+
+
+def _of_kind(params: list[Any], is_expert: bool) -> list[Any]:
+    """Return those of experts, or the others; Megatron-FSDP leaves an expert's mark on the parameter that it shards."""
+    marks = [getattr(getattr(param, "orig_param", param), "allreduce", True) for param in params]
+    kinds = zip(params, marks, strict=True)
+    return [param for param, mark in kinds if bool(mark) is not is_expert and param_is_not_shared(param)]
 
 
 @torch.no_grad()
