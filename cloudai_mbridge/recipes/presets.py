@@ -86,9 +86,9 @@ def _is_field(path: str, core: str) -> bool:
 
 def _is_changed(name: str, args: ResolvedCmdArgs, recipe: Recipe) -> bool:
     """Return whether a point has another value of an argument than its preset, or the recipe with it, has."""
-    section, _, field_ = (ARGUMENTS[name].config or "").partition(".")
-    own = recipe.chosen.own.get(name) if recipe.chosen else None
-    return _plain(getattr(args, name)) not in (_plain(own), _plain(recipe.default(section, field_)))
+    section, _, field_name = (ARGUMENTS[name].config or "").partition(".")
+    own = recipe.chosen.own if recipe.chosen else {}
+    return bool(_plain(getattr(args, name)) != _plain(own.get(name, recipe.default(section, field_name))))
 
 
 def _plain(value: Any) -> Any:
