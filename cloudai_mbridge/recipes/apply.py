@@ -150,7 +150,7 @@ def training_config(
     core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: what the machine lacks.
     BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need what the machine lacks.
     """
-    sections = sections_of(recipe, args, lacking)
+    sections = sections_of(recipe, args, core, lacking)
     for name, (section, field) in MAPPED.items():
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value

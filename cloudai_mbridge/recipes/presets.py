@@ -13,7 +13,7 @@ Source: the containers of Megatron-Bridge 0.6.0's launcher. `make interop` compa
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets.find import Preset
@@ -21,7 +21,10 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections, load_recipe
 from cloudai_mbridge.recipes.user_buffers import user_buffers
 from cloudai_mbridge.training.compat.machine import GPU
+from cloudai_mbridge.training.schema.check import load_schema
+from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.not_done import NEEDS
+from cloudai_mbridge.training.schema.type_forms import options_of, parse
 
 _HEAD = ("of", "with", "unset")
 _TASK = "pretrain"
@@ -59,23 +62,33 @@ def _fits(label: str, pattern: str) -> bool:
     return all(fnmatchcase(word, one) for word, one in zip(label.split(), patterns, strict=True))
 
 
-def sections_of(recipe: Recipe, args: ResolvedCmdArgs, lacking: Collection[str]) -> Sections:
+def sections_of(recipe: Recipe, args: ResolvedCmdArgs, core: str | None, lacking: Collection[str]) -> Sections:
     """Return the sections that a point trains: of its preset without blocks that an argument or the machine rules out.
 
-    lacking: what the machine is known to lack; a recipe's own choice falls back there, a user's is refused.
+    core: the release of Megatron-Core; None: a new one. lacking: what the machine is known to lack. A recipe's own choice
+    falls back where one of them does not have it, a user's is refused.
     """
     if (chosen := recipe.chosen) is None:
         return {name: dict(values) for name, values in recipe.sections.items()}
     changed = {name for block in chosen.blocks for name in block.get("with", ()) if _is_changed(name, args, recipe)}
     blocks = [block for block in chosen.blocks if changed.isdisjoint(block.get("with", ()))]
-    return _joined(chosen.recipe.sections, [block for block in blocks if not _needs(block, lacking)])
+    able = [block for block in blocks if core is None or all(_is_field(path, core) for path, _ in _fields(block))]
+    return _joined(chosen.recipe.sections, [block for block in able if not _needs(block, lacking)])
+
+
+@cache
+def _is_field(path: str, core: str) -> bool:
+    section, _, name = path.partition(".")
+    classes = load_schema(core)["classes"]
+    form = parse(classes[CONTAINER]["fields"][section]["type"])
+    return any(name in classes[one.args[0]]["fields"] for one in options_of(form, "config") if one.args[0] in classes)
 
 
 def _is_changed(name: str, args: ResolvedCmdArgs, recipe: Recipe) -> bool:
     """Return whether a point has another value of an argument than its preset, or the recipe with it, has."""
-    section, _, field_ = (ARGUMENTS[name].config or "").partition(".")
-    own = recipe.chosen.own.get(name) if recipe.chosen else None
-    return _plain(getattr(args, name)) not in (_plain(own), _plain(recipe.default(section, field_)))
+    section, _, field_name = (ARGUMENTS[name].config or "").partition(".")
+    own = recipe.chosen.own if recipe.chosen else {}
+    return bool(_plain(getattr(args, name)) != _plain(own.get(name, recipe.default(section, field_name))))
 
 
 def _plain(value: Any) -> Any:

@@ -28,9 +28,11 @@ def _recipe(**given: Any) -> tuple[Recipe, ResolvedCmdArgs]:
     return recipe, with_recipe_defaults(with_loop_preset(args, preset).args, recipe)
 
 
-def _config(given: dict[str, Any], lacking: tuple[str, ...] = (), **extra: str) -> dict[str, Any]:
+def _config(
+    given: dict[str, Any], lacking: tuple[str, ...] = (), core: str | None = None, **extra: str
+) -> dict[str, Any]:
     recipe, args = _recipe(**given)
-    return training_config(recipe, args, {key.replace("__", "."): text for key, text in extra.items()}, None, lacking)
+    return training_config(recipe, args, {key.replace("__", "."): text for key, text in extra.items()}, core, lacking)
 
 
 def test_every_block_is_of_a_preset_and_sets_fields_that_exist() -> None:
@@ -53,6 +55,7 @@ def test_every_block_is_of_a_preset_and_sets_fields_that_exist() -> None:
 def test_a_block_goes_with_its_arguments_and_what_a_test_sets_wins() -> None:
     model = _config(QWEN)["model"]
     assert (model["moe_paged_stash"], model["moe_token_dispatcher_type"]) == (True, "flex")
+    assert "moe_paged_stash" not in _config(QWEN, core="0.17")["model"]  # which has none
     without_graphs = _config(QWEN | {"cuda_graph_impl": "none", "moe_flex_dispatcher_backend": "None"})["model"]
     assert "moe_paged_stash" not in without_graphs
     assert without_graphs["moe_token_dispatcher_type"] == "alltoall"
