@@ -185,10 +185,10 @@ class LogParser:
         lines, num_lost = numbered(self._times, self._iterations)
         if self._iterations and (len(self._iterations) != len(self._times) or num_lost):
             notes.append(f"{len(self._times)} step-time lines for {len(self._iterations)} iteration lines")
-        steps = {step: _record_of(step, *pair) for step, pair in lines}
-        if len(steps) < len(lines):
-            notes.append(_REPEATED.format(len(lines) - len(steps)))
-        return LogSummary(tuple(steps[step] for step in sorted(steps)), "lines", self._run, tuple(notes))
+        found = {step: _record_of(step, *pair) for step, pair in lines}
+        if len(found) < len(lines):
+            notes.append(_REPEATED.format(len(lines) - len(found)))
+        return LogSummary(tuple(found[step] for step in sorted(found)), "lines", self._run, tuple(notes))
 
 
 def _record_of(step: int, time: TimeLine | None, iteration: IterationLine | None) -> StepRecord:

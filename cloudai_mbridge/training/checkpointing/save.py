@@ -17,7 +17,7 @@ from cloudai_mbridge.training.checkpointing.async_save import (
     schedule,
     uses_worker,
 )
-from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
+from cloudai_mbridge.training.checkpointing.content import Metadata, content_metadata, save_strategy, tree_to_save
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
@@ -93,7 +93,11 @@ def save_checkpoint(
 
 
 def _save_locally(
-    state: Any, parts: Any, metadata: Any, context: dict[str, Any], completed: Callable[[], None]
+    state: Any,
+    parts: tuple[list[Any], Any, Any, float, Any],
+    metadata: Metadata,
+    context: dict[str, Any],
+    completed: Callable[[], None],
 ) -> None:
     config, iteration = state.cfg.checkpoint, state.train_state.step
     where = f"checkpoint.non_persistent_local_ckpt_dir = {config.non_persistent_local_ckpt_dir!r}"
