@@ -65,8 +65,8 @@ def _fits(label: str, pattern: str) -> bool:
 def sections_of(recipe: Recipe, args: ResolvedCmdArgs, core: str | None, lacking: Collection[str]) -> Sections:
     """Return the sections that a point trains: of its preset without blocks that an argument or the machine rules out.
 
-    core: the release of Megatron-Core; None: a new one. lacking: what the machine is known to lack. A recipe's own choice
-    falls back where one of them does not have it, a user's is refused.
+    core: the release of Megatron-Core; None: a new one. lacking: what the machine is known to lack.
+    What these cannot do falls back where a recipe chose it, and is refused where a user names it.
     """
     if (chosen := recipe.chosen) is None:
         return {name: dict(values) for name, values in recipe.sections.items()}
