@@ -66,7 +66,7 @@ class Matrix(torch.nn.Module):
     def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
         """Return x times the weight; splits: how many of the rows of x are each expert's."""
         if not self.experts:
-            return F.linear(x, self.weight)
+            return F.linear(x, self.weights[0])
         parts = torch.split(x, [int(size) for size in splits])
         return torch.cat([F.linear(part, weight) for part, weight in zip(parts, self.weights, strict=True)])
 
@@ -178,7 +178,7 @@ class Adapter(torch.nn.Module):
     def _gives_split_output(self) -> bool:
         return self.base.kind == "column" or self.base.has_split_sequence
 
-    def _before_in(self, x: torch.Tensor) -> torch.Tensor:
+    def _before_in(self, x: torch.Tensor) -> Any:
         base = self.base
         if base.kind != "column" or base.is_reduced_outside or base.ranks == 1:
             return x
@@ -186,7 +186,7 @@ class Adapter(torch.nn.Module):
             return mappings.gather_from_sequence_parallel_region(x, group=base.group)
         return mappings.copy_to_tensor_model_parallel_region(x, group=base.group)
 
-    def _after_in(self, inner: torch.Tensor) -> torch.Tensor:
+    def _after_in(self, inner: torch.Tensor) -> Any:
         """Return the inner product whole. Its gradient differs by rank, and is summed."""
         base = self.base
         if base.ranks == 1:
@@ -196,7 +196,7 @@ class Adapter(torch.nn.Module):
         inner = mappings.reduce_from_tensor_model_parallel_region(inner, group=base.group)
         return mappings.copy_to_tensor_model_parallel_region(inner, group=base.group)
 
-    def _after_out(self, y: torch.Tensor) -> torch.Tensor:
+    def _after_out(self, y: torch.Tensor) -> Any:
         base = self.base
         if base.ranks == 1 or (base.kind == "column" and not base.gathers):
             return y
@@ -244,16 +244,14 @@ class SharedAdapter(Adapter):
     def __init__(self, base: BaseLayer, shape: Shape, *, is_gated: bool = False) -> None:
         self.part = base
         marks = {"allreduce": True, "sequence_parallel": True}
-        sizes = {
-            "in_size": base.whole_in_size,
-            "out_size": base.out_size * (base.ranks if base.kind == "column" else 1),
-        }
-        super().__init__(replace(base, kind="whole", num_experts=0, marks=marks, **sizes), shape)
+        out_size = base.out_size * (base.ranks if base.kind == "column" else 1)
+        whole = replace(base, kind="whole", num_experts=0, marks=marks, in_size=base.whole_in_size, out_size=out_size)
+        super().__init__(whole, shape)
         self.splits_gate = is_gated
 
     def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
         """Return what is added to the layer's output."""
-        x = x.to(self.linear_in.weight.dtype)
+        x = x.to(self.linear_in.weights[0].dtype)
         if self.is_dropped_first:
             x = self.drop(x, is_split=True)
         y = F.linear(F.linear(x, self._own_columns()), self._own_rows())
@@ -266,11 +264,11 @@ class SharedAdapter(Adapter):
         return [self.scale * (self._own_rows() @ self._own_columns())] * self.part.num_experts
 
     def _own_columns(self) -> torch.Tensor:
-        weight: torch.Tensor = self.linear_in.weight
+        weight: torch.Tensor = self.linear_in.weights[0]
         return weight if self.part.kind != "row" else weight.chunk(self.part.ranks, 1)[self.part.rank]
 
     def _own_rows(self) -> torch.Tensor:
-        weight: torch.Tensor = self.linear_out.weight
+        weight: torch.Tensor = self.linear_out.weights[0]
         if self.part.kind != "column" or self.part.ranks == 1:
             return weight
         halves = weight.chunk(2) if self.splits_gate else (weight,)

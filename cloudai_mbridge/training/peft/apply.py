@@ -55,7 +55,8 @@ def _adapt(match: matching.Match, peft: Adapters, seed: int) -> None:
 
 def _gate(gating: Any, adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = gating(x)
-    return logits + adapter(x).to(logits.dtype)
+    added: torch.Tensor = adapter(x)
+    return logits + added.to(logits.dtype)
 
 
 def _adapted(match: matching.Match, module: Any, base: BaseLayer, shape: Shape, peft: Adapters) -> torch.nn.Module:
@@ -91,7 +92,7 @@ def _rank(match: matching.Match, peft: Adapters, base: BaseLayer, config: Any) -
     if match.is_expert and getattr(peft, "normalize_moe_lora", False):
         if dim % config.moe_router_topk:
             raise ValueError(f"peft.dim = {dim} is not a multiple of model.moe_router_topk = {config.moe_router_topk}")
-        return -(-dim // config.moe_router_topk // ranks) * ranks
+        return -(-(dim // int(config.moe_router_topk)) // ranks) * ranks
     if dim % ranks:
         raise ValueError(f"peft.dim = {dim} cannot be split over {ranks} tensor-parallel ranks ({match.name})")
     return dim

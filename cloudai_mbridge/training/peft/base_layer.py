@@ -75,7 +75,7 @@ class BaseLayer:
 
 def describe(module: Any, name: str, *, is_expert: bool) -> BaseLayer:
     """Describe a linear layer; is_expert: of routed experts. The process groups must be up."""
-    kind = next((kind for kind, classes in _classes().items() if isinstance(module, classes)), "whole")
+    kind: Kind = next((kind for kind, classes in _classes().items() if isinstance(module, classes)), "whole")
     weight = weights(module)[0]
     config = module.config
     is_fc1 = name.endswith("linear_fc1")

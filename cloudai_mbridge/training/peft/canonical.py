@@ -16,7 +16,8 @@ class _Parts(torch.nn.ModuleDict):
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Return what is saved of all."""
         found: dict[str, Any] = {}
-        for name, adapter in self.items():
+        adapters: Any = self.items()
+        for name, adapter in adapters:
             found |= adapter.sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
         return found
 

@@ -74,7 +74,8 @@ class DecomposedLinear(AdaptedLinear):
         magnitude: Any = self.adapter.weight_magnitude
         with torch.no_grad():
             norms = self._norms(super().merged()[0])
-        return magnitude / norms.to(magnitude.dtype)
+        ratio: torch.Tensor = magnitude / norms.to(magnitude.dtype)
+        return ratio
 
     def _norms(self, matrix: torch.Tensor) -> torch.Tensor:
         """Return the norms of the whole rows. A collective of the ranks that have parts of them."""

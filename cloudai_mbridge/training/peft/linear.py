@@ -23,8 +23,8 @@ class AdaptedLinear(torch.nn.Module):
         self.config = to_wrap.config
         if hasattr(to_wrap, "return_layernorm_output"):  # the norm is a part of Transformer Engine's layer
             to_wrap.return_layernorm_output = True
-        self._register_state_dict_hook(_without_wrapper)
-        self._register_load_state_dict_pre_hook(_with_wrapper)
+        self._register_state_dict_hook(_without_wrapper)  # type: ignore[no-untyped-call]
+        self._register_load_state_dict_pre_hook(_with_wrapper)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         """Return what others look at of the wrapped layer."""
@@ -54,7 +54,8 @@ class AdaptedLinear(torch.nn.Module):
         """Return what is saved of both."""
         found: dict[str, Any] = self.to_wrap.sharded_state_dict(prefix, sharded_offsets, metadata)
         adapter: Any = self.adapter
-        return found | adapter.sharded_state_dict(f"{prefix}adapter.", sharded_offsets, metadata)
+        found.update(adapter.sharded_state_dict(f"{prefix}adapter.", sharded_offsets, metadata))
+        return found
 
     def merged(self) -> list[torch.Tensor]:
         """Return this rank's matrices with the adapter, in fp32. A collective of the ranks that share them."""
