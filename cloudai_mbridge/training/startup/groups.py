@@ -11,7 +11,7 @@ def asked_of_groups(config: ConfigContainer) -> Iterator[str]:
     chosen: Any = config.dist
     if not chosen.use_decentralized_pg:
         return
-    combined = (
+    combined: tuple[tuple[str, Any, Any], ...] = (
         ("dist.use_tp_pp_dp_mapping", chosen.use_tp_pp_dp_mapping, False),
         ("dist.use_sharp", chosen.use_sharp, False),
         ("dist.nccl_communicator_config_path", chosen.nccl_communicator_config_path, None),
