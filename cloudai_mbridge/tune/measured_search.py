@@ -284,7 +284,7 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
     looks = int(_LOOKS_PER_DOUBLING * math.log2(len(step_times) / _FIRST_LOOK))
     number = int(_FIRST_LOOK * 2 ** (looks / _LOOKS_PER_DOUBLING))
     times = np.array(capped(step_times[:number]))
-    of_steps = float(np.log(times).var(ddof=1)) / number
+    of_steps = float(np.log(step_times[:number]).var(ddof=1)) / number  # the capped times' own is too small by chance
     variance = of_steps + best_error**2 + noise**2
     degrees = (number - 1) / max(of_steps / variance, 1e-6) ** 2  # by Satterthwaite: only the steps' is not known
     within = stdtrit(degrees, 1 - _WRONGLY) * math.sqrt(variance)
