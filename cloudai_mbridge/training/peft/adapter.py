@@ -159,7 +159,8 @@ class Adapter(torch.nn.Module):
         y = self._after_out(self.linear_out(inner, splits))
         if not self.is_dropped_first:
             y = self.drop(y, is_split=self._gives_split_output)
-        return y * self.scale
+        scaled: torch.Tensor = y * self.scale
+        return scaled
 
     def drop(self, x: torch.Tensor, *, is_split: bool) -> torch.Tensor:
         """Apply dropout: with a mask of its own on each rank that holds another part of x."""
