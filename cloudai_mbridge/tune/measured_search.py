@@ -276,8 +276,8 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
     after 4, 5, 8, 11, 16, ... steps, each time with a Student distribution: of runs that are as fast as the best, one
-    in 1,000 is called slower at each look. The median counts, which steps that now and then take long leave as it is, and
-    which is at most about their capped mean; capped means of few steps would be wrong more often.
+    in 1,000 is called slower at each look. The median counts: steps that now and then take long leave it, and
+    it is at most about their capped mean; capped means of few steps would be wrong more often.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
