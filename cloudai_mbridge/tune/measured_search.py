@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from cloudai_mbridge.metrics import capped
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.runner import Judge
@@ -30,6 +29,7 @@ _AS_KNOWN = 2
 _CERTAIN = 0.95  # that the best point is faster than the next; otherwise both are measured again, once
 _FIRST_LOOK, _LOOKS_PER_DOUBLING, _WRONGLY = 4, 2, 0.001
 _LEAST_ERROR = 1e-9
+_OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
 _AT_ONCE = 4  # where no limit on active runs is set
 _CATEGORY_APART = 2.0  # doublings that tell as much as another value of what is not a number
 
@@ -276,19 +276,19 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
     after 4, 5, 8, 11, 16, ... steps, each time with a Student distribution: of runs that are as fast as the best, one
-    in 1,000 is called slower at each look. The capped mean counts, as in the best point's time: steps that now and then
-    take long move a plain mean, of any run.
+    in 1,000 is called slower at each look. The median counts: steps that now and then take long leave it, and
+    it is at most about their capped mean; capped means of few steps would be wrong more often.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
     looks = int(_LOOKS_PER_DOUBLING * math.log2(len(step_times) / _FIRST_LOOK))
     number = int(_FIRST_LOOK * 2 ** (looks / _LOOKS_PER_DOUBLING))
-    times = np.array(capped(step_times[:number]))
-    of_steps = float(np.log(step_times[:number]).var(ddof=1)) / number  # the capped times' own is too small by chance
+    logs = np.log(step_times[:number])
+    of_steps = _OF_MEDIAN**2 * float(logs.var(ddof=1)) / number
     variance = of_steps + best_error**2 + noise**2
     degrees = (number - 1) / max(of_steps / variance, 1e-6) ** 2  # by Satterthwaite: only the steps' is not known
     within = stdtrit(degrees, 1 - _WRONGLY) * math.sqrt(variance)
-    return bool(math.log(times.mean()) - within > math.log(best_s))
+    return bool(np.median(logs) - within > math.log(best_s))
 
 
 def positions_of(coordinates: Sequence[Mapping[str, Any]]) -> Floats:
