@@ -152,7 +152,7 @@ class SlurmSystem(_System):
     default_partition: Annotated[OneLine, Field(min_length=1)] = Field(description="where jobs go")
     partitions: list[Partition] = Field(description="partitions, with their nodes")
     account: OneLine | None = Field(None, description="of the jobs: sbatch --account")
-    job_name_prefix: Annotated[OneLine, Field(max_length=100, pattern=r"^[^\s|%]*$")] = Field(
+    job_name_prefix: OneLine = Field(
         "", description="what job names begin with, where a site wants its project's name there"
     )
     distribution: OneLine | None = Field(None, description="of the ranks: sbatch --distribution")

@@ -53,6 +53,7 @@ def test_runs_of_all_places_newest_first(here: Path, tmp_path: Path, monkeypatch
     assert find_run("latest") == fourth
 
 
+@pytest.mark.process
 def test_names_sort_the_same_in_every_time_zone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second run starts in a shell whose clock is 25 hours behind that of the first."""
     files = Path(__file__).parents[2]

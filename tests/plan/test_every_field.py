@@ -105,7 +105,7 @@ VALUES: dict[type[BaseModel], dict[str, Any]] = {
     },
     RunnerConfig: {
         **{"max_parallel": 2, "max_gpu_hours": 5.0, "retries": 0, "fail_fast": True, "hang_timeout_s": 50.0},
-        **{"pre_test_timeout_s": 5.0, "patience_s": 5.0, "settle_s": 5.0, "unknown_s": 5.0},
+        **{"pre_test_timeout_s": 5.0, "patience_s": 5.0, "settle_s": 5.0, "unknown_s": 5.0, "late_files_s": 5.0},
         "on_completion": {"command": ["/bin/true"]},
     },
     OnCompletion: {"command": ["/bin/false"], "webhook_env": "HOOK", "webhook_file": "/f"},

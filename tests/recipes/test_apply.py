@@ -247,7 +247,8 @@ def test_a_machine_without_transformer_engine_is_told_before_a_job_is() -> None:
 def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
     assert _config("llama3_8b")["optimizer"]["use_precision_aware_optimizer"] is True
     assert "use_precision_aware_optimizer" not in _config(DENSE)["optimizer"], "without the distributed optimizer"
-    muon = _config("llama3_8b", {"optimizer.optimizer": '"muon"'})["optimizer"]
+    whole = {f"{section}.use_distributed_optimizer": "false" for section in ("ddp", "optimizer")}
+    muon = _config("llama3_8b", {"optimizer.optimizer": '"muon"', **whole})["optimizer"]
     assert "use_precision_aware_optimizer" not in muon
     for dtype in ("fp32", "fp8_ds"):  # whose weights its kernel does not take
         optimizer = _config("deepseek_v3", compute_dtype=dtype)["optimizer"]

@@ -136,7 +136,7 @@ def test_the_tracker_of_random_numbers(te: bool, impl: str, monkeypatch: pytest.
     monkeypatch.setattr(initialize, "model_parallel_cuda_manual_seed", lambda seed, **more: asked.update(more))
     monkeypatch.setattr(initialize.mpu, "get_pipeline_model_parallel_rank", lambda: 1)
     monkeypatch.setattr(initialize, "current_device", lambda: torch.device("cuda"))
-    rng = SimpleNamespace(seed=1, te_rng_tracker=te, inference_rng_tracker=False)
+    rng = SimpleNamespace(seed=1, te_rng_tracker=te, inference_rng_tracker=False, data_parallel_random_init=False)
     config: Any = SimpleNamespace(rng=rng, model=SimpleNamespace(cuda_graph_impl=impl, cuda_graph_scope=None))
     initialize._seed_generators(config)
     assert asked == {

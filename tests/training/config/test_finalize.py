@@ -112,7 +112,7 @@ ILLEGAL = [
         AssertionError,
         "mem_efficient=False",
     ),
-    (TrainingConfig(), AssertionError, "train_iters or train_samples is needed"),
+    (TrainingConfig(), AssertionError, "train_iters, train_samples or num_epochs is needed"),
     (TrainingConfig(train_iters=3, train_samples=8, global_batch_size=4), AssertionError, "make 2 iterations"),
     (TrainingConfig(train_samples=0, global_batch_size=4), AssertionError, "train_samples=0 must be positive"),
     (

@@ -444,7 +444,6 @@ BOMB = "\n".join(
         ("!!python/object/apply:os.system ['true']", "the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
         ("!!python/name:os.system", "is not read"),
         ("a: !!binary aGk=", "is not read"),
-        ("!!set {a}", "is not read"),
         ("a: 1\n---\nb: 2", "more than one YAML document"),
         ("? [1]\n: 2", "cannot be a key"),
         ("~: 2", "cannot be a key"),

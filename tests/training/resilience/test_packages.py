@@ -28,7 +28,8 @@ SECTIONS: list[tuple[str, str, dict[str, Any]]] = [
 def config(**sections: Any) -> Any:
     off = dict.fromkeys(("ft", "nvrx_straggler", "inprocess_restart", "tensor_inspect"))
     logger, optimizer = SimpleNamespace(log_energy=False), SimpleNamespace(optimizer="adam")
-    return SimpleNamespace(**{**off, "logger": logger, "optimizer": optimizer, **sections})
+    sections = {"model": SimpleNamespace(), "logger": logger, "optimizer": optimizer, **sections}
+    return SimpleNamespace(**{**off, **sections})
 
 
 @pytest.mark.parametrize(("key", "package", "section"), SECTIONS)
