@@ -25,7 +25,7 @@ BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 GPUS = {"h100": "H100", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300"}
 LATER = {"vr200": "VR200", "r100": "R100"}
 # It only grows
-TAKEN_AT_LEAST = 282
+TAKEN_AT_LEAST = 296
 
 # In words -> the fields for which a container is refused. A field that is nowhere here is a row of its own
 NEEDS: dict[str, tuple[str, ...]] = {

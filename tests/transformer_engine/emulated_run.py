@@ -105,7 +105,8 @@ def train(
         catch_warnings(),
     ):
         simplefilter("ignore")  # Megatron-Core and torch warn of their own calls
-        with emulated(capability):
+        # What is compiled depends on what was imported before, and compiling asks the driver
+        with emulated(capability), torch.compiler.set_stance("force_eager"):
             pretrain(config, forward_step, list(callbacks))
     return Run(output.getvalue())
 

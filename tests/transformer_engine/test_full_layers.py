@@ -53,8 +53,7 @@ def test_two_ranks_hold_one_checkpoint() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-7), ("bf16", 1e-6)])  # measured: 0 and 2e-7
 def test_losses_are_those_of_the_usual_layers(dtype: str, tolerance: float) -> None:
-    with torch.compiler.set_stance("force_eager"):
-        whole, usual = (train("dense", {"dtype": dtype, **fields}) for fields in (WHOLE, GPT3))
+    whole, usual = (train("dense", {"dtype": dtype, **fields}) for fields in (WHOLE, GPT3))
     assert differences(whole.losses, usual.losses) <= tolerance
     assert differences(whole.norms, usual.norms) <= tolerance
 
