@@ -82,7 +82,8 @@ def test_the_ending_shows_the_numbers_of_the_report(sweep: Any) -> None:
             row = next(line for line in done.stdout.splitlines() if line.startswith(f"{point['label']} "))
             for name in ("step_time_s", "tflops_per_gpu"):
                 statistic = point["metrics"][name]
-                assert f" {with_error(statistic['mean'], statistic['std'])} " in f"{row} "
+                mean, std = (statistic.get(f"capped_{of}", statistic[of]) for of in ("mean", "std"))
+                assert f" {with_error(mean, std)} " in f"{row} "
 
 
 def test_numbers_agree_with_each_other_and_with_the_printed_lines(sweep: Any) -> None:

@@ -156,7 +156,7 @@ def test_a_fault(
 
 def test_a_refusal_in_words_that_nobody_knows(start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
     real = shutil.which("sbatch", path=sandbox.env["PATH"])
-    refuse = 'case "$*" in *-single-0.*) echo "the site has no room" >&2; exit 3;; esac'
+    refuse = 'case "$*" in *-single-single-0.*) echo "the site has no room" >&2; exit 3;; esac'
     (tmp_path / "sbatch").write_text(f'#!/bin/bash\n{refuse}\nexec {real} "$@"\n')
     (tmp_path / "sbatch").chmod(0o755)
     tests = [stand_in_test("single"), stand_in_test("other", run='time_limit = "1:00:00"')]

@@ -9,6 +9,7 @@ from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets.find import newest_release
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted((REPOSITORY / "conf/scenarios").glob("*.toml"))
@@ -42,7 +43,10 @@ def test_every_scenario_plans_and_renders(mbridge: Any, scenario: Path, tmp_path
     configs = list(tmp_path.rglob("training.json"))
     assert configs
     for path in configs:
-        assert ConfigContainer.from_yaml(path).train.train_iters > 0
+        try:
+            assert ConfigContainer.from_yaml(path).train.train_iters > 0
+        except ConfigError as error:  # a preset is written for the newest release that it needs
+            assert "needs Megatron-Core 0.18" in str(error), error  # noqa: PT017
 
 
 def test_every_test_definition_is_used_by_a_scenario() -> None:

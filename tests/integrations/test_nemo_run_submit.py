@@ -9,17 +9,22 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.integrations import nemo_run, nemo_run_driver
+from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful
 
 pytestmark = pytest.mark.process
 
+SYSTEM = SlurmSystem.model_validate(
+    {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
+)
 SAYS = "import os, sys; os.write(1, {out!r}); os.write(2, {err!r}); sys.exit({code})"
 
 
 def submit(monkeypatch: pytest.MonkeyPatch, directory: Path, **said: Any) -> str:
     run: Any = SimpleNamespace(key="t/p/0", secret_env={}, exclude_nodes=(), array="")
     monkeypatch.setattr(nemo_run, "_DRIVER", ("-c", SAYS.format(**said)))
-    return nemo_run._submit_slurm(Submission("0" * 16, (run,)), directory)
+    (directory / run.key).mkdir(parents=True, exist_ok=True)
+    return nemo_run._submit_slurm(Submission("0" * 16, (run,)), directory, SYSTEM)
 
 
 def test_a_job_is_not_lost_for_a_byte_that_is_not_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

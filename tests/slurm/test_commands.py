@@ -509,11 +509,12 @@ def test_a_waiting_task_has_vanished_if_it_stays_missing(
         assert seen.is_final is (seen.state == "CANCELLED")
         return seen.state
 
-    assert [state(rows[0]), state(rows[0], after_s=15.0)] == ["NEVER_STARTED"] * 2
-    assert state(*rows) == "PENDING"
-    assert [state(rows[0], after_s=15.0), state(rows[0], after_s=15.0)] == ["NEVER_STARTED"] * 2
-    job = replace(job, was_listed=False)  # as the runner has it now
+    assert [state(rows[0]), state(rows[0], after_s=15.0), state(*rows)] == ["PENDING"] * 3
+    assert [state(rows[0], after_s=15.0), state(rows[0], after_s=15.0)] == ["PENDING"] * 2
     assert state(rows[0], after_s=6.0) == "CANCELLED"
+    assert state(*rows) == "PENDING"
+    client.cancel([job])
+    assert state(rows[0]) == "CANCELLED"  # at once: it was asked for
 
 
 def test_an_answer_that_was_cut_is_none(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:

@@ -138,6 +138,7 @@ class SlurmClient:
         self._sacct_trouble = ""
         self._script_ended: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
+        self._cancelled: set[str] = set()
 
     def preflight(self) -> None:
         """Check that Slurm answers, has the partition, and that it allows the time limit of one run at least."""
@@ -178,6 +179,7 @@ class SlurmClient:
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit with sbatch."""
+        self._cancelled -= {run.key for run in submission.runs}
         return submit.submit(submission, root, self._system)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
@@ -211,8 +213,7 @@ class SlurmClient:
 
     def _is_missing(self, job: Job, listing: Listing) -> bool:
         """Return whether a job may be a task that was cancelled while it waited: its array is listed, and it is not."""
-        was_listed = job.was_listed or job.key in self._missing_since
-        return was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
+        return job.was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
 
     def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
         """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
@@ -263,10 +264,10 @@ class SlurmClient:
         """Judge a job that is not listed by what its script left behind."""
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
         if (since := self._missing_since.get(job.key)) is not None:
-            if time.monotonic() - since > VANISHED_S:  # an answer may be incomplete for a while
+            is_cancelled = job.key in self._cancelled or time.monotonic() - since > VANISHED_S
+            if is_cancelled:  # an answer may be incomplete for a while
                 return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
-            reason = "Slurm lists other tasks of its array, and not this one, which was waiting"
-            return JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
+            return JobStatus("PENDING", JobClass.ACTIVE, reason="squeue lists other tasks of its array, not this one")
         started = _started(job.directory)
         if _is_of(started, job):
             status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
@@ -280,6 +281,7 @@ class SlurmClient:
     def cancel(self, jobs: Iterable[Job]) -> None:
         """Cancel what is listed under the jobs' tokens; ones that have ended are not an error."""
         wanted = list(jobs)
+        self._cancelled |= {job.key for job in wanted}
         listing = self._list() if any(job.token for job in wanted) else Listing({})
         ids = [job.job_id for job in wanted if not job.token]
         ids += [row.job_id for job in wanted if job.token for row in listing.of(job) if not row.status.is_final]
