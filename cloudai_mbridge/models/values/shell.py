@@ -13,7 +13,7 @@ from cloudai_mbridge.training.credentials.shapes import REFERENCE
 
 _SAFE = r"[A-Za-z0-9_@%+=:,./-]"
 _AS_CLOUDAI = re.compile(rf"(?:{HOME})?(?:{_SAFE}|{REFERENCE})*")
-_PIECE = re.compile(rf"""{HOME}|{REFERENCE}|\\\$|[$`"\\]|'|[^$`"\\']+""")
+_PIECE = re.compile(rf"""(?P<home>{HOME})|{REFERENCE}|\\\$|[$`"\\]|'|[^$`"\\']+""")
 _QUOTED = {"$": r"\$", r"\$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\"}
 
 
@@ -26,7 +26,7 @@ def shell_word(text: str, *, in_single_quotes: bool = False) -> str:
     if re.fullmatch(rf"{_SAFE}+", text) or (in_single_quotes and _AS_CLOUDAI.fullmatch(text)):
         return text
     single, unset = (r"$(printf \\047)", "") if in_single_quotes else ("'", "-")
-    return '"' + "".join(_in_quotes(piece, single, unset) for piece in _PIECE.findall(text)) + '"'
+    return '"' + "".join(_in_quotes(piece, single, unset) for piece in _PIECE.finditer(text)) + '"'
 
 
 def launcher_word(text: str) -> str:
@@ -38,8 +38,9 @@ def _without_secret(match: re.Match[str]) -> str:
     return f"\\{match[0]}" if is_secret(name_in(match[0])) else match[0]
 
 
-def _in_quotes(piece: str, single: str, unset: str) -> str:
+def _in_quotes(match: re.Match[str], single: str, unset: str) -> str:
     """Write a piece of a value as it stands between double quotes."""
-    if piece == "~" or re.fullmatch(REFERENCE, piece):
-        return f"${{{'HOME' if piece == '~' else name_in(piece)}{unset}}}"
+    piece, is_home = match[0], match["home"] is not None  # `~` behind a quote is a character
+    if is_home or re.fullmatch(REFERENCE, piece):
+        return f"${{{'HOME' if is_home else name_in(piece)}{unset}}}"
     return single if piece == "'" else _QUOTED.get(piece, piece)
