@@ -33,7 +33,8 @@ FAKE = """#!{python} -IS
 import json, os, sys
 name, here = os.path.basename(sys.argv[0]), {here!r}
 with open(here + "/calls", "a") as calls:
-    env = {{key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "SBATCH", "HF_", "MBRIDGE_PYTHON", "MBRIDGE_JOB"))}}
+    starts = "SLURM", "SBATCH", "HF_", "MBRIDGE_PYTHON", "MBRIDGE_JOB"
+    env = {{key: os.environ[key] for key in os.environ if key.startswith(starts)}}
     fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
     calls.write(json.dumps([name, sys.argv[1:], os.getcwd(), env, fds, os.getsid(0) == os.getpid()]) + "\\n")
 code, out, err = json.load(open(here + "/answers.json")).get(name, [0, "", ""])
