@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.files.regular import NotRegular, read_regular
-from cloudai_mbridge.launch.claim import LOST_CLAIM, SIXTEEN_HEX, claimed_by
-from cloudai_mbridge.launch.script import slug
+from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.hostlist import is_out_of_service
 from cloudai_mbridge.models.values.time_limit import format_time_limit
@@ -19,13 +17,22 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit
 from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
+from cloudai_mbridge.schedulers.slurm.identity import (
+    Listing,
+    has_lost,
+    is_accounted,
+    is_of,
+    read_started,
+    read_text,
+    started_as,
+    that_counts,
+)
 from cloudai_mbridge.schedulers.slurm.parsing import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     Listed,
     parse_sacct,
     parse_squeue,
-    parse_started,
     status_from_marker,
 )
 from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
@@ -39,7 +46,6 @@ _QUICK_S = 10.0
 _SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
 _ARGUMENTS = 500  # job ids in one command line
 _DEFAULT_MAX_ARRAY_SIZE = 1001
-_TOKEN = re.compile(SIXTEEN_HEX)
 
 
 def has_gpu_gres() -> bool | None:
@@ -50,80 +56,6 @@ def has_gpu_gres() -> bool | None:
         return None
     types = re.search(r"^GresTypes\s*=(.*)", shown.stdout, re.MULTILINE)
     return "gpu" in types[1] if types and shown.returncode == 0 else None
-
-
-class Listing:
-    """All jobs of one squeue, by token.
-
-    A job's name holds the token of the attempt that it was submitted for, whatever a site's plug-in writes around it.
-    A name without one is proven by two facts together: the id that sbatch printed, and the run's directory. The id
-    alone is never trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
-    """
-
-    def __init__(self, rows: Mapping[str, Listed]) -> None:
-        self._rows = rows
-        self._named: dict[str, list[Listed]] = {}
-
-    def of(self, job: Job) -> list[Listed]:
-        """Return the rows of a run: of its token, and of its place in the array; by id if it has no token.
-
-        A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name tells.
-        """
-        asked = self._rows.get(job.job_id)
-        if not job.token:
-            return [asked] if asked is not None else []
-        found = [row for row in self._with(job.token) if _is_run_of(row, job)]
-        if asked is not None and asked not in found and _is_placed_as(asked, job):
-            found.append(asked)
-        return found
-
-    def has(self, token: str) -> bool:
-        """Return whether any job of a token is listed."""
-        return bool(self._with(token))
-
-    def _with(self, token: str) -> list[Listed]:
-        if token not in self._named:
-            self._named[token] = [row for row in self._rows.values() if token in row.name]
-        return self._named[token]
-
-
-def _is_run_of(row: Listed, job: Job) -> bool:
-    """Return whether a row with a job's token is of its run."""
-    _, is_task, place = row.job_id.rpartition("_")
-    if is_task:
-        return place == str(job.array_index)
-    return f"{slug(job.key)}.{job.token}" in row.name or row.job_id in (job.job_id, _started_as(job))
-
-
-def _is_placed_as(row: Listed, job: Job) -> bool:
-    """Return whether a row whose name was replaced starts in the directory of a job's run, or in the root above it."""
-    return not _TOKEN.search(row.name) and Path(row.directory) in (job.directory, *job.directory.parents[: _depth(job)])
-
-
-def _depth(job: Job) -> int:
-    return len(Path(job.key).parts)
-
-
-def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None]:
-    """Return the id of the one job of a run that counts, and its status if it is among the rows.
-
-    One job has claimed the attempt, or none has started yet. An id without a row is a guess.
-    """
-    by_id = {row.job_id: row for row in rows}
-    asked = by_id.get(job.job_id)
-    if asked is not None and len(by_id) == 1 and not asked.status.is_final:
-        return job.job_id, asked.status  # of what still runs, its end will tell
-    holder = claimed_by(job.directory, job.token) if job.token else None
-    if holder is not None:
-        return holder, by_id[holder].status if holder in by_id else None
-    able = [row for row in by_id.values() if not has_lost(row.status)]
-    able.sort(key=lambda row: (row.status.is_final, row.job_id != job.job_id))
-    return (able[0].job_id, able[0].status) if able else (job.job_id, None)
-
-
-def has_lost(status: JobStatus) -> bool:
-    """Return whether a job has ended because another one has the claim."""
-    return status.is_final and status.exit_code == LOST_CLAIM
 
 
 class SlurmClient:
@@ -190,7 +122,7 @@ class SlurmClient:
             for planned in submission.runs:
                 job = Job(planned.key, "", submission.token, root / planned.key, planned.array_index)
                 job_id, _ = that_counts(job, listing.of(job))
-                if job_id := job_id or _started_as(job):
+                if job_id := job_id or started_as(job):
                     found[planned.key] = job_id
         return found
 
@@ -213,7 +145,7 @@ class SlurmClient:
 
     def _is_missing(self, job: Job, listing: Listing) -> bool:
         """Return whether a job may be a task that was cancelled while it waited: its array is listed, and it is not."""
-        return job.was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
+        return job.was_listed and listing.has(job.token) and not is_of(read_started(job.directory), job)
 
     def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
         """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
@@ -268,9 +200,9 @@ class SlurmClient:
             if is_cancelled:  # an answer may be incomplete for a while
                 return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
             return JobStatus("PENDING", JobClass.ACTIVE, reason="squeue lists other tasks of its array, not this one")
-        started = _started(job.directory)
-        if _is_of(started, job):
-            status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        started = read_started(job.directory)
+        if is_of(started, job):
+            status = status_from_marker(read_text(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
         elif not job.token or claimed_by(job.directory, job.token) == job.job_id:
             status = status_from_marker(None)  # it has begun, or may have, though it wrote nothing down
         else:
@@ -329,15 +261,7 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
         if row.status.is_final and not has_lost(row.status):
             of_id.setdefault(row.job_id, []).append(row)
     found = {job.key: (job, of_id.get(job.job_id, [])) for job in jobs}
-    return {key: row.status for key, (job, rows) in found.items() for row in rows if _is_accounted(row, job, rows)}
-
-
-def _is_accounted(row: Listed, job: Job, same_id: Sequence[Listed]) -> bool:
-    """Return whether a row of the accounting is a job's: by its name, or by what its script left behind."""
-    if _carries(row.name, job.token):
-        return True
-    is_alone = len(same_id) == 1 and not _TOKEN.search(row.name)
-    return is_alone and claimed_by(job.directory, job.token) == job.job_id
+    return {key: row.status for key, (job, rows) in found.items() for row in rows if is_accounted(row, job, rows)}
 
 
 def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
@@ -347,7 +271,7 @@ def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, S
         rows = listing.of(job)
         job_id, status = that_counts(job, rows)
         if status is None:
-            gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else _started_as(job) or job_id)
+            gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else started_as(job) or job_id)
         else:
             rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
             seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
@@ -359,9 +283,11 @@ def _with_launch_failure(seen: Seen, job: Job) -> Seen:
 
     The claim proves that it had; Slurm's reason JobLaunchFailure is also that of a script that a signal has killed.
     """
+    if not job.token or seen.status.state != "FAILED":
+        return seen
     own = replace(job, job_id=seen.job_id)
-    has_begun = claimed_by(job.directory, job.token) is not None or _is_of(_started(job.directory), own)
-    if not job.token or seen.status.state != "FAILED" or has_begun:
+    has_claim = job.token in claiming_tokens(job.directory)  # listing it makes NFS look for what is new
+    if has_claim or is_of(read_started(job.directory), own):
         return seen
     reason = f"{seen.status.reason}; its script never began".removeprefix("; ")
     return replace(
@@ -377,37 +303,6 @@ def _has_ended_script(job: Job) -> bool:
     """Return whether a job's script has written its exit code after its start."""
     started, ended = job.directory / POINT_FILES.started, job.directory / POINT_FILES.exit_code
     try:
-        return ended.stat().st_mtime_ns >= started.stat().st_mtime_ns and _is_of(_started(job.directory), job)
+        return ended.stat().st_mtime_ns >= started.stat().st_mtime_ns and is_of(read_started(job.directory), job)
     except FileNotFoundError:
         return False
-
-
-def _is_of(started: Mapping[str, str], job: Job) -> bool:
-    """Return whether what a job's script wrote down was written by this job."""
-    return started.get("job") == job.job_id and _began_for(started, job.token)
-
-
-def _began_for(started: Mapping[str, str], token: str) -> bool:
-    return started.get("token") == token or _carries(started.get("name", ""), token)
-
-
-def _carries(name: str, token: str) -> bool:
-    """Return whether a job of this name was submitted with a token."""
-    return token in name
-
-
-def _started_as(job: Job) -> str:
-    """Return the id of the job that has started under a token, "" if none has."""
-    started = _started(job.directory)
-    return started["job"] if job.token and _began_for(started, job.token) and "job" in started else ""
-
-
-def _started(directory: Path) -> dict[str, str]:
-    return parse_started(_read(directory / POINT_FILES.started) or "")
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return read_regular(path).decode(errors="replace")
-    except (FileNotFoundError, NotRegular):
-        return None

@@ -84,12 +84,7 @@ def save_checkpoint(
     except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
     modelopt.save_if_converted(state.cfg, model, directory)
-    if request is None:
-        complete()
-        return
-    request.add_finalize_fn(complete)
-    request.add_finalize_fn(lambda: state.completed_saves.append(completed))
-    schedule(state, request)
+    _conclude(state, request, complete, completed)
 
 
 def _save_locally(
@@ -108,6 +103,11 @@ def _save_locally(
             write_line(f"  successfully saved local checkpoint from iteration {iteration:7d}")
 
     request = on_each_rank(where, lambda: local.save(config, context, tree, state.train_state))
+    _conclude(state, request, complete, completed)
+
+
+def _conclude(state: Any, request: Any, complete: Callable[[], None], completed: Callable[[], None]) -> None:
+    """Complete a checkpoint: at once, or with the request that writes it in the background."""
     if request is None:
         complete()
         return
