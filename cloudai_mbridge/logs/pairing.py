@@ -79,10 +79,16 @@ def _pairs(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> It
 
 
 def _are_neighbours(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> bool:
-    """Return whether the two lines of each step stand together; of the last step, the second may be yet to come."""
+    """Return whether the two lines of each step stand together, always the same one first; the last may be yet to come.
+
+    With both orders a lost line would shift all behind it.
+    """
     pairs = list(zip(times, iterations, strict=False))
     is_whole = abs(len(times) - len(iterations)) <= 1
-    return is_whole and all({t.at, s.at} == {2 * k, 2 * k + 1} and _agree(t, s) for k, (t, s) in enumerate(pairs))
+    first = iterations[0].at < times[0].at
+    return is_whole and all(
+        (t.at, s.at) == (2 * k + first, 2 * k + 1 - first) and _agree(t, s) for k, (t, s) in enumerate(pairs)
+    )
 
 
 def _agree(time: TimeLine, iteration: IterationLine) -> bool:
@@ -90,11 +96,9 @@ def _agree(time: TimeLine, iteration: IterationLine) -> bool:
     return exact is None or math.isclose(time.step_time_s, exact, rel_tol=_OTHER_CLOCK, abs_tol=_ROUNDED_S)
 
 
-def _distance(time: TimeLine, iteration: IterationLine) -> int:
-    """Return how far apart two lines are. Of two neighbours, the one above an iteration line is nearer: its rank prints
-    first.
-    """
-    return 2 * abs(time.at - iteration.at) + (time.at > iteration.at)
+def _distance(time: TimeLine, iteration: IterationLine, *, iteration_first: bool) -> int:
+    """Return how far apart two lines are. Of two neighbours, the one in the order of the log's steps is nearer."""
+    return 2 * abs(time.at - iteration.at) + ((time.at > iteration.at) is not iteration_first)
 
 
 def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> list[tuple[int, int]]:
@@ -107,6 +111,7 @@ def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> 
     if n * (highest - lowest) > _MOST_CELLS:
         return list(zip(range(n), range(m), strict=False))
     alone = 2 * (n + m + 1) ** 2  # more than all distances together
+    iteration_first = iterations[0].at < times[0].at and iterations[-1].at < times[-1].at
     ways: list[dict[int, int]] = []
     before: dict[int, int] = {}
     for i in range(n + 1):
@@ -117,7 +122,8 @@ def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> 
             if j - 1 in row:
                 options.append((row[j - 1] + alone, 2))  # 2: iterations[j - 1] does
             if j - 1 in before and _agree(times[i - 1], iterations[j - 1]):
-                options.append((before[j - 1] + _distance(times[i - 1], iterations[j - 1]), 0))
+                apart = _distance(times[i - 1], iterations[j - 1], iteration_first=iteration_first)
+                options.append((before[j - 1] + apart, 0))
             row[j], way[j] = min(options, default=(0, 3))
         before = row
         ways.append(way)

@@ -89,6 +89,19 @@ def test_a_line_that_is_lost_moves_no_other(at: int) -> None:
     assert _read(*without_iteration) == [*ALL[:at], alone, *ALL[at + 1 :]]
 
 
+@pytest.mark.parametrize("at", [1, 2, 6, 10])
+@pytest.mark.parametrize("iteration_first", [False, True])
+def test_of_steps_that_take_equally_long_a_lost_line_moves_no_other(at: int, iteration_first: bool) -> None:
+    """Then times tell nothing, and the order of a step's two lines does."""
+    steps = [replace(step, seconds=round(0.3 + step.step / 10000, 4)) for step in STEPS]
+    pairs = [[step.iteration, step.time] if iteration_first else [step.time, step.iteration] for step in steps]
+    for lost in (0, 1):
+        lines = [line for number, pair in enumerate(pairs) for i, line in enumerate(pair) if (number, i) != (at, lost)]
+        rates = {number: rate for number, _, rate, _ in _read(*lines)}
+        is_time = (lost == 1) is iteration_first
+        assert rates == {step.step: None if is_time and step is steps[at] else step.rate for step in steps}
+
+
 @pytest.mark.parametrize("cut", range(1, 320, 7))
 def test_a_line_that_is_cut_has_no_half_numbers(cut: int) -> None:
     lines = _lines(*STEPS)
