@@ -29,7 +29,7 @@ def test_twelve_points_train(cluster_place: Any) -> None:
         directory = point(cluster_place, row["step"])
         (ours,) = json.loads((directory / "report.json").read_text())["points"]
         assert ours["verdict"] == "success"
-        assert row["observation"] == [pytest.approx(ours["metrics"]["step_time_s"]["mean"])]
+        assert row["observation"] == [pytest.approx(ours["metrics"]["step_time_s"]["capped_mean"])]
         job = SlurmJobMetadata.model_validate(tomllib.loads((directory / "slurm-job.toml").read_text()))
         assert (job.state, job.srun_cmd.split()[0]) == ("COMPLETED", "srun")
         assert list((directory / "metadata").glob("node-*.toml"))
