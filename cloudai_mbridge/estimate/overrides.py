@@ -20,6 +20,7 @@ _FIELDS: dict[str, tuple[str, type]] = {
     "mixed_precision.fp8_param": ("fp8_param_gather", bool),
     "ddp.use_megatron_fsdp": ("use_megatron_fsdp", bool),
     "dist.use_megatron_fsdp": ("use_megatron_fsdp", bool),
+    "ddp.outer_dp_sharding_strategy": ("outer_dp_sharding_strategy", str),
     "model.sequence_parallel": ("sequence_parallel", bool),
     "optimizer.optimizer_offload_fraction": ("optimizer_offload_fraction", float),
 }

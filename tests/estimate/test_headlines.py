@@ -103,6 +103,8 @@ def test_copies_of_what_is_sharded_need_more() -> None:
     hybrid = peak(**whole, num_distributed_optimizer_instances=8)
     assert peak(**whole) < hybrid
     assert hybrid == pytest.approx(peak(**few), rel=1e-9)
+    outer = {"ddp.outer_dp_sharding_strategy": "optim"}
+    assert peak(**whole) < peak(**whole, num_distributed_optimizer_instances=8, extra=outer) < hybrid
 
 
 @pytest.mark.parametrize("instances", [3, 128])

@@ -64,6 +64,7 @@ def layout_of(
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
         adapters_only=args.task in ADAPTER_TASKS,
         num_distributed_optimizer_instances=_instances(args, recipe),
+        outer_dp_sharding_strategy=recipe.default("ddp", "outer_dp_sharding_strategy") or "no_shard",
         **given,
     )
 

@@ -74,7 +74,8 @@ class ParallelLayout:
     transposed copy of every weight: Hopper's products need it, Blackwell's do not.
     use_megatron_fsdp: parameters, gradients and optimizer are sharded. adapters_only: the weights are frozen, and the
     few of an adapter (LoRA) are not counted. num_distributed_optimizer_instances: copies of what is sharded over the
-    data-parallel ranks (HSDP).
+    data-parallel ranks (HSDP). outer_dp_sharding_strategy: "no_shard", or "optim": Megatron-FSDP splits the optimizer's
+    state over the copies, too.
     optimizer_offload_fraction: share of the optimizer state that lives in host memory. activation_offload_layers:
     layers per chunk whose activations do. offload_modules: of the fine-grained kind, "moe_act" (what the experts'
     activation functions read) is modelled.
@@ -112,6 +113,7 @@ class ParallelLayout:
     overlap_moe_expert_parallel_comm: bool = False
     adapters_only: bool = False
     num_distributed_optimizer_instances: int = 1
+    outer_dp_sharding_strategy: str = "no_shard"
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together; the rules say it in more words."""

@@ -3,8 +3,9 @@
 Adam with 32-bit master weights: 12 bytes per parameter, 8 where the weights are 32 bits themselves, less with 16-bit
 moments. The distributed optimizer splits them over data- and context-parallel ranks, of experts over the expert
 data-parallel ones. Not counted: its 32-bit copy of 16-bit gradients during the step, when activations are gone.
-Megatron-FSDP splits weights and gradients too, and gathers a layer while it is computed. Source: Megatron-Core 0.16,
-`optimizer`, `distributed`, and the quantized tensors of Transformer Engine 2.x.
+Megatron-FSDP splits weights and gradients too, and gathers a layer while it is computed. With several instances they
+are split over the ranks of one, and so is the optimizer, unless it is sharded between them, too. Source: Megatron-Core
+0.16, `optimizer`, `distributed`, of 0.19 `ParamAndGradBuffer`, and the quantized tensors of Transformer Engine 2.x.
 """
 
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
@@ -43,7 +44,7 @@ def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
 
 
 def _shards(layout: ParallelLayout) -> tuple[int, int]:
-    """Return over how many ranks the dense layers' share is split, and the experts'."""
+    """Return over how many ranks of an instance the dense layers' share is split, and the experts'."""
     instances = layout.num_distributed_optimizer_instances
     return layout.dp * layout.cp // instances, layout.expert_dp // instances
 
@@ -59,6 +60,7 @@ def _optimizer(parameters: Parameters, layout: ParallelLayout) -> float:
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):
         return parameters.total * per_weight * on_device
-    shards, expert_shards = _shards(layout)
+    between = layout.use_megatron_fsdp and layout.outer_dp_sharding_strategy != "no_shard"
+    shards, expert_shards = (layout.dp * layout.cp, layout.expert_dp) if between else _shards(layout)
     shard = parameters.dense / shards + parameters.experts / expert_shards
     return shard * per_weight * on_device
