@@ -1,5 +1,7 @@
 """Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
 
+from collections.abc import Iterator
+
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, why_no_variant
@@ -217,20 +219,69 @@ def e11_sharded_parameters_have_checkpoints(point: Point) -> Answer:
     """Checkpoints of Megatron-FSDP need Megatron-Core 0.19, and one instance of its optimizer to be saved.
 
     Pass: use_megatron_fsdp=true, save_dir="/ckpt" on Megatron-Core 0.19. Fail: the same on 0.18, or with
-    num_distributed_optimizer_instances=2. Not evaluated: the release is not known.
+    num_distributed_optimizer_instances=2; checkpoint.save of `extra_cmd_args` alike. Not evaluated: the release is not
+    known.
     Source: `cloudai_mbridge.training.startup.sharding`.
     """
-    given = [name for name in ("save_dir", "load_dir") if getattr(point.args, name)]
-    if not (point.is_embedded and point.use_megatron_fsdp and given):
+    if not (point.is_embedded and point.use_megatron_fsdp):
         return None
+    given = dict(_checkpoints(point))
+    saved = next((path for path, name in given.items() if name == "save_dir"), None)
     instances, name = point.args.num_distributed_optimizer_instances, "num_distributed_optimizer_instances"
-    if point.args.save_dir and instances and instances > 1:
+    if saved and instances and instances > 1:
         fact = f"{instances} instances of Megatron-FSDP's optimizer cannot be saved"
-        return point.breaks("E11", "save_dir", fact, f"remove save_dir, or use {name} = 1", "use_megatron_fsdp", name)
+        remedy = f"remove {saved.partition('.')[2]}, or use {name} = 1"
+        return Violation("E11", saved, fact, remedy, {"use_megatron_fsdp": True, name: instances})
+    if not given:
+        return None
     if (has_checkpoints := point.has_core("0.19")) is None:
         return NotEvaluated("E11", "the release of Megatron-Core")
     if has_checkpoints:
         return None
     fact = f"Megatron-Core {point.core} has no checkpoints of Megatron-FSDP"
-    remedy = f"remove {' and '.join(given)}, or install Megatron-Core 0.19"
-    return point.breaks("E11", given[0], fact, remedy, "use_megatron_fsdp", core=point.core)
+    remedy = f"remove {' and '.join(path.partition('.')[2] for path in given)}, or install Megatron-Core 0.19"
+    return Violation("E11", next(iter(given)), fact, remedy, {"use_megatron_fsdp": True, "core": point.core})
+
+
+# Arguments of checkpoints -> the key of `extra_cmd_args` that sets the same
+CHECKPOINTS = {"save_dir": "checkpoint.save", "load_dir": "checkpoint.load"}
+
+
+def _checkpoints(point: Point) -> Iterator[tuple[str, str]]:
+    """Yield where checkpoints are set, such as "cmd_args.save_dir", and the argument."""
+    for name, key in CHECKPOINTS.items():
+        if getattr(point.args, name):
+            yield f"cmd_args.{name}", name
+        elif key in point.overridden:
+            yield f"extra_cmd_args.{key}", name
+
+
+def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
+    """Megatron-FSDP on Megatron-Core 0.16 has several ranks for each shard, of the model and of its experts.
+
+    That release adds up the gradients of one rank twice.
+
+    Pass: use_megatron_fsdp=true, num_gpus=2 on Megatron-Core 0.16; num_gpus=1 on 0.19. Fail: num_gpus=1 on 0.16.
+    Not evaluated: the release is not known, or `extra_cmd_args` set ddp.data_parallel_sharding_strategy.
+    Source: `cloudai_mbridge.training.startup.sharding`.
+    """
+    if not (point.is_embedded and point.use_megatron_fsdp and (part := _on_one_rank(point))):
+        return None
+    if point.core is None:
+        return NotEvaluated("E12", "the release of Megatron-Core")
+    if point.has_core("0.17"):
+        return None
+    if "ddp.data_parallel_sharding_strategy" in point.overridden:
+        return NotEvaluated("E12", "ddp.data_parallel_sharding_strategy, which extra_cmd_args set,")
+    fact = f"{part} is on one data-parallel rank, whose gradients Megatron-Core {point.core} adds up twice"
+    remedy = "use more GPUs, remove use_megatron_fsdp, or install Megatron-Core 0.19"
+    return point.breaks("E12", "use_megatron_fsdp", fact, remedy, "num_gpus", "tp", "cp", "ep", core=point.core)
+
+
+def _on_one_rank(point: Point) -> str:
+    """Return what no other rank of an optimizer's instance shares; "" where there is nothing."""
+    instances = point.args.num_distributed_optimizer_instances or 1
+    if (ranks := point.dp * point.cp) == instances:
+        return "the model"
+    of_expert = (point.args.ep or 1) * (point.args.et or point.tp)  # as Megatron-Core takes an unset et
+    return "an expert" if point.num_moe_experts and ranks * point.tp == of_expert * instances else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
+from cloudai_mbridge.constraints.embedded import CHECKPOINTS
 from cloudai_mbridge.constraints.lifts import ask_loop
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
@@ -16,7 +17,9 @@ from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
 # Of what `extra_cmd_args` set, the rules do not know the value of these; others they read from the recipe
-JUDGED_WITHOUT = frozenset({"sequence_parallel", "moe_expert_capacity_factor"})
+JUDGED_WITHOUT = frozenset(
+    {"sequence_parallel", "moe_expert_capacity_factor", "ddp.data_parallel_sharding_strategy", *CHECKPOINTS.values()}
+)
 _A = TypeVar("_A", bound=Answer)
 RULES = (*cloudai.RULES, *megatron.RULES, *rules_in(embedded))
 

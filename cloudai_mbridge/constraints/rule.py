@@ -24,7 +24,7 @@ class Point:
 
     release: of Megatron-Bridge, for points of its launcher; None where it is not known.
     is_resolved: `args` hold what the launcher fills in; one that it leaves unset has Megatron-Core's default.
-    overridden: fields of the recipe's model that `extra_cmd_args` set.
+    overridden: fields of the recipe's model, and SECTION.FIELD of others, that `extra_cmd_args` set.
     core: the release of Megatron-Core that trains, such as "0.19"; None where it is not known.
     env: variables that the system and the test set.
     """

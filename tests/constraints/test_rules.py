@@ -187,6 +187,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(launcher="embedded", core="0.18", use_megatron_fsdp=True, save_dir="/s"),
         _point(launcher="embedded", use_megatron_fsdp=True, load_dir="/s"),
     ),
+    "E12": (
+        _point(launcher="embedded", core="0.16", use_megatron_fsdp=True, num_gpus=2),
+        _point(launcher="embedded", core="0.16", use_megatron_fsdp=True, num_gpus=1),
+        _point(launcher="embedded", use_megatron_fsdp=True, num_gpus=1),
+    ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
@@ -252,6 +257,27 @@ def test_arguments_of_the_embedded_loop(
 ) -> None:
     point = _point(LOCAL, recipe=recipe, launcher="embedded", **args)
     assert (not isinstance(BY_ID[rule_id](point), Violation)) is passes
+
+
+def test_sharded_parameters_as_the_training_refuses_them() -> None:
+    """Checkpoints that `extra_cmd_args` set; one rank of an instance, or of an expert, on Megatron-Core 0.16."""
+    shared: dict[str, Any] = {"launcher": "embedded", "use_megatron_fsdp": True, "num_gpus": 4}
+    saving = dataclasses.replace(_point(core="0.18", **shared), overridden=frozenset({"checkpoint.save"}))
+    broken = BY_ID["E11"](saving)
+    assert isinstance(broken, Violation)
+    assert (broken.where, "remove checkpoint.save," in str(broken)) == ("extra_cmd_args.checkpoint.save", True)
+    copies = _point(core="0.19", num_distributed_optimizer_instances=2, **shared)
+    assert isinstance(BY_ID["E11"](dataclasses.replace(copies, overridden=saving.overridden)), Violation)
+    cases: tuple[tuple[Recipe, dict[str, Any], bool], ...] = (
+        (MODEL, {"num_distributed_optimizer_instances": 4}, True),
+        (MODEL, {"num_distributed_optimizer_instances": 2}, False),
+        (EXPERTS, {"ep": 4, "et": 1}, True),
+        (EXPERTS, {"ep": 2, "et": 1}, False),
+    )
+    for recipe, args, is_alone in cases:
+        for core in ("0.16", "0.17"):
+            answer = BY_ID["E12"](_point(recipe=recipe, core=core, **shared, **args))
+            assert isinstance(answer, Violation) is (is_alone and core == "0.16")
 
 
 def test_every_rule_is_tested_here() -> None:
