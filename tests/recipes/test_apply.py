@@ -244,6 +244,15 @@ def test_a_machine_without_transformer_engine_is_told_before_a_job_is() -> None:
         training_config(load_recipe(DENSE), args, {}, lacking={TRANSFORMER_ENGINE})
 
 
+def test_what_decentralized_groups_lack_is_refused_as_by_the_training() -> None:
+    given = {"dist.use_decentralized_pg": "true", "dist.use_gloo_process_groups": "false"}
+    assert _config(DENSE, given)["dist"] == {"use_decentralized_pg": True, "use_gloo_process_groups": False}
+    with pytest.raises(BadInput, match=r"dist.use_sharp = True with dist.use_decentralized_pg = True \(use False\)"):
+        _config(DENSE, {**given, "dist.use_sharp": "true"})
+    with pytest.raises(BadInput, match=r"dist.use_gloo_process_groups = True with dist.use_decentralized_pg = True"):
+        _config(DENSE, {"dist.use_decentralized_pg": "true"})
+
+
 def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
     assert _config("llama3_8b")["optimizer"]["use_precision_aware_optimizer"] is True
     assert "use_precision_aware_optimizer" not in _config(DENSE)["optimizer"], "without the distributed optimizer"

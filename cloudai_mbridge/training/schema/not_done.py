@@ -88,6 +88,30 @@ def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
         if value is not _MISSING and value not in row[1]:
             yield f"{path} = {value!r} ({remedy(row)})"
     yield from _sharded_twice(get)
+    yield from _without_groups(get)
+
+
+# section.field -> its own value, and the one with which decentralized groups have nothing to do with it
+_NOT_IN_A_GRID: dict[str, tuple[Any, Any]] = {
+    "dist.use_gloo_process_groups": (True, False),
+    "dist.use_tp_pp_dp_mapping": (False, False),
+    "dist.use_sharp": (False, False),
+    "dist.nccl_communicator_config_path": (None, None),
+    "dist.high_priority_stream_groups": (None, None),
+    "model.pipeline_model_parallel_comm_backend": (None, None),
+    "model.hierarchical_context_parallel_sizes": (None, None),
+    "ddp.num_distributed_optimizer_instances": (1, 1),
+}
+
+
+def _without_groups(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
+    """Yield what the process groups of a grid do not have, where Megatron-Bridge would pass over most in silence."""
+    if not get("dist", "use_decentralized_pg", False):
+        return
+    for path, (default, harmless) in _NOT_IN_A_GRID.items():
+        section, _, name = path.partition(".")
+        if (value := get(section, name, default)) not in (harmless, []):
+            yield f"{path} = {value!r} with dist.use_decentralized_pg = True (use {harmless!r})"
 
 
 def _sharded_twice(get: Callable[[str, str, Any], Any]) -> Iterator[str]:

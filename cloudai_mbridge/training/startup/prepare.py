@@ -30,7 +30,6 @@ from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for, needed
 from cloudai_mbridge.training.startup.adapters import asked_of_adapters
 from cloudai_mbridge.training.startup.documents import asked_of_documents
-from cloudai_mbridge.training.startup.groups import asked_of_groups
 from cloudai_mbridge.training.startup.kernels import check_kernels
 from cloudai_mbridge.training.startup.sharding import asked_of_sharding
 
@@ -261,7 +260,7 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    others = (_asked_otherwise(config), asked_of_groups(config), asked_of_sharding(config), asked_of_adapters(config))
+    others = (_asked_otherwise(config), asked_of_sharding(config), asked_of_adapters(config))
     if asked := [*asked_for(get), *(each for found in others for each in found)]:
         raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     if missing := [*needed(get, _lacking()), *_of_a_missing_engine(config.model)]:
