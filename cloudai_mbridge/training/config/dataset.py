@@ -112,6 +112,10 @@ class GPTDatasetConfig(MCoreGPTDatasetConfig, DataloaderConfig):  # type: ignore
             elif list(self.blend) != list(derived):
                 # Legal, and easily meant otherwise: a saved configuration holds the blend of its old data_path
                 logger.warning("data_path=%r is not read: blend=%r is given as well", self.data_path, self.blend)
+        for name in ("fast_cache_load", "defer_npy_index_mmap"):
+            assert not getattr(self, name) or self.path_to_cache is not None, (
+                f"dataset.{name} = True needs dataset.path_to_cache, a directory with the indices of these samples"
+            )
         self.mock, self.split_matrix = False, None  # as an earlier call may have left them
         BlendedMegatronDatasetConfig.__post_init__(self)
         for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):

@@ -23,7 +23,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
 
     Every rank calls it: rank 0 builds the indices of real files and writes them to the cache, the others read them.
     Middle pipeline stages get None, unless samples limit attention. Raises ConfigError: Megatron-Core lacks its
-    compiled helpers, or a split has not enough tokens.
+    compiled helpers, a split has not enough tokens, or the cache that `fast_cache_load` relies on is not built.
     """
     try:
         import megatron.core.datasets.helpers_cpp  # noqa: F401
@@ -38,10 +38,33 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     _drop_unused_splits(config, sizes)
     kind = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
     _check_splits(config)
-    train, valid, test = BlendedMegatronDatasetBuilder(
-        kind, list(sizes), partial(reads_samples, config), config
-    ).build()
+    builder = BlendedMegatronDatasetBuilder(kind, list(sizes), partial(reads_samples, config), config)
+    try:
+        train, valid, test = builder.build()
+    except Exception as error:
+        missing = error.__cause__ or error  # mock data wrap it
+        if not config.fast_cache_load or not isinstance(missing, FileNotFoundError):
+            raise
+        raise _no_cache(config, str(missing.filename)) from error
+    for dataset in (train, valid, test):
+        _check_cache(config, dataset)
     return train, valid, test
+
+
+def _check_cache(config: GPTConfig, dataset: Any) -> None:
+    """Check that the indices that are read with the first sample, `defer_npy_index_mmap`, are built."""
+    for each in (dataset, *getattr(dataset, "datasets", ())):
+        for name, path in vars(each).items() if each is not None else ():
+            if name.startswith("path_to_") and name.endswith("_index") and not Path(path).is_file():
+                raise _no_cache(config, path)
+
+
+def _no_cache(config: GPTConfig, path: str) -> ConfigError:
+    given = [name for name in ("fast_cache_load", "defer_npy_index_mmap") if getattr(config, name)]
+    return ConfigError(
+        f"dataset.path_to_cache = {config.path_to_cache!r}: {Path(path).name} is not there, and"
+        f" dataset.{' and '.join(given)} = True builds nothing; build the cache in a run without"
+    )
 
 
 def check_blend_files(config: GPTConfig) -> None:

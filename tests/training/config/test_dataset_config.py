@@ -177,7 +177,7 @@ def test_no_workers_means_none_that_persist() -> None:
 
 def test_nothing_is_checked_before_finalize() -> None:
     config = _gpt(fast_cache_load=True)
-    with pytest.raises(AssertionError, match="data-cache-path"):
+    with pytest.raises(AssertionError, match=r"dataset.fast_cache_load = True needs dataset.path_to_cache"):
         config.finalize()
     config.path_to_cache = "/cache"
     config.finalize()
@@ -186,7 +186,7 @@ def test_nothing_is_checked_before_finalize() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"defer_npy_index_mmap": True}, "data-cache-path"),
+        ({"defer_npy_index_mmap": True}, "dataset.defer_npy_index_mmap = True needs dataset.path_to_cache"),
         (
             {"fast_cache_load": True, "path_to_cache": "/c", "blend": (["a"], None), "split": "1"},
             "cannot be used together",

@@ -216,12 +216,16 @@ def blend_per_split(r: Reader) -> Any:
     passes = r.state.cfg.validation.eval_iters
     samples = passes * 8
     first, second = (r.read(valid, samples) for _ in range(2))
+    phases = r.phases
+    cached = {**section, "fast_cache_load": True, "defer_npy_index_mmap": True}
+    fast = r.build(cached, validation={"eval_iters": 0, "full_validation": True})[0]
     return {
         "train": r.read(train, 8),
+        "from_the_cache": r.read(fast, 8),
         "passes": passes,
         "valid": first,
         "begins_again": first == second,
-        "phases": r.phases,
+        "phases": phases,
         "test": test,
     }
 
@@ -300,9 +304,13 @@ def chunks(r: Reader) -> Any:
 def errors(r: Reader) -> Any:
     one = str(r.directory / "one")
     blend = {**GPT, "blend": [[one], None], "split": "100,0,0"}
+    split = [[[one], None], None, None]
+    cached = {"fast_cache_load": True, "path_to_cache": str(r.directory / "empty")}
     return {
         "missing file": r.error({**blend, "blend": [[one + "x"], None]}),
         "no tokens": r.error({**blend, "split": "99.9,0.1,0"}, validation={"eval_iters": 1}),
+        "cache": r.error({**blend, "blend": None, "blend_per_split": split, **cached}),
+        "deferred": r.error({**r.base["dataset"], **cached, "defer_npy_index_mmap": True}),
         "several sets": r.error(validation={"multiple_validation_sets": True}),
         "weights": r.error({**blend, "blend": [[one], [1.0]]}, validation={"full_validation": True}),
         "fim": r.error({**blend, "_target_": "GPTFIMDatasetConfig"}),

@@ -104,6 +104,7 @@ def test_full_validation_reads_everything_once_and_begins_again(found: dict[str,
     split = found["blend_per_split"]
     assert split["begins_again"]
     assert split["phases"] == [True, True, False]
+    assert split["from_the_cache"] == split["train"]
     assert len({tuple(row) for row in split["valid"]}) == split["passes"] * 8
     assert all(max(row) < 100 for row in split["train"])
     assert all(min(row) >= 100 for row in split["valid"])
@@ -157,6 +158,8 @@ def test_virtual_stages_have_iterators_of_their_own(found: dict[str, Any]) -> No
 ERRORS = {
     "missing file": "onex.bin does not exist; give paths without .bin and .idx",
     "no tokens": "the valid split (99.9,0.1,0) holds 0 tokens, and one sample takes 65; give it more in dataset.split",
+    "cache": "document_index.npy is not there, and dataset.fast_cache_load = True builds nothing; build the cache in",
+    "deferred": "dataset.fast_cache_load and defer_npy_index_mmap = True builds nothing",
     "several sets": "validation.multiple_validation_sets = True is not done; use one blend per split",
     "weights": "validation.full_validation = True: the validation data have weights; leave the weights out",
     "fim": "fill-in-the-middle is not done; use GPTDatasetConfig",
