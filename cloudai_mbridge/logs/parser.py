@@ -238,8 +238,8 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _STEP_TIME = re.compile(rf"Step Time\s*:\s*{_NUMBER}\s*s", re.IGNORECASE)
 _UTILIZATION = re.compile(rf"GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _DEEPEST = 20
-# What srun --label and torchrun write before a rank's line, and the NULs of a file that was cut while it was written
-_LABELS = r"(?:\x00*(?:\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
+# What srun --label (padded) and torchrun write before a rank's line, and the NULs of a file that was cut while written
+_LABELS = r"(?:\x00*(?: {0,5}\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
 _PART = re.compile(r"Step Time\s*:|\biteration\s+[0-9]{1,15}/", re.IGNORECASE)
 _MARK = re.compile(rf"({STEP_MARK}|{RUN_MARK}) (?={{)")

@@ -15,7 +15,7 @@ from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, Statistic, implausible, missing_steps
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage
 
@@ -23,7 +23,6 @@ _HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see where ea
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 _OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a code of Slurm's, in the place of a signal
-_NOT_LAUNCHED = 53  # not a signal: what Slurm writes if a node cannot open a job's directory or output file
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
@@ -93,11 +92,11 @@ def _describe(status: JobStatus) -> str:
         JobClass.LOST: "was given up in a state that proves nothing:",
     }.get(status.job_class, "ended as")
     details = []
-    if status.signal == _NOT_LAUNCHED:
-        details.append(f"exit code 0:{_NOT_LAUNCHED}")
+    if status.signal == NOT_LAUNCHED:
+        details.append(f"exit code 0:{NOT_LAUNCHED}")
     elif status.exit_code:
         details.append(f"exit code {status.exit_code}")
-    if status.signal and status.signal != _NOT_LAUNCHED and (status.state, status.signal) != _OUT_OF_MEMORY:
+    if status.signal and status.signal != NOT_LAUNCHED and (status.state, status.signal) != _OUT_OF_MEMORY:
         details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
     if status.reason:
         details.append(status.reason)

@@ -42,7 +42,7 @@ _WORDS = tuple(
 )
 _RECORD = re.compile(rf"(?:{RUN_MARK}|{STEP_MARK}) \{{.*", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_LABELS = re.compile(r"^(?:\d{1,6}:\s|\[[\w-]{1,40}\]:\s?)+")
+_LABELS = re.compile(r"^(?: {0,5}\d{1,6}:\s|\[[\w-]{1,40}\]:\s?)+")
 
 
 class FailureKind(StrEnum):
