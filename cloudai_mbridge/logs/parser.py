@@ -11,7 +11,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -96,6 +96,7 @@ class LogParser:
         return self.summary()
 
     def _take(self, line: str) -> None:
+        line = _COLOUR.sub("", line) if "\x1b" in line else line
         if has_record(line) and not self._has_records:
             self._foreign += 1
         elif has_record(line):
@@ -185,7 +186,9 @@ class LogParser:
         lines, num_lost = numbered(self._times, self._iterations)
         if self._iterations and (len(self._iterations) != len(self._times) or num_lost):
             notes.append(f"{len(self._times)} step-time lines for {len(self._iterations)} iteration lines")
-        found = {step: _record_of(step, *pair) for step, pair in lines}
+        found: dict[int, StepRecord] = {}
+        for step, pair in lines:
+            found[step] = _completed(_record_of(step, *pair), found.get(step))
         if len(found) < len(lines):
             notes.append(_REPEATED.format(len(lines) - len(found)))
         return LogSummary(tuple(found[step] for step in sorted(found)), "lines", self._run, tuple(notes))
@@ -197,8 +200,20 @@ def _record_of(step: int, time: TimeLine | None, iteration: IterationLine | None
     rate = time.tflops_per_gpu if time else None
     if iteration is None:
         return StepRecord(step, seconds, rate, None)
-    rate = iteration.tflops_per_gpu if rate is None else rate
+    if not rate and iteration.tflops_per_gpu is not None:  # 0: a launcher's word for unknown
+        rate = iteration.tflops_per_gpu
     return StepRecord(step, iteration.step_time_s or seconds, rate, iteration.loss, iteration.grad_norm)
+
+
+def _completed(step: StepRecord, before: StepRecord | None) -> StepRecord:
+    """Return a step that is logged again, with the rate of its earlier lines if both took equally long.
+
+    Two ranks print the line, or two streams of one job are in the log: only one of its copies has a partner.
+    """
+    if before is None or step.tflops_per_gpu is not None or not step.step_time_s or not before.step_time_s:
+        return step
+    is_same = math.isclose(step.step_time_s, before.step_time_s, rel_tol=_SAME)
+    return replace(step, tflops_per_gpu=before.tflops_per_gpu) if is_same else step
 
 
 def _is_step(value: Any) -> TypeGuard[int]:
@@ -238,12 +253,14 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _STEP_TIME = re.compile(rf"Step Time\s*:\s*{_NUMBER}\s*s", re.IGNORECASE)
 _UTILIZATION = re.compile(rf"GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _DEEPEST = 20
-# What srun --label and torchrun write before a rank's line, and the NULs of a file that was cut while it was written
-_LABELS = r"(?:\x00*(?:\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
+# What srun --label (padded) and torchrun write before a rank's line, and the NULs of a file that was cut while written
+_LABELS = r"(?:\x00*(?: {0,5}\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
 _PART = re.compile(r"Step Time\s*:|\biteration\s+[0-9]{1,15}/", re.IGNORECASE)
 _MARK = re.compile(rf"({STEP_MARK}|{RUN_MARK}) (?={{)")
 _MOST_RECORDS = 8  # of a line
+_COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_SAME = 0.001  # two ranks' clocks, of one step
 
 
 def match_step_time(line: str) -> tuple[float, float] | None:
@@ -269,11 +286,12 @@ def match_iteration(line: str) -> dict[str, Any] | None:
         return None
     pairs = (part.partition(":") for part in match[3].split("|")[:-1])
     fields = {name.strip(): value.strip() for name, _, value in pairs}
-    milliseconds = _number(fields.get("elapsed time per iteration (ms)"))
+    milliseconds = _number(fields.get("elapsed time per iteration (ms)")) or 0.0
+    is_measured = math.isfinite(milliseconds) and milliseconds > 0
     return {
         "step": int(match[1]),
         "train_iters": int(match[2]),
-        "step_time_s": round(milliseconds / 1000, 9) if milliseconds is not None else None,
+        "step_time_s": round(milliseconds / 1000, 9) if is_measured else None,
         "tflops_per_gpu": _number(fields.get("throughput per GPU (TFLOP/s/GPU)")),
         "loss": _number(fields.get("lm loss", fields.get("loss"))),
         "grad_norm": _number(fields.get("grad norm")),

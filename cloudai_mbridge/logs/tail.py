@@ -16,7 +16,7 @@ _LONGEST_LINE = 1 << 20
 _FOLLOW_S = 0.5
 # torchrun says which rank failed and how, and then reports at length on itself
 # With the label of its rank; before that, another rank may have written on the same line
-_RECORD = re.compile(rf"(?:^(?:\d{{1,6}}:|\[[\w-]{{1,40}}\]:))?\s*(?:{RUN_MARK}|{STEP_MARK}) \{{.*")
+_RECORD = re.compile(rf"(?:^(?: {{0,5}}\d{{1,6}}:|\[[\w-]{{1,40}}\]:))?\s*(?:{RUN_MARK}|{STEP_MARK}) \{{.*")
 _RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
 

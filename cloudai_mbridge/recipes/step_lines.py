@@ -1,4 +1,4 @@
-"""Overrides of either launcher with which a run cannot succeed: some of the steps would not be in its log."""
+"""Overrides of either launcher with which a run cannot succeed, or has rates of other steps than its log's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,9 +29,11 @@ _HIDING: Mapping[str, tuple[_IsHiding, str]] = {
     "train.exit_interval": (_ends_early, "ends the training before max_steps"),
     "train.exit_duration_in_mins": (_is_on, "may end the training before max_steps; use a time limit instead"),
     "train.iterations_to_skip": (_is_on, f"leaves steps out, and {_NOT_PRINTED}"),
+    "train.train_samples": (_is_on, "is a second length; cmd_args.max_steps is the first"),
     "train.skip_train": (_is_on, "trains no step"),
     "validation.skip_train": (_is_on, "trains no step"),
 }
+_RESIZING = ("train.rampup_batch_size", "train.step_batch_size_schedule")
 # The embedded loop writes its records all the same
 _HIDING_UPSTREAM: Mapping[str, tuple[_IsHiding, str]] = {
     "logger.skip_train_metrics_log": (_is_on, f"prints no line for any step, and {_NOT_PRINTED}")
@@ -39,9 +41,16 @@ _HIDING_UPSTREAM: Mapping[str, tuple[_IsHiding, str]] = {
 
 
 def refuse_hidden_steps(extra: Mapping[str, str], num_steps: int | None, *, is_upstream: bool) -> None:
-    """Raise BadInput for `extra_cmd_args` that keep steps out of the log. num_steps: None if the launcher decides."""
+    """Raise BadInput for `extra_cmd_args` that keep steps out of the log, or vary the size of its steps.
+
+    num_steps: None if the launcher decides.
+    """
     table = {**_HIDING, **_HIDING_UPSTREAM} if is_upstream else _HIDING
     for key, text in extra.items():
         is_hiding, why = table.get(key.lstrip("+"), (None, ""))
         if is_hiding is not None and is_hiding(parse_value(text), num_steps):
             raise BadInput(f"extra_cmd_args: {key!r} = {text} {why}: such a run fails; remove it")
+        if key.lstrip("+") in _RESIZING and _is_on(parse_value(text), num_steps):
+            raise BadInput(
+                f"extra_cmd_args: {key!r} = {text} varies the batch size, and rates are of cmd_args.gb; remove it"
+            )

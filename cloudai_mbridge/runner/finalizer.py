@@ -8,7 +8,7 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner.context import Judge, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
-from cloudai_mbridge.verdict import Judgement
+from cloudai_mbridge.verdict import PROGRAM_MISSING, Judgement
 
 _CANCEL_AGAIN_S = 10.0
 
@@ -106,8 +106,10 @@ class Finalizer:
             return
         note = ""
         if judgement.is_infrastructure:
-            self._nodes.blame(run, judgement.failure, judgement.nodes)
-            if not (why := self._why_not_retried(run)):
+            if not (why := _why_not_elsewhere(run, judgement)):
+                self._nodes.blame(run, judgement.failure, judgement.nodes, are_suspects=judgement.are_suspects)
+                why = self._why_not_retried(run)
+            if not why:
                 self._retry(run, judgement)
                 return
             note = f"not retried: {why}"
@@ -145,6 +147,12 @@ class Finalizer:
         count = f"{run.num_retries} of {self._context.config.retries} retries"
         text = f"attempt {run.number} failed: {judgement.failure}; trying again ({count})"
         self._context.observer.notice(f"{run.plan.key}: {text}")
+
+
+def _why_not_elsewhere(run: Tracked, judgement: Judgement) -> str:
+    """Return why an attempt would fail on any node, "" if it might not."""
+    is_missing_in_image = judgement.failure == PROGRAM_MISSING and run.plan.container_image
+    return "the image is the same on other nodes" if is_missing_in_image else ""
 
 
 def _counts_as(ending: JobStatus, status: JobStatus) -> bool:

@@ -7,7 +7,7 @@ from cloudai_mbridge.metrics import missing_steps
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.runner.context import RunnerContext, Tracked
 from cloudai_mbridge.runner.progress import Progress
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NOT_LAUNCHED, JobClass, JobStatus
 
 
 class LateFiles:
@@ -33,10 +33,13 @@ class LateFiles:
     def _missing(self, run: Tracked, status: JobStatus) -> str:
         """Return what is not there of an ended job, "" if nothing is: the steps of a good one, the end of another.
 
-        A job that was killed, or whose script has not begun, leaves no exit code.
+        A job that was killed, or whose script has not begun, leaves no exit code. That it has not begun is known from
+        files that may be late, too, unless Slurm reports it.
         """
         if status.job_class is JobClass.SUCCEEDED:
             return self._missing_steps(run)
+        if NEVER_BEGAN in status.reason and status.signal != NOT_LAUNCHED:
+            return "its start mark is missing"
         has_exited = status.job_class is JobClass.FAILED and status.exit_code and not status.signal
         if not has_exited or status.exit_code == LOST_CLAIM:
             return ""

@@ -27,20 +27,35 @@ class Nodes:
             self._context.journal.exclude(node, reason)
             self._context.observer.notice(f"node {node} is excluded: {reason}")
 
-    def blame(self, run: Tracked, failure: str, named: Iterable[str]) -> None:
-        """Exclude what the evidence against a run names, and those of its nodes that are out of service."""
+    def blame(self, run: Tracked, failure: str, named: Iterable[str], *, are_suspects: bool = False) -> None:
+        """Exclude what the evidence against a run names, and those of its nodes that are out of service.
+
+        are_suspects: it names nodes on which a job could not start. If none could anywhere, nodes are left to try.
+        """
         key = run.plan.key
         own = _names(run.status.nodes) if run.status is not None else []
         blamed = {name for nodes in named for full in _names(nodes) for name in (full, full.partition(".")[0])}
         bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may say anything
+        unhealthy: dict[str, str] = {}
         if run.status is not None and run.status.nodes:
             try:
                 unhealthy = self._context.scheduler.unhealthy_nodes(run.status.nodes)
-                bad |= {node: f"{state} after {failure} in {key}" for node, state in unhealthy.items()}
             except ToolFailure as error:
                 self._context.observer.notice(f"{error}; it is unknown which node failed {key}")
+        bad |= {node: f"{state} after {failure} in {key}" for node, state in unhealthy.items()}
         for node, reason in bad.items():
-            self.exclude(node, reason)
+            if not are_suspects or node in unhealthy or self._can_spare(run, node):
+                self.exclude(node, reason)
+
+    def _can_spare(self, run: Tracked, node: str) -> bool:
+        """Return whether a run has enough other nodes."""
+        if node in {name for nodes in run.plan.nodes for name in expand_hostlist(nodes)}:
+            return False
+        try:
+            usable = self._context.scheduler.num_usable_nodes([*self.excluded, node])
+        except ToolFailure:
+            return False
+        return usable is not None and usable >= run.plan.num_nodes
 
     def shortage_for(self, run: Tracked) -> str:
         """Return why a run cannot have the nodes that it needs, "" if it can."""

@@ -52,6 +52,9 @@ class JobStatus:
 
 # States of jobs that the scheduler does not know: nothing of theirs was started, or something was and left no end.
 NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
+# Added to the reason of a job that failed, and of which neither claim nor start mark is there; and what Slurm puts in
+# the place of a signal if the node could not open the job's directory or output file, which proves it
+NEVER_BEGAN, NOT_LAUNCHED = "its script never began", 53
 # What a trial ends as that can no longer win a search (docs/tune.md)
 ENDED_EARLY = "ENDED_EARLY"
 # Reason of a job that wants more nodes than there are for ever, or than are up now, and those come back

@@ -11,11 +11,13 @@ from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, Statistic, implausible, missing_steps
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage
 
@@ -23,7 +25,9 @@ _HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see where ea
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 _OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a code of Slurm's, in the place of a signal
-_NOT_LAUNCHED = 53  # not a signal: what Slurm writes if a node cannot open a job's directory or output file
+# A program that could not be executed is the node's failure, or the image's
+PROGRAM_MISSING = "program_missing"
+_NOT_STARTED = (PROGRAM_MISSING, "job_not_launched", "job_launch_failed")
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
@@ -93,11 +97,11 @@ def _describe(status: JobStatus) -> str:
         JobClass.LOST: "was given up in a state that proves nothing:",
     }.get(status.job_class, "ended as")
     details = []
-    if status.signal == _NOT_LAUNCHED:
-        details.append(f"exit code 0:{_NOT_LAUNCHED}")
+    if status.signal == NOT_LAUNCHED:
+        details.append(f"exit code 0:{NOT_LAUNCHED}")
     elif status.exit_code:
         details.append(f"exit code {status.exit_code}")
-    if status.signal and status.signal != _NOT_LAUNCHED and (status.state, status.signal) != _OUT_OF_MEMORY:
+    if status.signal and status.signal != NOT_LAUNCHED and (status.state, status.signal) != _OUT_OF_MEMORY:
         details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
     if status.reason:
         details.append(status.reason)
@@ -148,6 +152,8 @@ def with_failure(
     failure = triage(status, paths) or _bad_loss(log)
     if failure is None:
         return outcome
+    if failure.id in _NOT_STARTED and not failure.nodes and status is not None:
+        failure = replace(failure, nodes=_first_node(status.nodes))
     if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
         if num_steps and not missing_steps(log.steps, num_steps):
@@ -156,6 +162,14 @@ def with_failure(
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
     tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
     return replace(outcome, reasons=reasons, evidence=(*failure.evidence, *tail) or outcome.evidence, failure=failure)
+
+
+def _first_node(nodes: str) -> tuple[str, ...]:
+    """Return the node on which a job's script runs."""
+    try:
+        return tuple(expand_hostlist(nodes)[:1])
+    except BadInput:
+        return ()
 
 
 def _bad_loss(log: LogSummary) -> Failure | None:
@@ -183,8 +197,9 @@ def _stacks(directory: Path) -> Iterator[str]:
 class Judgement:
     """What the runner has to know of an ended attempt. verdict: as in the report.
 
-    failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. step_time_s: the
-    capped mean. step_time_error: its standard error as a share, by the scatter of the steps; None where unknown.
+    failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. are_suspects: all
+    that is known of them is that a job could not start there. step_time_s: the capped mean. step_time_error: its
+    standard error as a share, by the scatter of the steps; None where unknown.
     """
 
     verdict: str
@@ -193,6 +208,7 @@ class Judgement:
     failure: str = ""
     is_infrastructure: bool = False
     nodes: tuple[str, ...] = ()
+    are_suspects: bool = False
     step_time_s: float | None = None
     step_time_error: float | None = None
 
@@ -214,6 +230,7 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         failure=(failure.id if failure else unnamed) if outcome.reasons else "",
         is_infrastructure=is_infrastructure,
         nodes=failure.nodes if failure else (),
+        are_suspects=failure is not None and failure.id in _NOT_STARTED,
         step_time_s=times.capped_mean if times else None,
         step_time_error=_error(times) if times else None,
     )

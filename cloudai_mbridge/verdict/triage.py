@@ -37,12 +37,12 @@ _WORDS = tuple(
         b"segmentation|due to |cancelled at|prolog|launch|command not found|no such file|no module named|no space|"
         b"stale|in use|endpoint|assert|quota|found nan|found inf|unexpected result|training stopped|timed out|"
         b"timeout|retry counter|connection |got completion|got async|too old|no kernel image|toomany|curl:|"
-        b"can't open|no cuda"
+        b"can't open|no cuda|: not found|cannot execute"
     ).split(b"|")
 )
 _RECORD = re.compile(rf"(?:{RUN_MARK}|{STEP_MARK}) \{{.*", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_LABELS = re.compile(r"^(?:\d{1,6}:\s|\[[\w-]{1,40}\]:\s?)+")
+_LABELS = re.compile(r"^(?: {0,5}\d{1,6}:\s|\[[\w-]{1,40}\]:\s?)+")
 
 
 class FailureKind(StrEnum):
@@ -80,6 +80,7 @@ class Entry(KnownFailure):
     patterns: tuple[re.Pattern[str], ...]
     examples: tuple[str, ...]
     counterexamples: tuple[str, ...]
+    nodes_of: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
         """Return where the entry matches a line that has lost its colours and labels."""
@@ -141,7 +142,7 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
         if state is not None and (state.wins or entry.id == state.topic):
             break  # it beats this entry and all below
         if (what := found.get(entry.id)) is not None:
-            return failure_of(entry, what.evidence, what.nodes)
+            return failure_of(entry, what.evidence, what.nodes or found.get(entry.nodes_of, _Found()).nodes)
     if state is None:
         return None
     about = found.get(state.topic, _Found())

@@ -50,8 +50,13 @@ def use_plug_in(sandbox: Any, text: str, until: Any) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ['"project-sub:" .. job.name', 'job.name .. "_gpu-4h"', '"p/" .. job.name .. ".site"', '"batch"'],
-    ids=["prefix", "suffix", "both", "replaced"],
+    [
+        '"project-sub:" .. job.name',
+        'job.name .. "_gpu-4h.deadbeefdeadbeef"',
+        '"p/" .. job.name .. ".site"',
+        '"deadbeefdeadbeef"',
+    ],
+    ids=["prefix", "suffix with a hash", "both", "replaced by a hash"],
 )
 def test_every_point_is_trained_once(sandbox: Any, start_run: Any, stand_in_test: Any, until: Any, name: str) -> None:
     use_plug_in(sandbox, PLUG_IN % name, until)

@@ -18,6 +18,17 @@ def four(new_cluster: Callable[..., Any]) -> Any:
     return new_cluster(nodes=4)
 
 
+def test_a_node_that_lacks_the_interpreter_fails_no_point(four: Any, start_run: Any, stand_in_test: Any) -> None:
+    """It is the first to be free again, and would get most of the points."""
+    text = "slurmstepd: error: execve(): /opt/venv/bin/python: No such file or directory"
+    told = {"bad_nodes": ["gb200-2"], "say": text, "exit": 2, "step_s": 0.1}
+    test = stand_in_test("one", told, num_gpus=4, args="gb = 64\nmb = [1, 2, 4, 8]\nseq_length = [64, 128]")
+    run = start_run(four, [test]).finish(0)
+    assert {point["verdict"] for point in run.points().values()} == {"success"}
+    assert list(run.report["excluded_nodes"]) == ["gb200-2"]
+    assert "program_missing in one/" in run.report["excluded_nodes"]["gb200-2"]
+
+
 @pytest.fixture(scope="module")
 def crashed(
     four: Any, new_cluster: Any, start_shared_run: Any, stand_in_test: Any, tmp_path_factory: Any, until: Any

@@ -204,9 +204,10 @@ def test_a_job_says_that_it_has_started(run_script: RunScript, env: dict[str, st
         ("project-sub:mbridge-a-0.0123456789abcdef", "0123456789abcdef"),
         ("mbridge-a-0.0123456789abcdef_cpu-4h", "0123456789abcdef"),
         ("mbridge-a.fedcba9876543210-0.0123456789abcdef.site", "0123456789abcdef"),
+        ("mbridge-a-0.00000000000000ff.0123456789abcdef", "00000000000000ff"),
         ("something-else", "00000000000000ff"),  # from the environment, which sbatch keeps
     ],
-    ids=["as submitted", "a prefix", "a suffix", "a hash in the key", "another name"],
+    ids=["as submitted", "a prefix", "a suffix", "a hash in the key", "a hash behind it", "another name"],
 )
 def test_a_job_knows_its_token_whatever_a_site_does_to_its_name(run_script: RunScript, name: str, token: str) -> None:
     env = {**SLURM_ENV, "SLURM_JOB_NAME": name, "MBRIDGE_JOB_TOKEN": "00000000000000ff"}

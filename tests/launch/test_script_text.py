@@ -127,7 +127,9 @@ def test_a_plain_slurm_script() -> None:
 _mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
 _mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"
 # one job of an attempt trains, whatever became of the sbatch that submitted it
-[[ "$SLURM_JOB_NAME" =~ .*\\.([0-9a-f]{16}) ]] && MBRIDGE_JOB_TOKEN="${BASH_REMATCH[1]}"
+# the name's, of which a site may have written more than one: then the one that sbatch was given
+[[ "$SLURM_JOB_NAME" == *".${MBRIDGE_JOB_TOKEN:-no token}"* ]] ||
+  if [[ "$SLURM_JOB_NAME" =~ .*\\.([0-9a-f]{16}) ]]; then MBRIDGE_JOB_TOKEN="${BASH_REMATCH[1]}"; fi
 export MBRIDGE_JOB_TOKEN="${MBRIDGE_JOB_TOKEN:-}"
 _mbridge_token="$MBRIDGE_JOB_TOKEN"
 if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then

@@ -145,3 +145,32 @@ def test_a_long_log_is_read_in_linear_time() -> None:
     lines = _lines(*steps)
     del lines[5]
     assert len(_parse("\n".join(lines)).steps) == 3000
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_an_iteration_line_of_several_ranks_is_one_step(copies: int) -> None:
+    """As where the first and the last rank print it, or a log has a job's output twice."""
+    lines = [line for step in STEPS for line in (step.time, *[step.iteration] * copies)]
+    assert _read(*lines) == ALL
+
+
+def test_colours_within_a_line_hide_nothing() -> None:
+    text = "\n".join(_lines(*STEPS))
+    coloured = text.replace("iteration", "\x1b[1;36miteration\x1b[0m").replace(": ", ":\x1b[K \x1b[32m")
+    assert _parse(coloured) == _parse(text)
+
+
+@pytest.mark.parametrize("written", ["0.0", "-4000.0", "nan", "inf"])
+def test_a_time_that_no_clock_gives_is_not_measured(written: str) -> None:
+    lines = _lines(*STEPS)
+    lines[5] = lines[5].replace(f"(ms): {STEPS[2].seconds * 1000:.1f}", f"(ms): {written}")
+    assert _read(*lines) == [*ALL[:2], (3, round(STEPS[2].seconds, 2), STEPS[2].rate, STEPS[2].loss), *ALL[3:]]
+
+
+def test_a_rate_of_zero_gives_way_to_one_that_was_measured() -> None:
+    lines = [
+        line.replace("learning rate", f"throughput per GPU (TFLOP/s/GPU): {step.rate} | learning rate")
+        for step in STEPS
+        for line in (replace(step, rate=0.0).time, step.iteration)
+    ]
+    assert _read(*lines) == ALL

@@ -86,6 +86,9 @@ def test_the_token_comes_from_the_job() -> None:
     assert run_token({"SLURM_JOB_NAME": "bash"}) is None
     assert run_token({"SLURM_JOB_NAME": f"mbridge-t-mb1.5-0.{TOKEN}"}) == TOKEN
     assert run_token({"MBRIDGE_LOCAL_JOB": TOKEN}) == TOKEN
+    two = f"mbridge-t.{TOKEN}.{OTHER}"  # a site has added a hash of its own
+    assert run_token({"SLURM_JOB_NAME": two, "MBRIDGE_JOB_TOKEN": TOKEN}) == TOKEN
+    assert run_token({"SLURM_JOB_NAME": f"a.{TOKEN}", "MBRIDGE_JOB_TOKEN": OTHER}) == TOKEN
     assert run_token({"MBRIDGE_LOCAL_JOB": OTHER, "SLURM_JOB_NAME": f"a.{TOKEN}"}) == f"{OTHER} {TOKEN}"
 
 

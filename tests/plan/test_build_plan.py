@@ -132,6 +132,7 @@ def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) ->
         ("train.exit_duration_in_mins", "30", "embedded megatron_bridge"),
         ("train.iterations_to_skip", "[3]", "embedded megatron_bridge"),
         ("validation.skip_train", "true", "embedded megatron_bridge"),
+        ("train.train_samples", "40", "embedded megatron_bridge"),
         ("logger.skip_train_metrics_log", "true", "megatron_bridge"),
         *((key, text, "") for key, text in (("logger.log_interval", "1"), ("train.exit_interval", "10"))),
         *((key, text, "") for key, text in (("train.iterations_to_skip", "[]"), ("train.skip_train", "false"))),
@@ -143,6 +144,13 @@ def test_what_keeps_steps_out_of_the_log_is_refused(key: str, text: str, launche
         is_refused = launcher in launchers.split()
         with pytest.raises(BadInput, match="such a run fails; remove it") if is_refused else contextlib.nullcontext():
             refuse_hidden_steps({key: text}, 10, is_upstream=launcher == "megatron_bridge")
+
+
+def test_steps_of_different_sizes_are_refused() -> None:
+    """Tokens per second would be of the last ones, and the first ones count."""
+    with pytest.raises(BadInput, match=r"train\.rampup_batch_size.*varies the batch size"):
+        _one(extra_cmd_args={"train.rampup_batch_size": "[4, 4, 40]"})
+    refuse_hidden_steps({"train.rampup_batch_size": "null"}, 10, is_upstream=False)
 
 
 def test_a_plan_refuses_what_keeps_steps_out_of_the_log() -> None:

@@ -184,15 +184,16 @@ class Notes:
 
 
 def judge(run: RunPlan, entry: JournalEntry) -> Judgement:
-    """Judge by the job's end alone; a reason "node X" is evidence against X."""
+    """Judge by the job's end alone; a reason "node X" is evidence against X, and "suspect X" that it did not start."""
     assert entry.last is not None
     status = entry.last.status
     assert status is not None
     if status.job_class in (JobClass.SUCCEEDED, JobClass.STOPPED):
         return Judgement("success", (), is_success=True)
-    nodes = (status.reason.removeprefix("node "),) if status.reason.startswith("node ") else ()
+    word, _, node = status.reason.partition(" ")
+    nodes, are_suspects = ((node,) if word in ("node", "suspect") else ()), word == "suspect"
     is_infrastructure = status.job_class is JobClass.INFRASTRUCTURE
-    return Judgement("failed", (status.state,), False, status.state.lower(), is_infrastructure, nodes)
+    return Judgement("failed", (status.state,), False, status.state.lower(), is_infrastructure, nodes, are_suspects)
 
 
 class Bench:

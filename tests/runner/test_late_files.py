@@ -1,16 +1,19 @@
 """A job's files may be seen seconds after its end: it is judged when they are there, or when they were waited for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, JobClass, JobStatus
 from cloudai_mbridge.training.process.log_lines import STEP_MARK, render_record
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=3, nodes="n1", run_time_s=60.0)
+NOT_BEGUN = JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, exit_code=3, reason=NEVER_BEGAN, nodes="n1")
+NOT_LAUNCHED = JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason=NEVER_BEGAN, nodes="n1")
 KILLED = JobStatus("FAILED", JobClass.FAILED, signal=9, nodes="n1", run_time_s=60.0)
 
 
@@ -64,6 +67,19 @@ def test_the_end_of_a_job_that_failed_is_waited_for(bench: Any) -> None:
             (bench.root / "a/0/0/exit_code.txt").write_text("3\n")
 
     assert 7 <= _judged_at(bench, FAILED, late) <= 9
+
+
+@pytest.mark.parametrize(("then", "signal"), [(FAILED, None), (KILLED, 9)])
+def test_a_start_mark_that_is_late_makes_no_launch_failure(bench: Any, then: JobStatus, signal: int | None) -> None:
+    """Otherwise the job would be submitted again, and train twice."""
+    bench.script(a=[RUNNING, *[replace(NOT_BEGUN, signal=signal)] * 5, *[then] * 100])
+    bench.drive(bench.run("a", num_steps=3), may_be_late=True, retries=1)
+    assert bench.scheduler.events.count("submit a") == 1
+    assert any("its start mark is missing" in text for text in bench.notes.notices)
+
+
+def test_a_job_that_slurm_could_not_launch_is_judged_at_once(bench: Any) -> None:
+    assert _judged_at(bench, NOT_LAUNCHED, lambda after_s: None, retries=0) <= 1
 
 
 def test_a_job_that_was_killed_is_judged_at_once(bench: Any) -> None:

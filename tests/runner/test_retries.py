@@ -1,5 +1,6 @@
 """What the infrastructure has failed is tried again, elsewhere, within limits; what hangs or can never run is ended."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -152,6 +153,36 @@ def test_a_run_that_needs_an_excluded_node_of_a_list_is_skipped(bench: Any) -> N
     bench.script(a=[[NODE_FAIL], [COMPLETED]])
     bench.drive(bench.run("a"), bench.run("b", nodes=("n[1-2]",)), max_parallel=1)
     assert bench.verdicts()["b/0/0"] == "skipped"
+
+
+def _not_started(node: str) -> JobStatus:
+    return JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, nodes=node, reason=f"suspect {node}")
+
+
+def test_a_node_that_cannot_start_a_job_is_excluded(bench: Any) -> None:
+    """Jobs fail there within a second: it would be given most of a sweep."""
+    bench.scheduler.usable = 4
+    bench.script(a=[[_not_started("n2")], [COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
+    assert bench.excluded() == {"n2": "launch_failed in a/0/0"}
+    assert [submission.exclude_nodes for submission in bench.scheduler.submissions[1:]] == [("n2",), ("n2",)]
+
+
+def test_where_no_node_can_start_a_job_the_last_ones_are_tried_again(bench: Any) -> None:
+    bench.scheduler.usable = 2
+    bench.script(a=[[_not_started("n1")], [_not_started("n2")], [COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b", nodes=("n2",)), max_parallel=1)
+    assert bench.verdicts() == {"a/0/0": "success", "b/0/0": "success"}
+    assert list(bench.excluded()) == ["n1"]
+
+
+def test_a_program_that_an_image_lacks_is_no_nodes_failure(bench: Any) -> None:
+    bench.scheduler.usable = 4
+    bench.script(a=[replace(_not_started("n2"), state="PROGRAM_MISSING")])
+    notes = bench.drive(bench.run("a", container_image="image"))
+    assert bench.states() == {"a/0/0": ["PROGRAM_MISSING"]}
+    assert bench.excluded() == {}
+    assert any("not retried: the image is the same on other nodes" in notice for notice in notes.notices)
 
 
 # Hangs

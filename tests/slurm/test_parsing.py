@@ -461,3 +461,15 @@ def test_what_names_and_opens_the_cluster_is_kept() -> None:
     """SLURM_JWT is how a user proves who he is where munge is not used: without it no command is answered."""
     env = {"SLURM_CONF": "/c", "SLURM_JWT": "token"}
     assert without_slurm_variables(env) == env
+
+
+def test_the_accounting_of_a_requeued_job_ends_with_its_last_row() -> None:
+    rows = [
+        "5|NODE_FAIL|0:0|n2|30|a.cafe",
+        "5|COMPLETED|0:0|n1|60|a.cafe",
+        "6+0|COMPLETED|0:0|n1|9|h",
+        "6+1|FAILED|1:0|n2|9|h",
+    ]
+    first, second = parse_sacct("\n".join(rows))
+    assert (first.status.state, first.status.nodes) == ("COMPLETED", "n1")
+    assert second.status.state == "FAILED"

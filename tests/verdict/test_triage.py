@@ -334,3 +334,14 @@ def test_a_broken_catalogue_is_refused(old: str, new: str, message: str) -> None
     assert (len(entries), len(states)) == (1, 1)
     with pytest.raises(ValueError, match=message):
         parse_catalogue(GOOD.replace(old, new))
+
+
+def test_the_node_that_lacks_a_program_is_named_by_its_task(write: Write) -> None:
+    lines = ["slurmstepd: error: execve(): /opt/venv/bin/python: No such file or directory", NOISE[5]]
+    failure = _triage(write(*lines))
+    assert (failure.id, failure.nodes) == ("program_missing", ("gb200-2",))
+
+
+@pytest.mark.parametrize("label", ["3: ", " 3: ", "   3: [rank3]: ", "12: "])
+def test_labels_of_ranks_are_padded(write: Write, label: str) -> None:
+    assert _triage(write(f"{label}RuntimeError: No CUDA GPUs are available")).id == "gpu_unavailable"

@@ -14,7 +14,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.hostlist import is_out_of_service
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit
 from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
 from cloudai_mbridge.schedulers.slurm.identity import (
@@ -289,7 +289,7 @@ def _with_launch_failure(seen: Seen, job: Job) -> Seen:
     has_claim = job.token in claiming_tokens(job.directory)  # listing it makes NFS look for what is new
     if has_claim or is_of(read_started(job.directory), own):
         return seen
-    reason = f"{seen.status.reason}; its script never began".removeprefix("; ")
+    reason = f"{seen.status.reason}; {NEVER_BEGAN}".removeprefix("; ")
     return replace(
         seen, status=replace(seen.status, state="LAUNCH_FAILED", job_class=JobClass.INFRASTRUCTURE, reason=reason)
     )

@@ -11,7 +11,7 @@ from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.schedulers.interface import Job, JobStatus
 from cloudai_mbridge.schedulers.slurm.parsing import Listed, parse_started
 
-_TOKEN = re.compile(SIXTEEN_HEX)
+_TOKEN = re.compile(rf"\.{SIXTEEN_HEX}")  # a site's own name may be a hash
 
 
 class Listing:

@@ -71,9 +71,10 @@ def _listed(fields: list[str]) -> Listed:
 def parse_sacct(output: str) -> list[Listed]:
     """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). What has not ended proves nothing there.
 
-    Ids come back when a cluster starts to count anew, so an id may have several rows of different names.
+    Ids come back when a cluster starts to count anew, so an id may have several rows of different names. Of a job that
+    was requeued, the last row counts; the components of a heterogeneous job become one.
     """
-    parts: dict[tuple[str, str], list[JobStatus]] = {}
+    parts: dict[tuple[str, str], dict[str, JobStatus]] = {}
     for line in output.splitlines():
         fields = line.strip().split("|", _SACCT_FIELDS - 1)
         if len(fields) != _SACCT_FIELDS or not re.fullmatch(r"\d+(_\d+)?(\+\d+)?", fields[0]):
@@ -83,8 +84,8 @@ def parse_sacct(output: str) -> list[Listed]:
         run_time_s = float(elapsed) if elapsed.isdigit() else None
         nodes = "" if nodes == "None assigned" else nodes
         status = JobStatus(base_state(state), classify(state), exit_code, signal, "", nodes, run_time_s)
-        parts.setdefault((job_id.partition("+")[0], name), []).append(status)
-    return [Listed(job_id, name, merge_components(same)) for (job_id, name), same in parts.items()]
+        parts.setdefault((job_id.partition("+")[0], name), {})[job_id] = status
+    return [Listed(job_id, name, merge_components(same.values())) for (job_id, name), same in parts.items()]
 
 
 def merge_components(components: Iterable[JobStatus]) -> JobStatus:

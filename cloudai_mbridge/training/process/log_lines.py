@@ -94,6 +94,8 @@ def run_token(environ: Mapping[str, str]) -> str | None:
     of_local, of_name, of_job = (
         _TOKEN.search(environ.get(name, "")) for name in (LOCAL_JOB_VARIABLE, "SLURM_JOB_NAME", JOB_TOKEN_VARIABLE)
     )
+    if of_name and of_job and f".{of_job[1]}" in environ["SLURM_JOB_NAME"]:  # a site may have written another behind it
+        of_name = of_job
     found = (of_local, of_name or of_job)
     return " ".join(match[1] for match in found if match) or None
 
