@@ -9,12 +9,11 @@ from cloudai_mbridge.training.upstream.absent import refusal
 from cloudai_mbridge.upstream.recipes import RecipeModule
 from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
 
-_RECIPES = "recipes."
-
 
 def spec_of(full_name: str, below: str) -> ModuleSpec | None:
     """Return how to make a module, None where no table has it. Raises ModuleNotFoundError: absent on purpose."""
-    if below in MODULES or below.removeprefix(_RECIPES).partition(".")[0] in FAMILIES:
+    top, _, rest = below.partition(".")
+    if below in MODULES or (top == "recipes" and rest.partition(".")[0] in FAMILIES):
         return ModuleSpec(full_name, _Loader(), is_package=True)
     if line := refusal(full_name):
         raise ModuleNotFoundError(line)  # with a name, `from package import module` would hide the line

@@ -20,9 +20,7 @@ MODULES: dict[str, dict[str, str]] = {
     "data.datasets.packed_sequence": _PACKING,
     "data.packing": _PACKING,
     "data.packing.config": _PACKING,
-    "data.sft_processing": {
-        "training.config.sft": "ChatSFTPreprocessingConfig PromptCompletionSFTPreprocessingConfig"
-    },
+    "data.sft_processing": {"training.config.sft": "ChatSFTPreprocessingConfig PromptCompletionSFTPreprocessingConfig"},
     "data.sources": {},
     "data.sources.hf": {"training.config.sft": "HFDatasetSourceConfig"},
     "models.gpt_provider": {

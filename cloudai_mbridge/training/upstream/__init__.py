@@ -29,7 +29,8 @@ MODULES: dict[str, dict[str, str]] = {
     "inprocess_restart": {"resilience.inprocess_restart": "maybe_wrap_for_inprocess_restart"},
     "nvrx_straggler": {
         "resilience.nvrx_straggler": "NVRxStragglerDetectionManager check_nvrx_straggler_detection"
-        " safe_shutdown_nvrx_straggler_manager"
+        " safe_shutdown_nvrx_straggler_manager",
+        _HERE: "HAVE_NVRX",
     },
     "utils": {},
     "utils.checkpoint_utils": {
