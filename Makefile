@@ -61,7 +61,8 @@ bridge-loop:
 bridge-loop-on-3.12:
 	$(MAKE) newest
 	$(MAKE) $(NEWEST)/bridge
-	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
+	MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge \
+	  $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install

@@ -5,6 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from cloudai_mbridge import upstream
 from cloudai_mbridge.version import __version__
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ if not TYPE_CHECKING:  # for a type checker it would be any name
     def __getattr__(name: str) -> Any:
         """Import a name when it is asked for: the training process needs none of them."""
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from cloudai_mbridge.training.upstream import missing
+
+            raise missing(__name__, name)
         if name in _WORKLOAD:
             from cloudai_mbridge.integrations import workload
 
@@ -73,3 +76,6 @@ if not TYPE_CHECKING:  # for a type checker it would be any name
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+upstream.install()

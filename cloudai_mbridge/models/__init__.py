@@ -21,13 +21,13 @@ __all__ = [
     "TestRun",
 ]
 
-_PROVIDERS = ("GPTModelProvider", "MLAModelProvider")
-
 
 def __getattr__(name: str) -> Any:
     """Serve the model providers to scripts that were written for Megatron-Bridge; ImportError: it is not here."""
-    if name in _PROVIDERS:
-        return getattr(import_module("cloudai_mbridge.training.models.gpt_provider"), name)
-    if name == "AutoBridge" or name.endswith("Provider"):
-        raise ImportError(f"cloudai_mbridge has no {name} of Megatron-Bridge's models; use {' or '.join(_PROVIDERS)}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cloudai_mbridge.training.upstream import missing
+    from cloudai_mbridge.upstream.tables import MORE
+
+    home = next((home for home, names in MORE["models"].items() if name in names.split()), None)
+    if home is None:
+        raise missing(__name__, name)
+    return getattr(import_module(f"cloudai_mbridge.{home}"), name)

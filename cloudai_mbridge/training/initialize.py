@@ -23,6 +23,7 @@ from cloudai_mbridge.training.process.device import bind_local_device, current_d
 from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder
 from cloudai_mbridge.training.process.grid_groups import grid_groups, make_grid_groups
 from cloudai_mbridge.training.process.loopback import use_loopback
+from cloudai_mbridge.training.upstream import missing
 
 _LAYOUT = (
     "tensor_model_parallel",
@@ -134,3 +135,7 @@ def destroy() -> None:
     mpu.destroy_model_parallel()
     destroy_num_microbatches_calculator()
     dist.destroy_process_group()
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)

@@ -1,5 +1,6 @@
 """Megatron's optimizer and learning-rate scheduler."""
 
+import logging
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from cloudai_mbridge.training.models.data_parallel import shards_between_instanc
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.grid_groups import grid_groups
 
+logger = logging.getLogger(__name__)
+
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
     """Build the optimizer over the model chunks: mixed precision and sharding as configured."""
@@ -32,6 +35,8 @@ def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimi
         use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
         pg_collection=grid_groups(),
     )
+    if getattr(megatron_config := getattr(model[0], "config", None), "use_mup", False):
+        logger.info("μP enabled (width_mult=%.4g)", megatron_config.mup_width_mult)  # type: ignore[union-attr]
     if on_cpu and config.optimizer.optimizer == "adam" and not config.optimizer.optimizer_cpu_offload:
         # torch's fused CPU AdamW takes half the time of its per-parameter loop
         for part in getattr(optimizer, "chained_optimizers", [optimizer]):

@@ -14,6 +14,7 @@ pytest.importorskip("megatron.core")
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.state import TrainState  # noqa: E402
+from cloudai_mbridge.upstream.tables import MODULES  # noqa: E402
 
 # Megatron-Bridge 0.3.0: module below `training` -> names that scripts import
 NAMES = {
@@ -121,12 +122,55 @@ def test_optimizer_and_scheduler_from_their_sections(monkeypatch: pytest.MonkeyP
     assert kwargs["config_overrides"] is not None
 
 
-def test_model_providers_are_where_a_renamed_script_looks_for_them() -> None:
-    import cloudai_mbridge.models as models
-    from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+# Module below the package -> names that scripts import: served from elsewhere
+SERVED = {
+    "models": "GPTModelProvider MLAModelProvider HybridModelProvider MambaModelProvider",
+    **{module: names for module, homes in MODULES.items() if (names := " ".join(homes.values()))},
+    "recipes.llama": "llama3_8b_pretrain_config",
+    "recipes.qwen.h100.qwen3": "qwen3_30b_a3b_pretrain_config",
+}
 
-    assert models.GPTModelProvider is GPTModelProvider
-    with pytest.raises(ImportError, match="no AutoBridge of Megatron-Bridge's models; use GPTModelProvider"):
-        exec("from cloudai_mbridge.models import AutoBridge")
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        models.nothing  # noqa: B018
+
+@pytest.mark.parametrize("module", SERVED)
+def test_a_renamed_script_finds_what_is_here(module: str) -> None:
+    found = importlib.import_module(f"cloudai_mbridge.{module}")
+    assert [name for name in SERVED[module].split() if not hasattr(found, name)] == []
+
+
+def test_a_recipe_is_a_configuration() -> None:
+    from cloudai_mbridge.recipes.gpt import gpt_tiny_pretrain_config  # type: ignore[import-not-found]
+
+    config = gpt_tiny_pretrain_config()
+    assert (type(config), config.model.num_layers, config.train.train_iters) == (ConfigContainer, 4, None)
+    assert gpt_tiny_pretrain_config() is not config
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ("from cloudai_mbridge import AutoBridge", "AutoBridge is absent on purpose: Megatron-Bridge converts"),
+        ("from cloudai_mbridge import diffusion", "diffusion is absent on purpose"),
+        ("from cloudai_mbridge.models import AutoBridge", "models.AutoBridge is absent on purpose: Megatron-Bridge"),
+        ("import cloudai_mbridge.models.conversion.auto_bridge", "models.conversion is absent on purpose"),
+        ("from cloudai_mbridge.data.builders import EnergonDatasetConfig", "data.builders.EnergonDatasetConfig is abs"),
+        ("from cloudai_mbridge.recipes.llama import llama2_7b_pretrain_config", "shipped are deepseek_v3, "),
+        ("from cloudai_mbridge.recipes.llama import llama3_8b_peft_config", "take llama3_8b_pretrain_config and"),
+        ("from cloudai_mbridge.training.initialize import set_jit_fusion_options", "absent on purpose: training.ini"),
+        ("from cloudai_mbridge.training.utils.omegaconf_utils import parse_hydra_overrides", "without OmegaConf"),
+        ("from cloudai_mbridge.training.vlm_step import forward_step", "training.vlm_step is absent on purpose"),
+    ],
+)
+def test_what_is_absent_on_purpose_ends_in_one_line(statement: str, line: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_names_are_looked_for_as_ever() -> None:
+    exec("from cloudai_mbridge import models, data\nfrom cloudai_mbridge.data import builders\n")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'cloudai_mbridge\.nothing'"):
+        exec("import cloudai_mbridge.nothing")
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from cloudai_mbridge.training.utils.flop_utils import nothing")
+    assert not hasattr(importlib.import_module("cloudai_mbridge"), "nothing")

@@ -1,5 +1,6 @@
 """A configuration that asks for what the loop does not do is refused by name, and never trained without it."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,11 @@ def test_a_configuration_that_cannot_run_is_one_line(tmp_path: Path, config: Any
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert words in line
     assert "Traceback" not in done.stderr
+
+
+def test_the_page_lists_what_is_refused_with_its_reason() -> None:
+    text = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    rows = re.findall(r"^\| (`\w+\..+) \| (.+) \|$", text.partition("\n## Refused\n")[2].partition("\n## ")[0], re.M)
+    listed = {field: reason for fields, reason in rows for field in re.findall(r"`(\w+\.\w+)`", fields)}
+    assert listed == {field: reason for field, (reason, _) in ASKS_FOR_NOTHING.items()}
+    assert len(listed) <= 25

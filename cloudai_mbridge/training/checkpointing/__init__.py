@@ -4,6 +4,8 @@ They hold pickles, and reading pickles runs code that they name: load checkpoint
 `common.pt` and the trackers are read as plain data.
 """
 
+from typing import Any
+
 from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save
 from cloudai_mbridge.training.checkpointing.config_check import check_checkpoint_packages, init_checkpointing_context
 from cloudai_mbridge.training.checkpointing.layout import (
@@ -22,6 +24,7 @@ from cloudai_mbridge.training.checkpointing.manager import (
 )
 from cloudai_mbridge.training.checkpointing.save import save_checkpoint
 from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.upstream import missing
 
 __all__ = [
     "CheckpointError",
@@ -41,3 +44,7 @@ __all__ = [
     "maybe_finalize_async_save",
     "save_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)

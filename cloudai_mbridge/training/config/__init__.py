@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.training.schema.known_names import CONFIG_MODULES
+from cloudai_mbridge.training.upstream import missing
 
 if TYPE_CHECKING:
     from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
@@ -118,7 +119,7 @@ _HOME_OF = {name: f"{_TRAINING}.{module}" for module, names in CONFIG_MODULES.it
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing(__name__, name)
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value  # the next look-up no longer comes here
     return value

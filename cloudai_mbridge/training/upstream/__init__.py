@@ -5,9 +5,13 @@ A name is imported from its home when it is first asked for.
 """
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+from cloudai_mbridge.training.upstream.absent import refusal
 
 _HERE = "upstream.names"
 # Module below `training` -> home below `training` -> names
@@ -25,7 +29,8 @@ MODULES: dict[str, dict[str, str]] = {
     "inprocess_restart": {"resilience.inprocess_restart": "maybe_wrap_for_inprocess_restart"},
     "nvrx_straggler": {
         "resilience.nvrx_straggler": "NVRxStragglerDetectionManager check_nvrx_straggler_detection"
-        " safe_shutdown_nvrx_straggler_manager"
+        " safe_shutdown_nvrx_straggler_manager",
+        _HERE: "HAVE_NVRX",
     },
     "utils": {},
     "utils.checkpoint_utils": {
@@ -62,18 +67,17 @@ MODULES: dict[str, dict[str, str]] = {
 }
 
 
-class _ServedModule(ModuleType):
-    """A module of names that live elsewhere."""
+class ServedModule(ModuleType):
+    """A module of names that live elsewhere: `homes` maps the full name of each home to its names."""
 
-    def __init__(self, package: str, name: str) -> None:
-        super().__init__(f"{package}.{name}", "The names of Megatron-Bridge's module; `training.upstream` lists homes.")
-        homes = MODULES[name].items()
-        self._home_of = {each: f"{package}.{home}" for home, names in homes for each in names.split()}
+    def __init__(self, full_name: str, homes: Mapping[str, str]) -> None:
+        super().__init__(full_name, "The names of Megatron-Bridge's module; `upstream` lists their homes.")
+        self._home_of = {each: home for home, names in homes.items() for each in names.split()}
         self.__all__ = sorted(self._home_of)
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._home_of:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            raise missing(self.__name__, name)
         value = getattr(import_module(self._home_of[name]), name)
         setattr(self, name, value)
         return value
@@ -82,9 +86,22 @@ class _ServedModule(ModuleType):
         return sorted({*self.__dict__, *self.__all__})
 
 
+def missing(module: str, name: str) -> ImportError | AttributeError:
+    """Return what a module raises that lacks a name: an ImportError in one line if it is absent on purpose.
+
+    A module below it that has not been imported yet is looked for by Python after an AttributeError.
+    """
+    has_modules = not name.startswith("__") and hasattr(sys.modules[module], "__path__")
+    if not name.startswith("__") and not (has_modules and find_spec(f"{module}.{name}")):
+        if line := refusal(f"{module}.{name}"):
+            return ImportError(line)
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
 def serve(package: str) -> None:
     """Make the modules importable below `package`, which is being imported."""
-    for name in MODULES:
+    for name, homes in MODULES.items():
         parent, _, last = f"{package}.{name}".rpartition(".")
-        sys.modules[f"{package}.{name}"] = module = _ServedModule(package, name)
+        module = ServedModule(f"{package}.{name}", {f"{package}.{home}": names for home, names in homes.items()})
+        sys.modules[f"{package}.{name}"] = module
         setattr(sys.modules[parent], last, module)

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 logger = logging.getLogger("cloudai_mbridge.training.utils.train_utils")
 TRAIN_STATE_FILE, CONFIG_FILE, TRACKER_PREFIX = TRAIN_STATE, RUN_CONFIG, "latest"
 OverridesError = ConfigError
+HAVE_NVRX = find_spec("nvidia_resiliency_ext") is not None
 
 # A forward step takes (data iterator, model), or the state before them, or `return_schedule_plan` after them, or both
 LossReduced = dict[str, torch.Tensor]

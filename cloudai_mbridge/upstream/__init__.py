@@ -1,0 +1,29 @@
+"""Modules of Megatron-Bridge outside `training`, under this package's name, for scripts with renamed imports.
+
+`tables` lists what is served from where; `training.upstream.absent` what is not here, and why. A module of this package
+goes before one of Megatron-Bridge with the same name.
+"""
+
+import sys
+from typing import Any
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+class _Finder:
+    """The last of Python's finders: for modules of this package that are no files."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a served module, or None. Raises ModuleNotFoundError: absent on purpose."""
+        package, _, below = name.partition(".")
+        if package != _PACKAGE or not below:
+            return None
+        from cloudai_mbridge.upstream.served import spec_of
+
+        return spec_of(name, below)
+
+
+def install() -> None:
+    """Serve the modules from now on; nothing is imported before one of them is."""
+    sys.meta_path.append(_Finder())  # type: ignore[arg-type]

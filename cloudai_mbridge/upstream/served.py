@@ -1,0 +1,38 @@
+"""Make the modules of `upstream.tables`."""
+
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from cloudai_mbridge.training.upstream import ServedModule
+from cloudai_mbridge.training.upstream.absent import refusal
+from cloudai_mbridge.upstream.recipes import RecipeModule
+from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
+
+
+def spec_of(full_name: str, below: str) -> ModuleSpec | None:
+    """Return how to make a module, None where no table has it. Raises ModuleNotFoundError: absent on purpose."""
+    top, _, rest = below.partition(".")
+    if below in MODULES or (top == "recipes" and rest.partition(".")[0] in FAMILIES):
+        return ModuleSpec(full_name, _Loader(), is_package=True)
+    if line := refusal(full_name):
+        raise ModuleNotFoundError(line)  # with a name, `from package import module` would hide the line
+    return None
+
+
+class _Loader:
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        package, _, below = spec.name.partition(".")
+        if below not in MODULES:
+            return RecipeModule(spec.name)
+        return ServedModule(spec.name, homes_in(package, MODULES[below]))
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Do nothing: a name is imported when it is asked for."""
+
+
+def homes_in(package: str, homes: Mapping[str, str]) -> dict[str, str]:
+    """Return the table with the full names of homes."""
+    return {f"{package}.{home}": names for home, names in homes.items()}
