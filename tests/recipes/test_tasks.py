@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.presets.find import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -86,9 +85,3 @@ def test_bad_values_are_named(given: dict[str, Any], extra: dict[str, str], word
 
 def test_weights_may_be_named_by_an_override() -> None:
     assert _config({"checkpoint.pretrained_checkpoint": "/c"}, task="lora")["checkpoint"] == BASE
-
-
-def test_an_unknown_task_breaks_a_rule() -> None:
-    args = ResolvedCmdArgs(launcher="embedded", model_recipe_name="gpt_tiny", task="dpo")
-    (broken,) = check(args, recipe=load_recipe("gpt_tiny")).violations
-    assert "task 'dpo' is unknown; use one of pretrain, sft, lora, peft" in str(broken)
