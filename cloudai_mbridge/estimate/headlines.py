@@ -14,12 +14,12 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.memory import ParallelLayout
-from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, Kept, MemoryTotals
 from cloudai_mbridge.estimate.point import assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 from cloudai_mbridge.estimate.time import TimeModel
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 
 _ROUNDING = 1e-9
 

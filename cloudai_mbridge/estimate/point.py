@@ -14,7 +14,6 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, mfu
 from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.memory import ParallelLayout, StageMemory, memory_per_stage, worst_stage
-from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.other import GIB, NOTHING, Assumptions
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
 from cloudai_mbridge.estimate.memory.reference import REFERENCES
@@ -25,6 +24,7 @@ from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, ref
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, time_model, why_no_time
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
 

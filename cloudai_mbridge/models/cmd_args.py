@@ -58,6 +58,11 @@ class _LauncherArgs(StrictModel):
         return data
 
 
+# What fine-tunes: all weights, or adapters. Megatron-Bridge's launcher has lora until 0.5, and peft since
+ADAPTER_TASKS: Final = ("lora", "peft")
+FINE_TUNING: Final = ("sft", *ADAPTER_TASKS)
+TASKS: Final = ("pretrain", *FINE_TUNING)
+
 _LONG: Final = "--"
 READ: Final = "read"
 NOT_READ: Final = "not read"
@@ -162,9 +167,9 @@ class ResolvedCmdArgs(_LauncherArgs):
     use_recipes: bool | None = _argument(means="true: the recipe without its performance preset", estimated=READ)
     domain: Text | None = _argument(refused="the loop trains language models only", harmless=("llm",))
     task: Text = _argument(
+        "pretrain sft lora; peft is lora",
         default="pretrain",
-        refused="adapters need a container with the section peft",
-        harmless=("pretrain", "sft"),
+        means="selects what the recipe trains, and the preset",
         estimated=READ,
     )
     compute_dtype: Text = _argument(

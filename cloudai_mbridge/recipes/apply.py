@@ -24,6 +24,7 @@ from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.recipes.patterns import fit_pattern
 from cloudai_mbridge.recipes.presets import sections_of
 from cloudai_mbridge.recipes.sharding import offload_layers, shard_parameters
+from cloudai_mbridge.recipes.tasks import check_adapters, set_adapters
 from cloudai_mbridge.training.compat import machine
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
@@ -161,6 +162,7 @@ def training_config(
     set_dense_layers(sections["model"], args.first_k_dense_replace)
     data = container_data(sections, core)
     _overlap_experts(data)
+    set_adapters(data, args.task)
     set_data(data, args)
     set_optimizer(data, args.optimizer_type)
     set_deterministic(data, args.deterministic)
@@ -185,6 +187,7 @@ def training_config(
             raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
         data[section][field] = parse_value(text)
     _drop_other_names(data, extra)
+    check_adapters(data, args)
     if not _STATE & extra.keys():
         use_precision_aware_adam(data)
     gather_in_large_buckets(data, args.num_gpus)

@@ -5,7 +5,7 @@ Source: Megatron-Bridge 0.6.0, scripts/performance/utils/overrides.py and recipe
 
 from typing import Any
 
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, TASKS, ResolvedCmdArgs
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 
 OPTIMIZERS = {"adam": "adam", "muon": "dist_muon"}
@@ -17,6 +17,10 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NVT
 def wrong_value(args: ResolvedCmdArgs) -> tuple[str, str, str] | None:
     """Return an argument whose value nothing takes, what is wrong, and the remedy; None where nothing is."""
     kind, seconds = args.optimizer_type, args.preempt_time
+    if args.task not in TASKS:
+        return "task", f"task {args.task!r} is unknown", f"use one of {', '.join(TASKS)}"
+    if args.task in ADAPTER_TASKS and args.use_megatron_fsdp:
+        return "use_megatron_fsdp", "adapters do not train with Megatron-FSDP", "remove it, or set task = 'sft'"
     if kind is not None and kind not in OPTIMIZERS:
         return "optimizer_type", f"optimizer {kind!r} is unknown", f"use one of {', '.join(OPTIMIZERS)}"
     if seconds is not None and not 0 <= seconds <= _LONGEST_S:

@@ -11,6 +11,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.explain import suggest
 
 _HEAD = ("description", "family", "source", "not_embedded", "mtp_num_layers", "pipeline_layouts")
+_TASKS = ("sft", "lora")
 _DATA = resources.files("cloudai_mbridge.recipes") / "data"
 
 Sections = dict[str, dict[str, Any]]
@@ -26,6 +27,7 @@ class Recipe:
     pipeline_layouts: the explicit layout that the upstream recipe uses for a number of pipeline stages (pp * vp).
     blocks: settings of upstream's presets; `recipes.presets` reads them.
     chosen: where `sections` hold those of one preset, how they came about.
+    task: what `sections` are for; `recipes.tasks` makes those of fine-tuning, from what `tasks` has of this recipe.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Recipe:
     pipeline_layouts: dict[str, str] = field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     chosen: "Chosen | None" = None
+    task: str = "pretrain"
+    tasks: Mapping[str, Sections] = field(default_factory=dict)
 
     def default(self, section: str, field: str) -> Any:
         """Return the recipe's value of a training-config field, or None."""
@@ -66,4 +70,5 @@ def load_recipe(name: str) -> Recipe:
     data = tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
     head = {key: data.pop(key) for key in _HEAD if key in data}
     blocks = tuple(data.pop("preset", ()))
-    return Recipe(name=name, sections=data, blocks=blocks, **head)
+    tasks = {task: data.pop(task) for task in _TASKS if task in data}
+    return Recipe(name=name, sections=data, blocks=blocks, tasks=tasks, **head)

@@ -2,6 +2,7 @@
 
 A `[[preset]]` of a recipe's file is a block of such settings: sections of a training config, and
 
+- `task`: a list of what its presets train; without it, of those for pre-training.
 - `of`: its presets, such as "gb200 fp8_mx", "gb300 fp8_mx large_scale" or "h100 bf16 - 64". Words are patterns, what is
   left out fits all; without `of` it is of all.
 - `with`: arguments without whose own value in the preset the block has no meaning: it goes with them.
@@ -18,7 +19,8 @@ from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets.find import Preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
-from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections, load_recipe
+from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections
+from cloudai_mbridge.recipes.tasks import one_name, recipe_for
 from cloudai_mbridge.recipes.user_buffers import user_buffers
 from cloudai_mbridge.training.compat.machine import GPU
 from cloudai_mbridge.training.schema.check import load_schema
@@ -26,8 +28,8 @@ from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.not_done import NEEDS
 from cloudai_mbridge.training.schema.type_forms import options_of, parse
 
-_HEAD = ("of", "with", "unset")
-_TASK = "pretrain"
+_HEAD = ("of", "with", "unset", "task")
+_TASKS = ("pretrain",)
 _WORDS = 4  # GPU, number format, variant, GPUs of the job
 _OFF: tuple[Any, ...] = ("", "none", "None", [])
 _NEEDS = {**NEEDS, "model.moe_flex_dispatcher_backend": (GPU, (None,))}
@@ -36,23 +38,28 @@ _NEEDS = {**NEEDS, "model.moe_flex_dispatcher_backend": (GPU, (None,))}
 @dataclass(frozen=True)
 class _Trained:
     recipe: str
+    task: str
     label: str
     own: Mapping[str, Any] = field(compare=False)
 
 
 def with_preset_of(recipe: Recipe, preset: Preset | None) -> Recipe:
     """Return the recipe with what it sets for a preset of the embedded loop: for one preset always the same object."""
-    if preset is None or not recipe.blocks or preset.row.task != _TASK:
+    if preset is None or not recipe.blocks:
         return recipe
     row = preset.row
     label = f"{row.gpu} {row.compute_dtype} {row.variant or '-'} {row.num_gpus}"
-    return _with_blocks(_Trained(recipe.name, label, preset.values))
+    return _with_blocks(_Trained(recipe.name, one_name(row.task), label, preset.values))
 
 
 @lru_cache(maxsize=4096)
 def _with_blocks(trained: _Trained) -> Recipe:
-    recipe = load_recipe(trained.recipe)
-    blocks = tuple(block for block in recipe.blocks if any(_fits(trained.label, of) for of in block.get("of", ("*",))))
+    recipe = recipe_for(trained.recipe, trained.task)
+    blocks = tuple(
+        block
+        for block in recipe.blocks
+        if trained.task in block.get("task", _TASKS) and any(_fits(trained.label, of) for of in block.get("of", ("*",)))
+    )
     return replace(recipe, sections=_joined(recipe.sections, blocks), chosen=Chosen(recipe, blocks, trained.own))
 
 

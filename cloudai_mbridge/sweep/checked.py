@@ -13,6 +13,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.presets import with_preset_of
+from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
 from cloudai_mbridge.sweep.grid import Values
 from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key
@@ -70,7 +71,7 @@ def recipe_of(args: ResolvedCmdArgs, preset: Preset | None = None) -> Recipe | N
     BadInput: the embedded loop is asked for a recipe that does not exist.
     """
     if args.launcher is Launcher.EMBEDDED:
-        return with_preset_of(load_recipe(args.model_recipe_name), preset)
+        return with_preset_of(recipe_for(args.model_recipe_name, args.task), preset)
     return load_recipe(args.model_recipe_name) if args.model_recipe_name in recipe_names() else None
 
 
@@ -118,7 +119,7 @@ class _Screens:
         launcher = Launcher(chosen.get("launcher", self._base.launcher))
         args = self._base.model_copy(update={**chosen, "launcher": launcher})
         upstream, preset = self._pinned.upstream(args), self._pinned.preset(args)
-        key = (args.launcher, args.model_recipe_name, preset_key(preset))
+        key = (args.launcher, args.model_recipe_name, args.task, preset_key(preset))
         if key not in self._made:
             grid, recipe = self._sweep.grid, recipe_of(args, preset)
             axes = [name for name in grid.names if name in type(args).model_fields and name not in STRUCTURAL]

@@ -14,7 +14,7 @@ from cloudai_mbridge.training.errors import ConfigError
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted((REPOSITORY / "conf/scenarios").glob("*.toml"))
 SYSTEM_OF = {"nightly": "h100", "gpt_tiny_sweep": "local", "local_models": "local", "formats_gb200": "gb200"}
-SYSTEM_OF |= {"deepseek_v3_h100_upstream": "h100", "deepseek_v3_gb200_upstream": "gb200"}
+SYSTEM_OF |= {"fine_tuning": "local", "deepseek_v3_h100_upstream": "h100", "deepseek_v3_gb200_upstream": "gb200"}
 UPSTREAM = {"deepseek_v3_h100_upstream", "deepseek_v3_gb200_upstream"}
 
 

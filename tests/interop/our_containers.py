@@ -29,15 +29,15 @@ def trained(given: dict[str, Any]) -> dict[str, Any]:
     from cloudai_mbridge.megatron_bridge.release import Release
     from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
     from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-    from cloudai_mbridge.recipes.load import load_recipe
     from cloudai_mbridge.recipes.presets import with_preset_of
+    from cloudai_mbridge.recipes.tasks import recipe_for
     from cloudai_mbridge.training.config.container import ConfigContainer
     from cloudai_mbridge.training.startup.prepare import prepare
 
     asked = ResolvedCmdArgs(**given)
     preset = find_preset(asked, Release("0.6.0", "shipped"))
     assert preset, given
-    recipe = with_preset_of(load_recipe(asked.model_recipe_name), preset)
+    recipe = with_preset_of(recipe_for(asked.model_recipe_name, asked.task), preset)
     args = with_recipe_defaults(with_loop_preset(asked, preset).args, recipe)
     args = args.model_copy(update={"config_variant": None, "max_steps": STEPS})
     config = ConfigContainer.from_dict(training_config(recipe, args, {}))

@@ -100,7 +100,8 @@ OUTSIDE = {
     "nemo_home",
     "offline",
     "dump_env",
-    # which preset it is
+    # which recipe and preset it is
+    "task",
     "use_recipes",
     "config_variant",
 }
@@ -147,7 +148,6 @@ _SAMPLES: dict[str, Any] = {
     "profiling_ranks": 3,
     "cuda_graph_scope": "attn",
     "cuda_graph_impl": "local",
-    "task": "peft",
     "packager": "git",
 }
 
@@ -452,8 +452,7 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("task", "peft"), ("domain", "vlm"), ("dryrun", True), ("dataset_root", "/s"), ("nsys_trace", "cuda")],
+    ("name", "value"), [("domain", "vlm"), ("dryrun", True), ("dataset_root", "/s"), ("nsys_trace", "cuda")]
 )
 def test_what_the_loop_does_not_do_is_reported(name: str, value: Any) -> None:
     """A run that dropped one of these would measure, or do, something else than it says."""

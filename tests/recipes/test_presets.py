@@ -12,6 +12,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.recipes.presets import with_preset_of
+from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.recipes.user_buffers import TUNED, user_buffers
 from cloudai_mbridge.training import comm_overlap
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
@@ -24,7 +25,7 @@ LLAMA = {"model_recipe_name": "llama3_70b", "gpu_type": "gb200", "num_gpus": 64}
 def _recipe(**given: Any) -> tuple[Recipe, ResolvedCmdArgs]:
     args = ResolvedCmdArgs(launcher="embedded", **given)
     preset = loop_preset(args, args.gpu_type)
-    recipe = with_preset_of(load_recipe(args.model_recipe_name), preset)
+    recipe = with_preset_of(recipe_for(args.model_recipe_name, args.task), preset)
     return recipe, with_recipe_defaults(with_loop_preset(args, preset).args, recipe)
 
 
@@ -39,11 +40,12 @@ def test_every_block_is_of_a_preset_and_sets_fields_that_exist() -> None:
     known = catalog(newest_release())
     assert known
     for name in (name for name in recipe_names() if load_recipe(name).blocks):
-        rows = [row for row in known.source.rows if (row.recipe, row.task) == (name, "pretrain")]
+        rows = [row for row in known.source.rows if row.recipe == name]
         seen: set[int] = set()
         for row in rows:
             variant = {"config_variant": row.variant} if row.variant else {}
             given = {"model_recipe_name": name, "gpu_type": row.gpu, "compute_dtype": row.compute_dtype, **variant}
+            given |= {"task": row.task, "pretrained_checkpoint": "/c"}
             recipe, args = _recipe(**given, num_gpus=row.num_gpus)
             assert recipe is _recipe(**given, num_gpus=row.num_gpus)[0]  # estimates are cached by it
             assert recipe.chosen

@@ -52,6 +52,8 @@ def _with(tmp_path: Path, name: str, value: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "value", "other"),
     [
+        ("task", "pretrain", "lora"),
+        ("task", "sft", "lora"),
         ("gb", 8, 16),
         ("seq_length", 64, 128),
         ("gpu_type", "h100", "gb200"),

@@ -34,6 +34,7 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.presets import with_preset_of
+from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.sweep.pinned import overridden_by
 from cloudai_mbridge.training.flops import Formula
 
@@ -170,7 +171,7 @@ def _request(
         _require_passed(check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden)))
         return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
     given, resolved = given_to_loop(args), with_loop_preset(args, preset)
-    recipe = with_preset_of(recipe, preset)
+    recipe = with_preset_of(recipe_for(recipe_name, args.task), preset)
     args = with_recipe_defaults(resolved.args, recipe, but=resolved.from_preset)
     _require_passed(check(args, system, recipe, overridden=overridden), given, preset)
     return EstimateRequest(recipe, args, device, why_not, extra, formula, filled_in=describe(resolved))

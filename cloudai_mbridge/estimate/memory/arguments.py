@@ -6,14 +6,12 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.launcher_arguments import OPTIMIZERS
 from cloudai_mbridge.recipes.load import Recipe
 
-# Megatron-Bridge's launcher says lora until 0.5, and peft since
-ADAPTER_TASKS = ("lora", "peft")
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 
 

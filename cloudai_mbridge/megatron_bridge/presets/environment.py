@@ -52,7 +52,7 @@ def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -
         env[_DOMAIN_RANKS] = str(min(args.ep or 1, int(env[_DOMAIN])))
     if (args.pp or 1) == 1:
         env.pop(_CHUNK, None)
-    elif args.model_recipe_name in _LARGE_CHUNKS:
+    elif _has_large_chunks(args):
         env[_CHUNK] = "2097152"
     return env
 
@@ -67,6 +67,13 @@ def connections(args: ResolvedCmdArgs, gpu: str) -> int | None:
     if args.use_megatron_fsdp or ((args.tp or 1) == 1 and (args.cp or 1) == 1):
         return 32
     return 8 if args.moe_a2a_overlap else 1
+
+
+def _has_large_chunks(args: ResolvedCmdArgs) -> bool:
+    """Return whether pipeline stages exchange large chunks."""
+    if args.task == "sft":
+        return args.model_recipe_name.startswith("llama")
+    return args.task == "pretrain" and args.model_recipe_name in _LARGE_CHUNKS
 
 
 def _deciding(values: Mapping[str, Any]) -> tuple[int, int, bool]:

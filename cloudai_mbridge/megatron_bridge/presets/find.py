@@ -11,7 +11,7 @@ from cloudai_mbridge.megatron_bridge.presets.resolve import effective
 from cloudai_mbridge.megatron_bridge.presets.resolve import resolve_sizes as resolve_sizes
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRequest
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
 
 # The arguments of which the launcher fills in what the user leaves out.
 UPSTREAM_DECIDES = (
@@ -22,6 +22,7 @@ UPSTREAM_DECIDES = (
 # Values that leave an argument to the launcher
 UNSET: tuple[Any, ...] = (None, "", [])
 LISTS = ("cuda_graph_scope", "recompute_modules")
+_ADAPTERS = "peft"  # as the newest release's presets have it
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
     """
     if args.launcher is not Launcher.EMBEDDED or not gpu or args.use_recipes:
         return None
-    return _preset(newest_release(), replace(_request(args), gpu=gpu), args.num_gpus)
+    return _preset(newest_release(), _loop_request(args, gpu), args.num_gpus)
 
 
 def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
@@ -68,7 +69,12 @@ def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
         return "use_recipes = true takes no preset"
     known = catalog(newest_release())
     assert known is not None  # it is shipped
-    return known.missing(replace(_request(args), gpu=gpu), args.num_gpus)
+    return known.missing(_loop_request(args, gpu), args.num_gpus)
+
+
+def _loop_request(args: ResolvedCmdArgs, gpu: str) -> PresetRequest:
+    task = _ADAPTERS if args.task in ADAPTER_TASKS else args.task
+    return replace(_request(args), gpu=gpu, task=task)
 
 
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
