@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft.adapter import SharedAdapter
 from cloudai_mbridge.training.peft.config import CanonicalLoRA, DoRA, LoRA
 from tests.transformer_engine.engine import Built, build, configure, gpu, torch
@@ -45,6 +46,26 @@ def test_grouped_experts(tmp_path: Path) -> None:
     trained = {name for name, weight in shared.model.named_parameters() if weight.requires_grad}
     assert trained == {name for name, _ in shared.model.named_parameters() if ".adapter." in name}
     assert len([p for group in shared.optimizer.param_groups for p in group["params"]]) > 0
+
+
+def test_other_kinds_beside_grouped_experts(tmp_path: Path) -> None:
+    """CanonicalLoRA has for them what LoRA has: their gate and up projection stay one. DoRA is for the rest."""
+    layout = {EP: 2, TP: 2, SP: True, ETP: 2}
+    for shares in (True, False):
+        of_lora = shapes(adapted("grouped", LoRA(dim=8, share_expert_adapters=shares), tmp_path, 4, **layout))
+        canonical = adapted("grouped", CanonicalLoRA(dim=8, share_expert_adapters=shares), tmp_path, 4, **layout)
+        found = shapes(canonical)
+        experts = {key for key in of_lora if ".experts." in key}
+        assert experts
+        assert {key: found[key] for key in experts} == {key: of_lora[key] for key in experts}
+        assert found["self_attention.linear_qkv.adapter.adapter_k.linear_out.weight"] == (32, 8)
+        assert canonical.model.decoder.layers[0].self_attention.linear_qkv.to_wrap.return_layernorm_output
+    with pytest.raises(ConfigError, match="belongs to routed experts, of which it adapts none; use LoRA"):
+        adapted("grouped", DoRA(dim=8), tmp_path)
+    outside = DoRA(dim=8, target_modules=["linear_qkv", "linear_proj", "*.shared_experts.*"])
+    rest = shapes(adapted("grouped", outside, tmp_path, 4, **layout))
+    assert rest == shapes(adapted("grouped", outside, tmp_path))
+    assert rest["mlp.shared_experts.linear_fc1.adapter.weight_magnitude"] == (64,)  # gate and up projection
 
 
 @pytest.mark.parametrize("kind", [LoRA, DoRA, CanonicalLoRA])

@@ -25,7 +25,7 @@ def seed(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
     in_layers = 2 * layers * h * h * (formulas.attention_share(arch) + ffn + 2 / h + 1 / (layers * h))
     embedding, untied = h * arch.padded_vocab_size, int(not arch.share_embeddings_and_output_weights)
     shard = (in_layers / p + embedding) / t + (embedding / t if untied and p == 1 else 0)
-    weights = shard * formulas.bytes_per_parameter(split.is_sharded, split.dp)
+    weights = shard * formulas.bytes_per_parameter(split, split.dp)
     activation = formulas.activation_bytes(arch, split, arch.ffn_hidden_size) / t
     return TheoreticalMemory(round(in_layers + embedding * (1 + untied)), weights, activation)
 

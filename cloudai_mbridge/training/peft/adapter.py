@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import get_cuda_rng_tracker, mappings
+from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
@@ -30,6 +31,7 @@ class Shape:
     init_in: str
     init_out: str
     exchanges: bool
+    regathers: bool
     dtype: torch.dtype
     device: torch.device
     seed: int
@@ -134,6 +136,7 @@ class Adapter(torch.nn.Module):
         super().__init__()
         self.base, self.alpha, self.dim = base, shape.alpha, shape.dim
         self.is_dropped_first, self.exchanges, self.p = shape.is_dropped_first, shape.exchanges, shape.dropout
+        self.regathers = shape.regathers and self._gathers_sequence
         rows, own = base.out_size if out_size is None else out_size, base.kind != "whole"
         axis = (1 if base.kind == "row" else 0) if own else None
         dim = shape.dim // base.ranks if base.kind == "column" else shape.dim
@@ -155,7 +158,7 @@ class Adapter(torch.nn.Module):
         x = x.to(self.linear_in.weights[0].dtype)
         if self.is_dropped_first:
             x = self.drop(x, is_split=self._takes_split_input)
-        inner = self._after_in(self.linear_in(self._before_in(x), splits))
+        inner = self._after_in(self._regathered(x) if self.regathers else self.linear_in(self._before_in(x), splits))
         y = self._after_out(self.linear_out(inner, splits))
         if not self.is_dropped_first:
             y = self.drop(y, is_split=self._gives_split_output)
@@ -179,11 +182,29 @@ class Adapter(torch.nn.Module):
     def _gives_split_output(self) -> bool:
         return self.base.kind == "column" or self.base.has_split_sequence
 
+    @property
+    def _gathers_sequence(self) -> bool:
+        base = self.base
+        return base.kind == "column" and not base.is_reduced_outside and base.ranks > 1 and base.has_split_sequence
+
+    def _regathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the first product of the whole sequence, which is not kept: the backward pass gathers it again."""
+        product: torch.Tensor = linear_with_grad_accumulation_and_async_allreduce(
+            input=x,
+            weight=self.linear_in.weights[0],
+            bias=None,
+            gradient_accumulation_fusion=False,
+            allreduce_dgrad=False,
+            sequence_parallel=True,
+            tp_group=self.base.group,
+        )
+        return product
+
     def _before_in(self, x: torch.Tensor) -> Any:
         base = self.base
         if base.kind != "column" or base.is_reduced_outside or base.ranks == 1:
             return x
-        if base.has_split_sequence:
+        if self._gathers_sequence:
             return mappings.gather_from_sequence_parallel_region(x, group=base.group)
         return mappings.copy_to_tensor_model_parallel_region(x, group=base.group)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.peft.adapter import Adapter, Shape
 from cloudai_mbridge.training.peft.base_layer import BaseLayer
 from cloudai_mbridge.training.peft.linear import AdaptedLinear
@@ -41,7 +42,7 @@ class SplitLinear(AdaptedLinear):
         """Return this rank's matrix with the adapters, in fp32. A collective of the ranks that share it."""
         weight = self.to_wrap.weight
         products = {name: adapter.products()[0].T for name, adapter in self._parts()}
-        return [weight.float() + self._joined(products).T.float()]
+        return [quantized.values(weight).float() + self._joined(products).T.float()]
 
     def _parts(self) -> Any:
         adapters: Any = self.adapter

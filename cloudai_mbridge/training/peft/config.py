@@ -46,9 +46,10 @@ class Adapters:
 class LoRA(Adapters):
     """Low-rank adaptation: a layer's output gets alpha / dim * B A x more.
 
-    a2a_experimental: behind row-parallel layers, sequence parallelism exchanges all to all. normalize_moe_lora: experts
-    get the rank dim / moe_router_topk. share_expert_adapters: grouped experts have one adapter together; False: one
-    each.
+    sequence_parallel_input_regather: in front of column-parallel layers, the whole sequence is not kept for the
+    backward pass but gathered again. a2a_experimental: behind row-parallel layers, sequence parallelism exchanges all
+    to all. normalize_moe_lora: experts get the rank dim / moe_router_topk. share_expert_adapters: grouped experts have
+    one adapter together; False: one each.
     """
 
     sequence_parallel_input_regather: bool = False

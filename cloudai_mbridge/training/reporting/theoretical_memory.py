@@ -2,7 +2,8 @@
 
 The formulas are Megatron-Bridge's (`training/utils/theoretical_memory_utils.py` of its newest version), for selective
 recomputation with sequence parallelism. Every expert counts once, at its own width and sharded by the expert layout;
-layers of multi-latent attention are counted as if their projections were the usual ones.
+layers of multi-latent attention are counted as if their projections were the usual ones. Where adapters are trained,
+the weights beside them have neither gradients nor optimizer state, which Megatron-Bridge counts; adapters are left out.
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Split:
 
     vp: None without virtual stages. num_microbatches: of a step; fewer than there are stages leave some of the
     activation memory unused. layers: of each pipeline rank, with all its virtual stages; empty: an equal share each.
+    is_frozen: adapters are trained in the place of the weights.
     """
 
     tp: int
@@ -56,6 +58,7 @@ class Split:
     num_microbatches: int | None
     is_sharded: bool
     layers: tuple[int, ...] = ()
+    is_frozen: bool = False
 
     def layers_of(self, num_layers: int) -> tuple[float, ...]:
         """Return the layers of each pipeline rank."""
@@ -78,6 +81,7 @@ def theoretical_memory(cfg: Any, num_microbatches: int | None = None) -> Theoret
         num_microbatches=num_microbatches,
         is_sharded=cfg.ddp.use_distributed_optimizer,
         layers=layers_by_rank(m),
+        is_frozen=getattr(cfg, "peft", None) is not None,
     )
     is_silu = getattr(m.activation_func, "__name__", "") in ("silu", "SiLU")
     return memory_of_model(m, split, is_swiglu=bool(m.gated_linear_unit and is_silu))
@@ -116,9 +120,9 @@ def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> Theoretical
     embedding = model.hidden_size * model.padded_vocab_size
     untied = int(not model.share_embeddings_and_output_weights)
     expert_copies = max(1, split.dp * split.tp * split.cp // (split.ep * split.etp))
-    layer = dense / split.tp * bytes_per_parameter(split.is_sharded, split.dp * split.cp)
-    layer += routed / (split.ep * split.etp) * bytes_per_parameter(split.is_sharded, expert_copies)
-    table = embedding / split.tp * bytes_per_parameter(split.is_sharded, split.dp * split.cp)
+    layer = dense / split.tp * bytes_per_parameter(split, split.dp * split.cp)
+    layer += routed / (split.ep * split.etp) * bytes_per_parameter(split, expert_copies)
+    table = embedding / split.tp * bytes_per_parameter(split, split.dp * split.cp)
     tables = [1 + untied] if split.pp == 1 else [1, *[0] * (split.pp - 2), 1]  # the last stage's copy, where tied
     held = zip(split.layers_of(model.num_layers), tables, strict=True)
     weight = max(layer * count / model.num_layers + table * number for count, number in held)
@@ -134,9 +138,11 @@ def attention_share(model: Any) -> float:
     return float((1 + groups / model.num_attention_heads) * (query / model.hidden_size))
 
 
-def bytes_per_parameter(is_sharded: bool, copies: int) -> float:
+def bytes_per_parameter(split: Split, copies: int) -> float:
     """Return a half-precision weight and an fp32 gradient; fp32 weight and Adam's moments, which copies may share."""
-    return 6 + 12 / copies if is_sharded else 18
+    if split.is_frozen:
+        return 2
+    return 6 + 12 / copies if split.is_sharded else 18
 
 
 def activation_bytes(model: Any, split: Split, ffn_width: float) -> float:

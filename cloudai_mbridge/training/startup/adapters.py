@@ -31,4 +31,4 @@ def asked_of_adapters(config: ConfigContainer) -> Iterator[str]:
             yield f"{field} = {value!r} with peft (use {harmless!r})"
 
 
-_NOT_DONE = {"sequence_parallel_input_regather": False, "lora_dtype": None, "experts_shared_outer_loras": False}
+_NOT_DONE = {"lora_dtype": None, "experts_shared_outer_loras": False}

@@ -83,10 +83,11 @@ def scenario():
         SHARED
         + """
 def scenario():
+    KINDS["regather"] = {**KINDS["lora"], "sequence_parallel_input_regather": True}
     return {
         "dp2": ("lora", losses()),
         "pp2": ("lora", losses(**{PP: 2})),
-        "tp2 ep2 etp1": ("lora", losses(**{TP: 2, SP: True, EP: 2, ETP: 1})),
+        "tp2 ep2 etp1": ("lora", losses("regather", **{TP: 2, SP: True, EP: 2, ETP: 1})),
         "tp2 etp2": ("canonical", losses("canonical", **{TP: 2, SP: True, ETP: 2})),
         "decomposed": ("dora", losses("dora", **{TP: 2, SP: True, ETP: 2})),
     }

@@ -107,6 +107,15 @@ def test_the_fullest_of_uneven_stages_counts() -> None:
     assert late.activation < equal.activation < early.activation
 
 
+def test_weights_beside_adapters_have_no_states() -> None:
+    cfg = _cfg(LLAMA3_8B, 8)
+    whole = theoretical_memory(cfg)
+    cfg.peft = SimpleNamespace()
+    frozen = theoretical_memory(cfg)
+    assert frozen.weight_and_optimizer == 2 * frozen.parameters
+    assert (frozen.parameters, frozen.activation) == (whole.parameters, whole.activation)
+
+
 def test_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
     cfg = _cfg(LLAMA3_8B, 8)
     report_theoretical_memory(cfg)
