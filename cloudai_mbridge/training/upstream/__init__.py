@@ -92,9 +92,9 @@ def missing(module: str, name: str) -> ImportError | AttributeError:
     A module below it that has not been imported yet is looked for by Python after an AttributeError.
     """
     has_modules = not name.startswith("__") and hasattr(sys.modules[module], "__path__")
-    if not name.startswith("__") and not (has_modules and find_spec(f"{module}.{name}")):
-        if line := refusal(f"{module}.{name}"):
-            return ImportError(line)
+    is_absent = not name.startswith("__") and not (has_modules and find_spec(f"{module}.{name}"))
+    if is_absent and (line := refusal(f"{module}.{name}")):
+        return ImportError(line)
     return AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
