@@ -52,7 +52,7 @@ def stand_in_for_models() -> None:
 
 def give(container: Any) -> list[str]:
     """Set the fields without which Megatron-Bridge refuses a recipe, as its messages demand; return them."""
-    given = {}
+    given: dict[str, Any] = {}
     if container.peft is not None:
         given["checkpoint.pretrained_checkpoint"] = tempfile.gettempdir()
     if getattr(container.dataset, "fast_cache_load", False) and container.dataset.path_to_cache is None:
