@@ -2,10 +2,11 @@
 
     python real_containers.py LAUNCHER_DIRECTORY > containers.jsonl
 
-A line is {"recipe", "gpu", "num_gpus", "yaml", "resolved", "unset"}: the container as the recipe returns it, as
-Megatron-Bridge's loop resolves and validates it on such a GPU with Transformer Engine (or "refused" and why), and the
-fields that have their classes' own values. Real are the recipes, the bridges of the models, and the classes of
-Megatron-Bridge and Megatron-Core; stand-ins are the kernels, the files of Hugging Face (`hugging_face.py`) and the GPU.
+A line is {"recipe", "gpu", "num_gpus", "given", "yaml", "resolved", "unset"}: the fields that only a user can give,
+which are set here; the container as the recipe returns it, with these; as Megatron-Bridge's loop resolves and validates
+it on such a GPU with Transformer Engine (or "refused" and why); and the fields that have their classes' own values.
+Real are the recipes, the bridges of the models, and the classes of Megatron-Bridge and Megatron-Core; stand-ins are the
+kernels, the files of Hugging Face (`hugging_face.py`) and the GPU.
 """
 
 import dataclasses
@@ -47,6 +48,20 @@ def stand_in_for_models() -> None:
         return SimpleNamespace(to_megatron_provider=lambda **given: provider_of(path), hf_pretrained=SimpleNamespace())
 
     AutoBridge.from_hf_pretrained = classmethod(from_hf_pretrained)
+
+
+def give(container: Any) -> list[str]:
+    """Set the fields without which Megatron-Bridge refuses a recipe, as its messages demand; return them."""
+    given: dict[str, Any] = {}
+    if container.peft is not None:
+        given["checkpoint.pretrained_checkpoint"] = tempfile.gettempdir()
+    if getattr(container.dataset, "fast_cache_load", False) and container.dataset.path_to_cache is None:
+        given["dataset.path_to_cache"] = tempfile.gettempdir()
+        given["dataset.seq_length"] = container.model.seq_length
+    for field, value in given.items():
+        section, _, name = field.partition(".")
+        setattr(getattr(container, section), name, value)
+    return list(given)
 
 
 def resolved(container: Any, file: Path) -> dict[str, Any]:
@@ -95,10 +110,10 @@ def main() -> None:
         gpu, num_gpus = found["gpu"], int(found["num_gpus"])
         on(gpu, num_gpus)
         container = function()
-        if container.peft is not None:
-            container.checkpoint.pretrained_checkpoint = tempfile.gettempdir()  # as the launcher is given it
+        given = give(container)
         container.to_yaml(str(file))
-        answer = {"recipe": name, "gpu": gpu, "num_gpus": num_gpus, "yaml": file.read_text(encoding="utf-8")}
+        answer = {"recipe": name, "gpu": gpu, "num_gpus": num_gpus, "given": given}
+        answer["yaml"] = file.read_text(encoding="utf-8")
         print(json.dumps({**answer, **resolved(container, file)}), file=answers, flush=True)
 
 

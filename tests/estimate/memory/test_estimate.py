@@ -136,7 +136,7 @@ def test_states_of_a_known_layout() -> None:
     assert sharded.terms["weights"] == pytest.approx(2 * count / 8)
     assert sharded.terms["fsdp buffers"] > 0
     for outer, ranks in (("no_shard", 4), ("optim", 8)):  # two instances of four ranks
-        copies = {"num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": outer}
+        copies: dict[str, Any] = {"num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": outer}
         (hybrid,) = memory_per_stage(arch, ParallelLayout(num_gpus=8, use_megatron_fsdp=True, **copies))
         assert hybrid.terms["weights"] == pytest.approx(2 * count / 4)
         assert hybrid.terms["gradients"] == pytest.approx(4 * count / 4)

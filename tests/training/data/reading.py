@@ -309,7 +309,7 @@ def errors(r: Reader) -> Any:
     return {
         "missing file": r.error({**blend, "blend": [[one + "x"], None]}),
         "no tokens": r.error({**blend, "split": "99.9,0.1,0"}, validation={"eval_iters": 1}),
-        "cache": r.error({**blend, "blend": None, "blend_per_split": split, **cached}),
+        "cache": r.error({**GPT, "blend_per_split": split, **cached}),
         "deferred": r.error({**r.base["dataset"], **cached, "defer_npy_index_mmap": True}),
         "several sets": r.error(validation={"multiple_validation_sets": True}),
         "weights": r.error({**blend, "blend": [[one], [1.0]]}, validation={"full_validation": True}),
