@@ -94,7 +94,7 @@ FIND = """
         with forked_results():
             dist_checkpointing.save(tree, directory, ("torch_dist", 1))
 
-    dist.init_process_group("gloo", rank=0, world_size=1, init_method="file:///" + sys.argv[1])
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method="file://" + sys.argv[1])
     quantized = {"quant_cfg": [{"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": 8, "axis": 0}}]}
     modes = {
         "converted": [("kd_loss", {}), ("quantize", {"config": {**quantized, "algorithm": "max"}, "metadata": {}})],
