@@ -7,12 +7,17 @@ order for each save and back after each load, and the optimizer's state stays in
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.fp8_utils import is_float8tensor
 from torch.distributed.tensor import DTensor
+
+from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
+from cloudai_mbridge.training.config.text.yaml_text import read_yaml
+from cloudai_mbridge.training.errors import CheckpointError, ConfigError
 
 # Class of a layer that interleaves -> the field of the model with the rows of a block
 _SIZES = {
@@ -33,6 +38,27 @@ def for_files(trees: Trees, chunks: Iterable[Any]) -> Trees:
 def for_layers(trees: Trees, chunks: Iterable[Any]) -> Trees:
     """Return the loaded states of chunks as their layers hold them."""
     return _ordered(trees, chunks, _by_turns)
+
+
+def check_optimizer(directory: str, model: Any) -> None:
+    """Check that the optimizer's state of a checkpoint is in the order of this model's layers.
+
+    Raises CheckpointError: the layers that saved it had blocks of another size. Nothing is checked without experts, or
+    where `run_config.yaml` cannot be read.
+    """
+    if not getattr(model, "num_moe_experts", None):
+        return
+    try:
+        saved = dict(read_yaml(Path(directory) / RUN_CONFIG)["model"])
+    except (ConfigError, OSError, LookupError, TypeError, ValueError):
+        return
+    for field in _SIZES.values():
+        there, here = saved.get(field), getattr(model, field, None)
+        if there != here:
+            raise CheckpointError(
+                f"{directory}: was saved with model.{field} = {there!r}, in whose order of rows the state of the "
+                f"optimizer is; use that, not {here!r}, or set checkpoint.load_optim=False"
+            )
 
 
 def _ordered(trees: Trees, chunks: Iterable[Any], order: _Order) -> Trees:

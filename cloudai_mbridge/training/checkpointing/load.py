@@ -174,6 +174,7 @@ class _Load:
             return
         if "optimizer" not in self.common:
             raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
+        glu_order.check_optimizer(self.path, self.state.cfg.model)
         here, there = content.parallelism(), self.layout
         changed = {key: (there[key], here[key]) for key in _SPLITS_OPTIMIZER if there.get(key, here[key]) != here[key]}
         kind = self.metadata.get("distrib_optim_sharding_type")

@@ -1,5 +1,6 @@
 """Gated products that layers hold in blocks by turns are saved as Megatron-Bridge saves them: the gate first."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
 from cloudai_mbridge.training.checkpointing import glu_order
+from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
+from cloudai_mbridge.training.errors import CheckpointError
 
 BY_TURNS = torch.tensor([0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11.0])  # of 6 rows of each, in blocks of 2
 NAME = "decoder.layers.0.mlp.experts.linear_fc1."
@@ -51,3 +54,12 @@ def test_weights_are_in_order_in_files_and_by_turns_in_layers() -> None:
 def test_other_layers_are_left_alone(fields: dict[str, Any]) -> None:
     tree = {f"{NAME}weight0": BY_TURNS}
     assert glu_order.for_files({"model": tree}, [chunk(**fields)])["model"][f"{NAME}weight0"] is BY_TURNS
+
+
+def test_state_of_the_optimizer_in_another_order_is_refused(tmp_path: Path) -> None:
+    experts = {"num_moe_experts": 2, "moe_mlp_glu_interleave_size": 32}
+    glu_order.check_optimizer(str(tmp_path), SimpleNamespace(**experts))  # no configuration beside it
+    (tmp_path / RUN_CONFIG).write_text("model: {num_moe_experts: 2, moe_mlp_glu_interleave_size: 32}\n")
+    glu_order.check_optimizer(str(tmp_path), SimpleNamespace(**experts))
+    with pytest.raises(CheckpointError, match=r"moe_mlp_glu_interleave_size = 32, .*; use that, not None, or set"):
+        glu_order.check_optimizer(str(tmp_path), SimpleNamespace(num_moe_experts=2))
