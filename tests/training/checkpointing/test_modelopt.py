@@ -84,6 +84,7 @@ FIND = """
     from pathlib import Path
     import torch.distributed as dist
     from megatron.core import dist_checkpointing
+    from cloudai_mbridge.training import cpu
     from cloudai_mbridge.training.checkpointing import modelopt
     from cloudai_mbridge.training.checkpointing.async_save import forked_results
     from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
@@ -91,9 +92,10 @@ FIND = """
 
     def save(tree, directory):
         Path(directory).mkdir(parents=True)
-        with forked_results():
+        with cpu.megatron_device(), forked_results():
             dist_checkpointing.save(tree, directory, ("torch_dist", 1))
 
+    cpu.install()
     dist.init_process_group("gloo", rank=0, world_size=1, init_method="file://" + sys.argv[1])
     quantized = {"quant_cfg": [{"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": 8, "axis": 0}}]}
     modes = {
