@@ -20,6 +20,7 @@ from cloudai_mbridge.training.config import (
 from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
+from cloudai_mbridge.training.peft.config import LoRA
 from cloudai_mbridge.training.resilience import packages
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, NEEDS
 from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
@@ -153,6 +154,9 @@ def test_models_of_modelopt(config: ConfigContainer, monkeypatch: pytest.MonkeyP
         packages.check_packages(config)
     config.checkpoint.non_persistent_ckpt_type = "global"
     with pytest.raises(ConfigError, match=r"non_persistent_ckpt_type = 'global' with model.restore_modelopt"):
+        refuse_unsupported(config)
+    config.peft = LoRA()
+    with pytest.raises(ConfigError, match=r"model.restore_modelopt_state = True with peft \(use False\)"):
         refuse_unsupported(config)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -186,3 +187,15 @@ def test_losses_of_other_ways_to_compute_a_layer(name: str) -> None:
     model, fields = SAME[name]
     plain, other = (train(model, {"dtype": "bf16", **each}).losses for each in ({}, fields))
     assert differences(other, plain) < 1e-3  # of the loss, about 6.2; measured: 8e-5
+
+
+def test_interleaved_experts_are_saved_in_the_order_of_others(tmp_path: Path) -> None:
+    """Their weights are those of any other run, and a resumed run goes on as the uninterrupted one."""
+    interleaved, saved = {"dtype": "fp32", "moe_mlp_glu_interleave_size": 16}, str(tmp_path / "saved")
+    made = train("grouped", interleaved, {"checkpoint": {"save": saved, "save_interval": 2}})
+    begun = {"checkpoint": {"pretrained_checkpoint": saved}}
+    one, other = (train("grouped", fields, begun).losses for fields in (interleaved, {"dtype": "fp32"}))
+    assert one[0] < made.losses[0]
+    assert differences(one, other) < 1e-5
+    resumed = train("grouped", interleaved, {"checkpoint": {"load": saved, "ckpt_step": 2}})
+    assert resumed.losses == made.losses[2:]

@@ -23,6 +23,7 @@ from tests.transformer_engine.emulated_run import (
 # isort: split
 from megatron.core.fp8_utils import is_float8tensor
 from megatron.core.utils import unwrap_model
+from transformer_engine.pytorch.ops.basic import grouped_linear
 
 from cloudai_mbridge.training.callbacks import Callback, CallbackContext
 from cloudai_mbridge.training.loop.after_step import _hash
@@ -180,3 +181,50 @@ def test_quantized_weights_of_megatron_fsdp(recipe: str, local: dict[str, Run]) 
     assert 0 < differences(made.losses, local["dense-bf16"].losses) < FORMATS[recipe]
     assert differences(made.norms, local["dense-bf16"].norms) < 5e-3
     assert (from_meta.losses, from_meta.norms) == (made.losses, made.norms)
+
+
+MODELOPT = {
+    "dtype": "fp32",
+    "gradient_accumulation_fusion": False,
+    "transformer_layer_spec": {
+        "_target_": "megatron.bridge.models.gpt_provider.modelopt_transformer_layer_spec",
+        "_call_": False,
+    },
+}
+
+
+def test_layers_of_modelopt_with_the_causal_mask_of_the_data_set(local: dict[str, Run]) -> None:
+    mask = {"dataset": {"skip_getting_attention_mask_from_dataset": False, "create_attention_mask": True}}
+    causal = train("dense", {**MODELOPT, "use_arbitrary_attention_mask": False})
+    masked = train("dense", {**MODELOPT, "use_arbitrary_attention_mask": True}, mask)
+    assert (masked.losses, masked.norms) == (causal.losses, causal.norms)
+    assert differences(causal.losses, local["dense-fp32"].losses) < TOLERANCE["fp32"]
+
+
+def test_attention_of_megatron_core(local: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLASH", "FUSED", "UNFUSED"):  # where Megatron-Core keeps the kind of earlier models
+        monkeypatch.delenv(f"NVTE_{name}_ATTN", raising=False)
+    made = train("dense", {"dtype": "bf16", "attention_backend": "local"})
+    assert differences(made.losses, local["dense-bf16"].losses) < TOLERANCE["bf16"]
+
+
+class Interleave(Callback):
+    """Puts the gated products' rows in the order in which Megatron-Core's grouped dense layers read them."""
+
+    @torch.no_grad()
+    def on_train_start(self, context: CallbackContext) -> None:
+        for name, parameter in unwrap_model(context.model)[0].named_parameters():
+            if name.endswith("mlp.linear_fc1.weight"):  # blocks of 32 rows of the gate and of the other half by turns
+                blocks = parameter.view(-1, 2, 32, parameter.shape[-1])
+                parameter.copy_(blocks.transpose(0, 1).reshape(parameter.shape))
+
+
+def test_grouped_products_of_dense_layers(local: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in MXFP8, in bf16 models too; the path of other machines than Blackwell, which is emulated, is taken."""
+    monkeypatch.setattr(grouped_linear, "is_op_fuser_grouped_tensor_path_supported", lambda *_: False)
+    fields = {"use_transformer_engine_op_fuser": True, "dense_grouped_gemm": True}
+    made = train("dense", {"dtype": "bf16", **fields}, capability=BLACKWELL)
+    expected = train("dense", {"dtype": "fp32"}, callbacks=[Interleave()])
+    assert differences(made.losses, expected.losses) < 5e-4  # measured: 2e-4
+    assert differences(made.norms, expected.norms) < 5e-3
+    assert differences(made.losses, local["dense-fp32"].losses) > 2e-3, "the order of the rows is of no consequence"

@@ -13,7 +13,7 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShard
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import generators
+from cloudai_mbridge.training.checkpointing import generators, glu_order
 from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, without_classes
 from cloudai_mbridge.training.compat import checkpoints
@@ -127,6 +127,7 @@ def tree_to_save(
         tree["optimizer"] = optimizer_tree(optimizer, models, metadata, is_loading=False)
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
+    tree |= glu_order.for_files(models, unwrap_model(model))  # the optimizer has found its parameters in `models`
     if config.save_rng:
         tree[generators.KEY] = generators.states_to_save(of_replicas=state.cfg.rng.data_parallel_random_init)
     return tree

@@ -10,7 +10,7 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content, generators, layout, local
+from cloudai_mbridge.training.checkpointing import content, generators, glu_order, layout, local
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
 from cloudai_mbridge.training.checkpointing.dtensors import states_like_parameters, weights_like
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint, pretrained
@@ -174,6 +174,7 @@ class _Load:
             return
         if "optimizer" not in self.common:
             raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
+        glu_order.check_optimizer(self.path, self.state.cfg.model)
         here, there = content.parallelism(), self.layout
         changed = {key: (there[key], here[key]) for key in _SPLITS_OPTIMIZER if there.get(key, here[key]) != here[key]}
         kind = self.metadata.get("distrib_optim_sharding_type")
@@ -234,7 +235,10 @@ class _Load:
     def _apply(self, loaded: dict[str, Any], skip_model_and_optimizer: bool) -> None:
         if not skip_model_and_optimizer:
             strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
-            for key, chunk in zip(content.model_keys(self.model), unwrap_model(self.model), strict=True):
+            chunks = unwrap_model(self.model)
+            keys = content.model_keys(self.model)
+            loaded |= glu_order.for_layers({key: loaded[key] for key in keys}, chunks)
+            for key, chunk in zip(keys, chunks, strict=True):
                 load_weights(chunk, weights_like(loaded[key], chunk), strict=strict)
             self._apply_optimizer(loaded)
         if self.weights_only:

@@ -12,6 +12,7 @@ from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing import layout
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
+from cloudai_mbridge.training.checkpointing.async_save import forked_results
 from cloudai_mbridge.training.checkpointing.find import Nothing, find_checkpoint
 from cloudai_mbridge.training.checkpointing.verify import read_common
 from cloudai_mbridge.training.errors import CheckpointError
@@ -27,9 +28,10 @@ def convert_if_asked(config: Any, model: Any) -> None:
     """
     if not getattr(config.model, "restore_modelopt_state", False):
         return
-    directory = on_first_rank(partial(_find, config.checkpoint))
+    # Before the state is read: torch then takes the types from it that ModelOpt has declared safe
     from modelopt.torch.opt.plugins.mcore_dist_checkpointing import restore_sharded_modelopt_state
 
+    directory = on_first_rank(partial(_find, config.checkpoint))
     on_each_rank(directory, lambda: restore_sharded_modelopt_state([model], directory))
 
 
@@ -52,4 +54,7 @@ def save_if_converted(config: Any, model: list[Any], directory: str) -> None:
     from modelopt.torch.opt.plugins.mcore_dist_checkpointing import save_sharded_modelopt_state
 
     bare = unwrap_model(model)
-    on_each_rank(directory, lambda: save_sharded_modelopt_state(bare, directory, (config.checkpoint.ckpt_format, 1)))
+    with forked_results():
+        on_each_rank(
+            directory, lambda: save_sharded_modelopt_state(bare, directory, (config.checkpoint.ckpt_format, 1))
+        )

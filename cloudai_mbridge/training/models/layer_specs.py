@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import experimental_attention_variant_module_specs as variant_specs
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnBackend
 
 from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.attention import SDPACoreAttention, TorchNorm
@@ -27,6 +29,10 @@ def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
     if config.use_transformer_engine_full_layer_spec:
         return engine_layers.block_spec(config, vp_stage)
     block = gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    if config.attention_backend == AttnBackend.local:
+        # Megatron-Core switches off all attention of Transformer Engine then
+        for layer in block.layer_specs:
+            layer.submodules.self_attention.submodules.core_attention = DotProductAttention
     if config.use_transformer_engine_op_fuser and config.num_moe_experts is None:
         # Experts look at the field themselves; dense layers beside them have no fused form in upstream's models either
         for layer in block.layer_specs:

@@ -23,6 +23,8 @@ def asked_of_adapters(config: ConfigContainer) -> Iterator[str]:
         ("model.qk_clip", getattr(model, "qk_clip", False), False),  # it changes weights that are not saved
         # Their products do not go through the layers that have adapters
         ("model.use_transformer_engine_op_fuser", getattr(model, "use_transformer_engine_op_fuser", False), False),
+        # A checkpoint of adapters has not the quantizers of the weights, so that no run resumes from it
+        ("model.restore_modelopt_state", getattr(model, "restore_modelopt_state", False), False),
         # There is no gradient of a frozen weight to compute later
         ("model.delay_wgrad_compute", getattr(model, "delay_wgrad_compute", False), False),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnBackend
 
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
@@ -162,6 +163,7 @@ def _check_fused_experts(model: Any) -> None:
         )
 
 
+_FUSED_SOFTMAX = "scaled_upper_triang_masked_softmax_cuda"  # a part of Apex, for Megatron-Core's own attention
 _FUSED_EXPERTS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 # They need Transformer Engine, Apex or CUDA extensions, or go through torch.compile.
 _FUSIONS = (
@@ -211,6 +213,8 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
             if getattr(getattr(config, section), "delay_wgrad_compute", None):
                 change(section, "delay_wgrad_compute", False)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
+    if getattr(config.model, "attention_backend", None) == AttnBackend.local and find_spec(_FUSED_SOFTMAX) is None:
+        change("model", "masked_softmax_fusion", False)
     if config.dist.use_torch_fsdp2:
         change("model", "gradient_accumulation_fusion", False)  # there is no buffer to accumulate in
     _derive(config)

@@ -42,6 +42,8 @@ def functions() -> dict[str, Callable[..., Any]]:
     return made | {
         "clamped_swiglu": clamped_swiglu,
         "clamped_dswiglu": clamped_dswiglu,
+        "scaled_swiglu": scaled_swiglu,
+        "scaled_dswiglu": scaled_dswiglu,
         "bgrad_quantize": bgrad_quantize,
     }
 
@@ -63,6 +65,31 @@ def clamped_dswiglu(
 ) -> Any:
     """Return the gradient of `clamped_swiglu`'s input."""
     return _backward(partial(_clamped, limit, alpha, glu_linear_offset), grad, fwd_input, quantizer)
+
+
+def scaled_swiglu(input: torch.Tensor, scales: torch.Tensor, quantizer: Any, glu_interleave_size: int) -> Any:
+    """Return SwiGLU times a scale per row [rows]; gate and linear part by turns in blocks of this size, 0: halves."""
+    return store((_interleaved(glu_interleave_size, input.float()) * scales[:, None]).to(input.dtype), quantizer)
+
+
+def scaled_dswiglu(
+    grad: torch.Tensor,
+    fwd_input: torch.Tensor,
+    scales: torch.Tensor,
+    quantizer: Any,
+    glu_interleave_size: int,
+    compute_scale_grad: bool,
+) -> tuple[Any, torch.Tensor | None]:
+    """Return the gradients of `scaled_swiglu`'s input, and of its scales if they are wanted."""
+    function = partial(_interleaved, glu_interleave_size)
+    made = _gradient(function, grad.float() * scales[:, None], fwd_input)
+    products = grad.float() * function(fwd_input.float()) if compute_scale_grad else None
+    return store(made, quantizer), None if products is None else products.sum(-1).to(scales.dtype)
+
+
+def _interleaved(size: int, x: torch.Tensor) -> torch.Tensor:
+    blocks = x.unflatten(-1, (-1, 2, size)).transpose(-2, -3).flatten(-3) if size else x
+    return _gated(torch_silu, blocks)
 
 
 def bgrad_quantize(input: torch.Tensor, quantizer: Any) -> list[Any]:
