@@ -2,7 +2,7 @@
 
 import time
 
-from cloudai_mbridge.launch.claim import LOST_CLAIM
+from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM
 from cloudai_mbridge.metrics import missing_steps
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.runner.context import RunnerContext, Tracked
@@ -34,12 +34,13 @@ class LateFiles:
         """Return what is not there of an ended job, "" if nothing is: the steps of a good one, the end of another.
 
         A job that was killed, or whose script has not begun, leaves no exit code. That it has not begun is known from
-        files that may be late, too, unless Slurm reports it.
+        files that may be late, too, unless Slurm or the script's own exit code proves it.
         """
         if status.job_class is JobClass.SUCCEEDED:
             return self._missing_steps(run)
-        if NEVER_BEGAN in status.reason and status.signal != NOT_LAUNCHED:
-            return "its start mark is missing"
+        if NEVER_BEGAN in status.reason:
+            is_proven = status.signal == NOT_LAUNCHED or status.exit_code == NO_CLAIM
+            return "" if is_proven else "its start mark is missing"
         has_exited = status.job_class is JobClass.FAILED and status.exit_code and not status.signal
         if not has_exited or status.exit_code == LOST_CLAIM:
             return ""
