@@ -28,6 +28,8 @@ def __getattr__(name: str) -> Any:
     from cloudai_mbridge.upstream.tables import MORE
 
     home = next((home for home, names in MORE["models"].items() if name in names.split()), None)
-    if home is None:
+    if home is None and name.endswith(("Bridge", "Model", "Provider")):
         raise missing(__name__, name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"cloudai_mbridge.{home}"), name)

@@ -26,4 +26,4 @@ class _Finder:
 
 def install() -> None:
     """Serve the modules from now on; nothing is imported before one of them is."""
-    sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+    sys.meta_path.append(_Finder())

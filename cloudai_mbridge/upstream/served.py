@@ -1,6 +1,7 @@
 """Make the modules of `upstream.tables`."""
 
 from collections.abc import Mapping
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -20,16 +21,14 @@ def spec_of(full_name: str, below: str) -> ModuleSpec | None:
     return None
 
 
-class _Loader:
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> ModuleType:
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         package, _, below = spec.name.partition(".")
         if below not in MODULES:
             return RecipeModule(spec.name)
         return ServedModule(spec.name, homes_in(package, MODULES[below]))
 
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """Do nothing: a name is imported when it is asked for."""
 
 

@@ -173,4 +173,5 @@ def test_other_names_are_looked_for_as_ever() -> None:
         exec("import cloudai_mbridge.nothing")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from cloudai_mbridge.training.utils.flop_utils import nothing")
-    assert not hasattr(importlib.import_module("cloudai_mbridge"), "nothing")
+    for package in ("cloudai_mbridge", "cloudai_mbridge.models"):
+        assert not hasattr(importlib.import_module(package), "nothing")

@@ -91,11 +91,10 @@ def missing(module: str, name: str) -> ImportError | AttributeError:
 
     A module below it that has not been imported yet is looked for by Python after an AttributeError.
     """
-    has_modules = not name.startswith("__") and hasattr(sys.modules[module], "__path__")
-    is_absent = not name.startswith("__") and not (has_modules and find_spec(f"{module}.{name}"))
-    if is_absent and (line := refusal(f"{module}.{name}")):
-        return ImportError(line)
-    return AttributeError(f"module {module!r} has no attribute {name!r}")
+    is_own = name.startswith("__")
+    is_module = not is_own and hasattr(sys.modules[module], "__path__") and find_spec(f"{module}.{name}") is not None
+    line = None if is_own or is_module else refusal(f"{module}.{name}")
+    return ImportError(line) if line else AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def serve(package: str) -> None:
