@@ -69,13 +69,11 @@ def check(run: Any) -> None:
 def test_on_this_machine(start_run: Any, stand_in_test: Any, data: Path) -> None:
     run = start_run(None, scenario(stand_in_test, data), whole_system=LOCAL).finish(1)
     check(run)
-    for test, words in {
-        "no_data": f"{data}/none/training.jsonl cannot be read",
-        "no_weights": f"{data}/none: ",
-    }.items():
+    messages = {"no_data": "training.jsonl cannot be read", "no_weights": "holds no complete checkpoint"}
+    for test, words in messages.items():
         point = run.point(test)
-        assert point["verdict"] == "failed"
-        assert words in " ".join(point["reasons"])
+        assert (point["verdict"], point["failure"]["id"]) == ("failed", "error_message")
+        assert words in " ".join(point["failure"]["evidence"])
 
 
 @pytest.mark.slurm
