@@ -140,7 +140,10 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int)
 
 
 LOOP: dict[str, Any] = {
-    "llama3_70b": {"gpu_type": ["h100", "gb300", "tpu"], "compute_dtype": ["bf16", "fp32"], "num_gpus": [48, 64, 100]},
+    "llama3_70b": {
+        **{"gpu_type": ["h100", "gb300", "tpu"], "compute_dtype": ["bf16", "fp32"], "num_gpus": [48, 64, 100]},
+        "task": ["pretrain", "sft", "lora"],
+    },
     "deepseek_v3": {"gpu_type": ["h100", "vr200"], "compute_dtype": ["bf16", "fp8_mx"], "num_gpus": [64, 256, 1024]},
     "gpt_oss_120b": {"gpu_type": ["h100", "b200"], "compute_dtype": ["bf16"], "num_gpus": [64, 72]},
 }
