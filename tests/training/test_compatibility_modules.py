@@ -157,6 +157,7 @@ def test_a_recipe_is_a_configuration() -> None:
         ("from cloudai_mbridge.recipes.llama import llama3_8b_peft_config", "take llama3_8b_pretrain_config and"),
         ("from cloudai_mbridge.training.initialize import set_jit_fusion_options", "absent on purpose: training.ini"),
         ("from cloudai_mbridge.training.utils.omegaconf_utils import parse_hydra_overrides", "without OmegaConf"),
+        ("import cloudai_mbridge.training.utils.visual_inputs", "training.utils.visual_inputs is absent on purpose"),
         ("from cloudai_mbridge.training.vlm_step import forward_step", "training.vlm_step is absent on purpose"),
     ],
 )

@@ -102,5 +102,7 @@ def serve(package: str) -> None:
     for name, homes in MODULES.items():
         parent, _, last = f"{package}.{name}".rpartition(".")
         module = ServedModule(f"{package}.{name}", {f"{package}.{home}": names for home, names in homes.items()})
+        if any(other.startswith(f"{name}.") for other in MODULES):
+            module.__path__ = []  # a package: Python asks for other modules below it, too
         sys.modules[f"{package}.{name}"] = module
         setattr(sys.modules[parent], last, module)

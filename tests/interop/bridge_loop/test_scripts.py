@@ -59,7 +59,8 @@ def test_functional_tests_pass(ranks: int, names: tuple[str, ...], upstream: Pat
     done = _RANKS.run(program, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}, processes=ranks, timeout=1400)
     assert done is not None
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert len(re.findall(r" PASSED", done.stdout)) == ranks * len(names)
+    assert f"{len(names)} passed" in done.stdout
+    assert "skipped" not in done.stdout
 
 
 @pytest.mark.process
@@ -80,7 +81,7 @@ def test_every_import_is_served_or_ends_in_one_line(upstream: Path) -> None:
 
 
 # Script -> ranks, what is replaced in it, arguments; and the name that ends it, "" where it trains
-_SMALL = (("llama32_1b", "gpt_tiny"), ("train_iters = 10", "train_iters = 2"))
+_SMALL = (("llama32_1b_pretrain_config", "gpt_tiny_pretrain_config"), ("train_iters = 10", "train_iters = 2"))
 _SIMPLE = (
     *(("qwen3_4b", "gpt_tiny"), ("= 100", "= 2"), ("warmup_iters = 10", "warmup_iters = 1"), ("= 1024", "= 32")),
     ("tensor_model_parallel_size = 2", "tensor_model_parallel_size = 1"),
@@ -95,7 +96,7 @@ _TRAINED = {
 _ENDED = {
     f"{_LLAMA}/01_quickstart_finetune.py": "recipes.llama.llama32_1b_peft_config",
     f"{_LLAMA}/03_finetune_with_yaml.py": "recipes.llama.llama32_1b_peft_config",
-    f"{_FEATURES}/pure_eval.py": "data.utils.get_dataset_provider",
+    f"{_FEATURES}/pure_eval.py": "data.utils",
     f"{_FEATURES}/decentralized_pg/pretrain_qwen3_with_decentralized_pg.py": "data.loaders",
     f"{_FEATURES}/resiliency/straggler_detection/straggler_detection_example.py": "models.AutoBridge",
     f"{_FEATURES}/resiliency/fault_tolerance/fault_tolerance_example.py": "models.AutoBridge",
