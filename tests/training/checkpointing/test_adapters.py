@@ -98,7 +98,7 @@ def scenario():
 
 
 def test_checkpoints(launch):
-    """They hold adapters alone, and are resumed bit-equal, or in another layout."""
+    """They hold adapters alone, and are resumed bit-equal, or in another layout, which may merge them too."""
     results, _ = launch(
         2,
         SHARED
@@ -116,6 +116,20 @@ def difference(name, kind, one, other):
     one, other = ({"model": {**MOE, **BIASED, **layout}, "peft": KINDS[kind]} for layout in (one, other))
     return difference_after(name, one, other, pretrained_checkpoint="base")
 
+def merged(kind, one, other):  # the next loss of adapters saved in one layout, and of the weights merged in another
+    name = f"{kind} to merge"
+    run = adapted(kind, {"save": name}, **BIASED, **one)
+    run.train(2)
+    run.save()
+    step, next_loss = run.state.train_state.step, run.train(1)[0]
+    loaded = adapted(kind, {"load": name}, **BIASED, **other)
+    loaded.load()
+    save_merged(loaded.state, loaded.model, f"{name} merged")
+    plain = start(model={**MOE, **BIASED}, checkpoint={"pretrained_checkpoint": f"{name} merged"})
+    plain.load()
+    plain.state.train_state.step = step
+    return next_loss, plain.train(1)[0]
+
 BIASED = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
 KINDS["experts"] = {**LORA, "target_modules": ["*.local_experts.*.linear_fc*", "linear_proj"], "dropout": 0.1}
 
@@ -128,6 +142,12 @@ def scenario():
         "differences": [
             difference("tp2", "canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {PP: 2}),
             difference("dora", "dora", {PP: 2}, {TP: 2, SP: True, ETP: 2}),
+            difference("dp2", "lora", {EP: 2}, {}),
+        ],
+        "merged": [
+            merged("lora", {EP: 2}, {TP: 2, SP: True, ETP: 2}),
+            merged("canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {EP: 2}),
+            merged("dora", {PP: 2}, {TP: 2}),
         ],
     }
     keys = FileSystemReader("pp2/iter_0000002").read_metadata().state_dict_metadata
@@ -142,6 +162,7 @@ def scenario():
     for result in results:
         assert result["bit equal"] == [True] * 6
         assert max(result["differences"]) < 1e-5
+        assert all(merged == pytest.approx(adapted, abs=1e-5) for adapted, merged in result["merged"])
     assert all(key.endswith(".mlp.router.expert_bias") for key in results[0]["others"])
     without, other, plain = results[0]["refused"]
     assert "is a checkpoint without adapters; use it as pretrained_checkpoint" in without
