@@ -12,7 +12,7 @@ DEFAULT_NULL_TOKENIZER_VOCAB_SIZE = 32000
 
 
 def get_rank_safe() -> int:
-    """Return this rank: of the process group, before there is one as torchrun says."""
+    """Return this rank: of the process group, before there is one of `RANK`."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
@@ -22,7 +22,7 @@ def get_world_size_safe() -> int:
 
 
 def get_local_rank_preinit() -> int:
-    """Return the rank on this machine, as torchrun says."""
+    """Return the rank on this machine, of `LOCAL_RANK`."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

@@ -88,9 +88,9 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
     seen = 0
     for point in itertools.islice(checked_points(sweep, system, pinned), 0, 20_000, draw.choice([1, 7, 31])):
         plain = sweep.point(point.coordinates)
-        recipe = recipe_of(plain.args)
         nodes = plain.num_nodes if plain.args.launcher == "embedded" else None  # upstream's launcher is not told
         preset = pinned.preset(plain.args) if plain.args.launcher == "embedded" else None
+        recipe = recipe_of(plain.args, preset)
         args = with_recipe(plain.args, recipe, preset=preset)
         expected = check(args, system, recipe, nodes, pinned.upstream(plain.args))
         violations = [with_origins(each, given_to_loop(plain.args), preset) for each in expected.violations]
@@ -165,7 +165,8 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(
     filled = 0
     for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 30_000, draw.choice([7, 31, 91])):
         plain = sweep.point(point.coordinates).args
-        recipe, preset = recipe_of(plain), pinned.preset(plain)
+        preset = pinned.preset(plain)
+        recipe = recipe_of(plain, preset)
         expected = check(with_recipe(plain, recipe, preset=preset), SLURM, recipe)
         violations = [with_origins(each, given_to_loop(plain), preset) for each in expected.violations]
         assert sorted(map(str, point.violations)) == sorted(map(str, violations)), point.coordinates

@@ -58,8 +58,11 @@ def _of_megatron_fsdp(config: ConfigContainer) -> Iterator[str]:
 def _on_one_rank(config: ConfigContainer) -> Iterator[str]:
     """Yield what no other rank of its shards has: Megatron-Core 0.16 adds up the gradients of that twice."""
     model: Any = config.model
+    replicas = getattr(config, "data_parallel_size", None)
+    if replicas is None:  # not derived yet; what is asked for is looked at again when it is
+        return
     tp, instances = model.tensor_model_parallel_size, config.ddp.num_distributed_optimizer_instances
-    ranks = (config.data_parallel_size or 1) * model.context_parallel_size
+    ranks = replicas * model.context_parallel_size
     if ranks == instances:
         yield "the model"
     elif model.num_moe_experts:
