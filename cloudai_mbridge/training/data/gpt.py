@@ -42,13 +42,20 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     try:
         train, valid, test = builder.build()
     except Exception as error:
-        missing = error.__cause__ or error  # mock data wrap it
-        if not config.fast_cache_load or not isinstance(missing, FileNotFoundError):
+        missing = _missing_file(error)
+        if not config.fast_cache_load or missing is None:
             raise
         raise _no_cache(config, str(missing.filename)) from error
     for dataset in (train, valid, test):
         _check_cache(config, dataset)
     return train, valid, test
+
+
+def _missing_file(error: BaseException | None) -> FileNotFoundError | None:
+    """Return what an error comes from, if it is a file that is not there: mock data wrap it."""
+    while error is not None and not isinstance(error, FileNotFoundError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _check_cache(config: GPTConfig, dataset: Any) -> None:
