@@ -115,7 +115,7 @@ class Encoder:
             raise ValueError(f"the chat template fails: {error}") from error
 
     def _tokenize(self, text: str) -> list[int]:
-        if getattr(self._tokenizer, "library", None) != "null":
+        if getattr(self._tokenizer, "library", None) not in ("null", "null-text"):  # Megatron-Core 0.17 renamed it
             return [int(each) for each in self._tokenizer.tokenize(text)] if text else []
         try:
             ids = [int(word) for word in text.split()]
