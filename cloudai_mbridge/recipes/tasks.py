@@ -35,7 +35,7 @@ def one_name(task: str) -> str:
 
 
 def recipe_for(name: str, task: str) -> Recipe:
-    """Return a recipe for a task, for each always the same object; BadInput: there is none of this name.
+    """Return a recipe for a task; the same object every time. BadInput: unknown recipe.
 
     A task without sections of its own, or an unknown one, takes those for pre-training.
     """

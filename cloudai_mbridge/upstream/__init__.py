@@ -11,7 +11,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class _Finder:
-    """The last of Python's finders: for modules of this package that are no files."""
+    """Finds modules of this package that have no file. It is the last finder, so that files win."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:

@@ -85,7 +85,7 @@ def _adam_and_cosine(
     weight_decay_incr_style: Any = "constant",
     lr_decay_style: Any = "cosine",
 ) -> tuple[OptimizerConfig, SchedulerConfig]:
-    """Return both sections. min_lr: a tenth of max_lr where it is None."""
+    """Return both sections. min_lr: by default a tenth of max_lr."""
     formats = {"bf16": precision == "bf16-mixed", "fp16": precision == "16-mixed"}
     rates = {"lr": max_lr, "min_lr": 0.1 * max_lr if min_lr is None else min_lr}
     adam = {"adam_beta1": adam_beta1, "adam_beta2": adam_beta2, "adam_eps": adam_eps, "weight_decay": weight_decay}

@@ -52,7 +52,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
 
 
 def _missing_file(error: BaseException | None) -> FileNotFoundError | None:
-    """Return what an error comes from, if it is a file that is not there: mock data wrap it."""
+    """Return the missing file in an error's chain of causes, None without one: the error of mock data wraps it."""
     while error is not None and not isinstance(error, FileNotFoundError):
         error = error.__cause__ or error.__context__
     return error

@@ -87,7 +87,7 @@ class ServedModule(ModuleType):
 
 
 def missing(module: str, name: str) -> ImportError | AttributeError:
-    """Return what a module raises that lacks a name: an ImportError in one line if it is absent on purpose.
+    """Return the exception for a name that a module lacks: an ImportError in one line if it is absent on purpose.
 
     A module below it that has not been imported yet is looked for by Python after an AttributeError.
     """
