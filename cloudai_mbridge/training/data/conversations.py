@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cloudai_mbridge.training.compat.tokenizers import NULL
+
 _PLACES = ("{input}", "{output}")
 
 
@@ -115,7 +117,7 @@ class Encoder:
             raise ValueError(f"the chat template fails: {error}") from error
 
     def _tokenize(self, text: str) -> list[int]:
-        if getattr(self._tokenizer, "library", None) not in ("null", "null-text"):  # Megatron-Core 0.17 renamed it
+        if getattr(self._tokenizer, "library", None) != NULL:
             return [int(each) for each in self._tokenizer.tokenize(text)] if text else []
         try:
             ids = [int(word) for word in text.split()]

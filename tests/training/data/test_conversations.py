@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.training.compat.tokenizers import NULL
 from cloudai_mbridge.training.data.conversations import Encoder, SampleOptions
 
 
@@ -21,7 +22,7 @@ class Letters:
 class Numbers:
     """What the null tokenizer looks like."""
 
-    library = "null"
+    library = NULL
     vocab_size, eod = 10, 9
 
 
