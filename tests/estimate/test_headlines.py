@@ -59,7 +59,7 @@ def random_question(rng: random.Random) -> EstimateRequest | None:
     return request
 
 
-@pytest.mark.parametrize("number", [1000, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [1000, pytest.param(4000, marks=pytest.mark.drill)])
 def test_headlines_are_the_estimates_of_random_points(number: int) -> None:
     rng, kept, compared = random.Random(8), Headlines(), 0
     for _ in range(number):

@@ -70,8 +70,8 @@ def random_test(draw: random.Random) -> tuple[MegatronBridgeTestDefinition, Test
 
 
 def seeds(number: int) -> list[Any]:
-    """Return seeds, of which all but the first six are for the long tests."""
-    return [seed if seed < 6 else pytest.param(seed, marks=pytest.mark.long) for seed in range(number)]
+    """Return seeds, of which all but the first six are for the drills."""
+    return [seed if seed < 6 else pytest.param(seed, marks=pytest.mark.drill) for seed in range(number)]
 
 
 @pytest.mark.parametrize("seed", seeds(60))

@@ -134,10 +134,10 @@ def real(megatron: Any, case: Case) -> list[tuple[int, int]]:
     return found
 
 
-_SHARES = (14, pytest.param(2, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.drill))
+_SHARES = (14, pytest.param(1, marks=pytest.mark.drill))
 
 
-@pytest.mark.parametrize("share", _SHARES, ids=["a fourteenth", "half", "all"])
+@pytest.mark.parametrize("share", _SHARES, ids=["a fourteenth", "all"])
 def test_every_rank_holds_what_megatron_core_builds(
     share: int, megatron: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
