@@ -40,7 +40,7 @@ test: $(VENV)/.dev
 	.ci/install-chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-# Run the tests that `make test` leaves out for their length. CI runs them, too.
+# Run the tests that `make test` leaves out for their length.
 test-long: $(VENV)/.dev
 	.ci/install-slurm
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "long and not drill" $(PYTEST_ARGS)
