@@ -67,7 +67,7 @@ bridge-loop-on-3.12:
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
 	.ci/install-slurm
-	$(INTEROP)/bin/python tests/benchmarks/head_to_head.py
+	$(INTEROP)/bin/python -m tests.benchmarks.head_to_head
 
 interop-install: $(INTEROP)/.created-$(PYTHON_RELEASE)
 	.ci/fetch-source $(MBRIDGE_CLOUDAI_SOURCE) $(UPSTREAM)/cloudai
@@ -121,7 +121,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/sweep_rate.py
 	$(BIN)/python tests/benchmarks/time_model.py
 	$(BIN)/python tests/benchmarks/start_up.py
-	$(BIN)/python tests/benchmarks/engine.py
+	$(BIN)/python -m tests.benchmarks.engine
 	$(BIN)/python tests/benchmarks/loop_overhead.py
 	$(BIN)/python tests/benchmarks/history.py
 	$(BIN)/python tests/benchmarks/gate_curves.py
@@ -152,10 +152,10 @@ lint: $(VENV)/.dev
 # Start a private Slurm cluster on this machine: 2 nodes, each with 4 fake GPUs.
 slurm-sandbox: $(VENV)/.train
 	.ci/install-slurm
-	$(BIN)/python -m cloudai_mbridge.sandbox start $(SANDBOX)
+	$(BIN)/python -m tests.sandbox start $(SANDBOX)
 
 slurm-sandbox-stop: $(VENV)/.train
-	$(BIN)/python -m cloudai_mbridge.sandbox stop --purge $(SANDBOX)
+	$(BIN)/python -m tests.sandbox stop --purge $(SANDBOX)
 
 clean:
 	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(UPSTREAM) build *.egg-info

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.sandbox import SlurmSandbox, missing_programs
 from tests.forked import run_mbridge
+from tests.sandbox import SlurmSandbox, missing_programs
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -1,6 +1,6 @@
 """What watching jobs costs the controller, and what `mbridge run` costs over a bare sbatch.
 
-    python tests/benchmarks/engine.py [JOBS] [REPETITIONS]
+    python -m tests.benchmarks.engine [JOBS] [REPETITIONS]
 
 Slurm is real, a private one on this machine; the training program is the stand-in, so that the jobs cost next to
 nothing and the difference is all mbridge's. The baseline, named in the output, is `sbatch --array` of the very same
@@ -18,9 +18,9 @@ from collections import Counter
 from pathlib import Path
 
 from cloudai_mbridge.models.loading.load import load_system
-from cloudai_mbridge.sandbox import SlurmSandbox
 from cloudai_mbridge.schedulers.interface import Job
 from cloudai_mbridge.schedulers.slurm import SlurmClient
+from tests.sandbox import SlurmSandbox
 
 REPOSITORY = Path(__file__).parents[2]
 COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "scancel", "sbatch")

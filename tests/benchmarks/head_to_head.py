@@ -1,7 +1,7 @@
 """CloudAI and mbridge on the same 12 points, one of which fails, on one Slurm sandbox: time, Slurm calls, exit codes.
 
     make head-to-head                       # in the environment of `make interop`
-    python tests/benchmarks/head_to_head.py [REPETITIONS]
+    python -m tests.benchmarks.head_to_head [REPETITIONS]
 
 The first two ways read the same files, a sweep of CloudAI's MegatronBridge workload. Megatron-Bridge's launcher is a
 stand-in that imports NeMo-Run as the real one does, submits a Slurm job of about a second and waits for it; the point
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
-from cloudai_mbridge.sandbox import SlurmSandbox
+from tests.sandbox import SlurmSandbox
 
 TRAINER = Path(__file__).parents[1] / "stand_in/training.py"
 MEGATRON_BRIDGE = ("https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "v0.3.0")

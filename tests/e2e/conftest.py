@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.sandbox import SlurmSandbox
 from tests.forked import COMMANDS, Process
+from tests.sandbox import SlurmSandbox
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from cloudai_mbridge.cli import cli
-from cloudai_mbridge.sandbox import SlurmSandbox
+from tests.sandbox import SlurmSandbox
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
 FILES = ("system.toml", "scenario.toml", "test_defs/gpt_tiny.toml")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.sandbox import conf
+from tests.sandbox import conf
 
 pytestmark = pytest.mark.slurm
 

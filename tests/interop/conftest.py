@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.integrations.cloudai import TEMPLATE
-from cloudai_mbridge.sandbox import SlurmSandbox
+from tests.sandbox import SlurmSandbox
 
 CLOUDAI, LAUNCHER_0_3, LAUNCHER_0_6 = VARIABLES = (
     "MBRIDGE_CLOUDAI_SOURCE",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.sandbox import SandboxError, SlurmSandbox, host, missing_programs, processes
-from cloudai_mbridge.sandbox.__main__ import main
-from cloudai_mbridge.sandbox.conf import (
+from tests.sandbox import SandboxError, SlurmSandbox, host, missing_programs, processes
+from tests.sandbox.__main__ import main
+from tests.sandbox.conf import (
     SandboxSpec,
     Site,
     node_addresses,
@@ -23,8 +23,8 @@ from cloudai_mbridge.sandbox.conf import (
     render_hosts,
     render_slurm_conf,
 )
-from cloudai_mbridge.sandbox.fleet import SandboxState, parse_state, read_state, render_state
-from cloudai_mbridge.sandbox.layout import MAX_SOCKET_PATH, SandboxLayout, check_directory
+from tests.sandbox.fleet import SandboxState, parse_state, read_state, render_state
+from tests.sandbox.layout import MAX_SOCKET_PATH, SandboxLayout, check_directory
 
 ROOT = Path(host.__file__).parents[2]
 SITE = Site(SandboxLayout(Path("/tmp/sb")), ports=(11000, 11001, 11002, 11003), user="me", slurm_version=(22, 5))
@@ -91,7 +91,7 @@ def leftovers(directory: Path) -> list[str]:
 
 def cli(*argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user does."""
-    command = [sys.executable, "-m", "cloudai_mbridge.sandbox", *argv]
+    command = [sys.executable, "-m", "tests.sandbox", *argv]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **(env or {})}, text=True, capture_output=True, timeout=600, check=False
     )
@@ -415,7 +415,7 @@ def test_stop_finds_what_nobody_wrote_down(directory: Path) -> None:
 
 STARTER = """\
 import os, signal, sys
-from cloudai_mbridge.sandbox import SlurmSandbox
+from tests.sandbox import SlurmSandbox
 sandbox = SlurmSandbox(sys.argv[1], nodes=1, gpus=0, die_with_parent=sys.argv[2] == "True").start()
 sandbox.run("sbatch", "--wrap", "sleep 300")
 os.kill(os.getpid(), signal.SIGKILL)

@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Mapping
 from datetime import datetime
 
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.host import search_path, without_job_variables
-from cloudai_mbridge.sandbox.layout import SandboxLayout
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.host import search_path, without_job_variables
+from tests.sandbox.layout import SandboxLayout
 
 Argument = str | os.PathLike[str] | int
 

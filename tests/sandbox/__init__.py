@@ -7,10 +7,10 @@ its own munge key, and reads and writes below the sandbox directory only.
     with SlurmSandbox("/tmp/sb", nodes=2, gpus=4) as sandbox:
         job_id = sandbox.run("sbatch", "--parsable", "--gres=gpu:2", "--wrap", "nvidia-smi").stdout.strip()
 
-    python -m cloudai_mbridge.sandbox start /tmp/sb --nodes 2 --gpus 4
-    eval "$(python -m cloudai_mbridge.sandbox env /tmp/sb)"
+    python -m tests.sandbox start /tmp/sb --nodes 2 --gpus 4
+    eval "$(python -m tests.sandbox env /tmp/sb)"
     sinfo; sbatch job.sh
-    python -m cloudai_mbridge.sandbox stop /tmp/sb --purge
+    python -m tests.sandbox stop /tmp/sb --purge
 
 The GPUs are fake: Slurm counts and assigns them (`CUDA_VISIBLE_DEVICES`), there is no hardware behind them.  All nodes
 share the machine's network, so two jobs that want the same port collide: choose ports per job.
@@ -18,8 +18,8 @@ share the machine's network, so two jobs that want the same port collide: choose
 Read in this order: conf.py (what the cluster is), node.py (one node), cluster.py (the cluster's life).
 """
 
-from cloudai_mbridge.sandbox.cluster import SlurmSandbox
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.host import missing_programs
+from tests.sandbox.cluster import SlurmSandbox
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.host import missing_programs
 
 __all__ = ["SandboxError", "SlurmSandbox", "missing_programs"]

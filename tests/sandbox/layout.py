@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cloudai_mbridge.sandbox.errors import SandboxError
+from tests.sandbox.errors import SandboxError
 
 # sockaddr_un.sun_path is 108 bytes with the final NUL (unix(7)).
 MAX_SOCKET_PATH = 107

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
-from cloudai_mbridge.sandbox.errors import SandboxError
+from tests.sandbox.errors import SandboxError
 
 # program -> Debian package
 SLURM_PROGRAMS = {

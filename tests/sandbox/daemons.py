@@ -6,8 +6,8 @@ Every daemon runs in the foreground, so that the process which was started is th
 import sys
 from pathlib import Path
 
-from cloudai_mbridge.sandbox.host import ENTER_NODE, find_program
-from cloudai_mbridge.sandbox.layout import SandboxLayout
+from tests.sandbox.host import ENTER_NODE, find_program
+from tests.sandbox.layout import SandboxLayout
 
 SUPERVISOR = Path(__file__).with_name("node.py")
 

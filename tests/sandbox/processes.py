@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudai_mbridge.sandbox.node import descendants
+from tests.sandbox.node import descendants
 
 # Set for every daemon to the sandbox's directory.  Slurm gives a job its client's environment, not the daemon's, so
 # no job and no user's shell has it.

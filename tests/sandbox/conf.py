@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.layout import SandboxLayout
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.layout import SandboxLayout
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from cloudai_mbridge.sandbox import daemons, host, node, prepare, processes
-from cloudai_mbridge.sandbox.client import Client
-from cloudai_mbridge.sandbox.conf import SandboxSpec, Site
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet, read_state
-from cloudai_mbridge.sandbox.layout import SandboxLayout
+from tests.sandbox import daemons, host, node, prepare, processes
+from tests.sandbox.client import Client
+from tests.sandbox.conf import SandboxSpec, Site
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet, read_state
+from tests.sandbox.layout import SandboxLayout
 
 START_TIMEOUT_S = 30.0
 REGISTRATION_TIMEOUT_S = 60.0  # of a slurmd that was killed, on a busy machine
@@ -91,7 +91,7 @@ class SlurmSandbox(Client):
         if self.is_running:
             raise SandboxError(
                 f"{self.directory}: a sandbox is already running here; "
-                f"stop it with: python -m cloudai_mbridge.sandbox stop {self.directory}"
+                f"stop it with: python -m tests.sandbox stop {self.directory}"
             )
         prepare.check(self.spec, self.layout)
         namespaces = host.namespace_argv() if self.spec.hostnames else []

@@ -1,9 +1,9 @@
 """Run a Slurm sandbox from the command line.
 
-    python -m cloudai_mbridge.sandbox start /tmp/sb --nodes 4 --gpus 4
-    eval "$(python -m cloudai_mbridge.sandbox env /tmp/sb)"
-    python -m cloudai_mbridge.sandbox crash /tmp/sb gb200-2
-    python -m cloudai_mbridge.sandbox stop /tmp/sb --purge
+    python -m tests.sandbox start /tmp/sb --nodes 4 --gpus 4
+    eval "$(python -m tests.sandbox env /tmp/sb)"
+    python -m tests.sandbox crash /tmp/sb gb200-2
+    python -m tests.sandbox stop /tmp/sb --purge
 
 Exit codes: 0 done; 1 `status` of a sandbox that does not run; 2 it could not be done, with the reason on stderr.
 """
@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 
-from cloudai_mbridge.sandbox.cluster import SlurmSandbox
-from cloudai_mbridge.sandbox.conf import SandboxSpec
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.host import is_job_variable
+from tests.sandbox.cluster import SlurmSandbox
+from tests.sandbox.conf import SandboxSpec
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.host import is_job_variable
 
-PROGRAM = "python -m cloudai_mbridge.sandbox"
+PROGRAM = "python -m tests.sandbox"
 NODE_COMMANDS = {
     "crash": "take the power from a node",
     "kill-slurmd": "kill a node's slurmd, its jobs go on",

@@ -5,11 +5,11 @@ import pwd
 import secrets
 from pathlib import Path
 
-from cloudai_mbridge.sandbox import host
-from cloudai_mbridge.sandbox.conf import SandboxSpec, Site, render_files
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.fleet import SandboxState, write_state
-from cloudai_mbridge.sandbox.layout import SandboxLayout, check_directory
+from tests.sandbox import host
+from tests.sandbox.conf import SandboxSpec, Site, render_files
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.fleet import SandboxState, write_state
+from tests.sandbox.layout import SandboxLayout, check_directory
 
 
 def check(spec: SandboxSpec, layout: SandboxLayout) -> None:

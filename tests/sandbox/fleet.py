@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from cloudai_mbridge.sandbox import node, processes
-from cloudai_mbridge.sandbox.conf import SandboxSpec
-from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.layout import SandboxLayout
-from cloudai_mbridge.sandbox.processes import Process
+from tests.sandbox import node, processes
+from tests.sandbox.conf import SandboxSpec
+from tests.sandbox.errors import SandboxError
+from tests.sandbox.layout import SandboxLayout
+from tests.sandbox.processes import Process
 
 CONTROL_TIMEOUT_S = 20.0  # for a daemon to do as told; usually well below a second
 LOG_TAIL_LINES = 10
@@ -47,7 +47,7 @@ def read_state(path: Path) -> SandboxState:
     except (FileNotFoundError, NotADirectoryError):
         raise SandboxError(
             f"{path.parent}: not a sandbox directory (no {path.name}); "
-            f"start one with: python -m cloudai_mbridge.sandbox start {path.parent}"
+            f"start one with: python -m tests.sandbox start {path.parent}"
         ) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SandboxError(f"{path}: not a sandbox's state file ({error!r}); remove the directory") from None
@@ -80,7 +80,7 @@ class Fleet:
             command = "start-controller" if name == "slurmctld" and any(self.alive().values()) else "start"
             raise SandboxError(
                 f"{self.layout.directory}: {name} is not running; "
-                f"try: python -m cloudai_mbridge.sandbox {command} {self.layout.directory}"
+                f"try: python -m tests.sandbox {command} {self.layout.directory}"
             )
         return process
 
