@@ -23,7 +23,9 @@ def plan(tmp_path: Path, args: str, system: str = LOCAL, extra: str = "", base: 
         more = f"[extra_cmd_args]\n{extra}\n" if name == "tune" else ""
         (tests / f"{name}.toml").write_text(f'{head}compute_dtype = "fp32"\nnum_gpus = 1\n{own}\n{more}')
     (tmp_path / "system.toml").write_text(system)
-    entries = [f'[[Tests]]\nid = "{name}"\ntest_name = "{name}"\ntime_limit = "00:10:00"\n' for name in ("base", "tune")]
+    entries = [
+        f'[[Tests]]\nid = "{name}"\ntest_name = "{name}"\ntime_limit = "00:10:00"\n' for name in ("base", "tune")
+    ]
     (tmp_path / "scenario.toml").write_text('name = "s"\n' + "".join(entries))
     request = pipeline.Request(tmp_path / "system.toml", tmp_path / "scenario.toml", tests, tmp_path / "out")
     return pipeline.plan(request).plan.notes

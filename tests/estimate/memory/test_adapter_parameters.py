@@ -32,6 +32,7 @@ CASES: list[tuple[str, dict[str, int], str, dict[str, Any], dict[str, Any]]] = [
 
 def built(megatron: Any, recipe: str, sizes: dict[str, int], peft: Any, model: dict[str, Any]) -> list[int]:
     """Return how many parameters adapters have on the first rank of every pipeline stage."""
+    from cloudai_mbridge.training.cpu import megatron_device
     from cloudai_mbridge.training.peft import apply, matching
 
     sections = {name: dict(values) for name, values in load_recipe(recipe).sections.items()}
@@ -44,8 +45,9 @@ def built(megatron: Any, recipe: str, sizes: dict[str, int], peft: Any, model: d
     for rank in range(0, ranks, ranks // stages):
         (chunk,) = megatron.chunks(megatron.enter(data, rank, ranks), "cpu")
         chunk.requires_grad_(False)
-        for match in matching.find(chunk, peft):
-            apply._adapt(match, peft, 1)
+        with megatron_device():
+            for match in matching.find(chunk, peft):
+                apply._adapt(match, peft, 1)
         counts.append(sum(each.numel() for each in chunk.parameters() if each.requires_grad))
     return counts
 
