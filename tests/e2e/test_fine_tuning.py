@@ -70,7 +70,10 @@ def check(run: Any) -> None:
 def test_on_this_machine(start_run: Any, stand_in_test: Any, data: Path) -> None:
     run = start_run(None, scenario(stand_in_test, data), whole_system=LOCAL).finish(1)
     check(run)
-    messages = {"no_data": "training.jsonl cannot be read", "no_weights": "empty: checkpoint.pretrained_checkpoint holds no complete checkpoint"}
+    messages = {
+        "no_data": "training.jsonl cannot be read",
+        "no_weights": "empty: checkpoint.pretrained_checkpoint holds no complete checkpoint",
+    }
     for test, words in messages.items():
         point = run.point(test)
         assert (point["verdict"], point["failure"]["id"]) == ("failed", "error_message")

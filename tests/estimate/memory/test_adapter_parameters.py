@@ -14,7 +14,7 @@ from cloudai_mbridge.recipes.container import container_data
 
 pytest.importorskip("torch")
 
-ALL: dict[str, Any] = {"target_modules": []}
+ALL: dict[str, Any] = {"target_modules": [], "exclude_modules": ["output_layer"]}
 SIZES = {"tp": "tensor_model_parallel", "pp": "pipeline_model_parallel", "ep": "expert_model_parallel"}
 SIZES |= {"etp": "expert_tensor_parallel"}
 # recipe, layout, class, fields of the section, of the model
@@ -26,7 +26,13 @@ CASES: list[tuple[str, dict[str, int], str, dict[str, Any], dict[str, Any]]] = [
     ("gpt_tiny", {}, "LoRA", ALL, {"mtp_num_layers": 1, "gated_linear_unit": False, "add_bias_linear": True}),
     ("moe_tiny", {"tp": 2, "ep": 2, "etp": 2}, "LoRA", {"dim": 6, "normalize_moe_lora": True}, {}),
     ("moe_tiny", {"ep": 2}, "LoRA", {"target_modules": ["router", "linear_fc2"]}, {}),
-    ("moe_tiny", {"tp": 2}, "CanonicalLoRA", {"exclude_modules": ["linear_proj"], **ALL}, {"moe_layer_freq": 2}),
+    (
+        "moe_tiny",
+        {"tp": 2},
+        "CanonicalLoRA",
+        {**ALL, "exclude_modules": ["linear_proj", "output_layer"]},
+        {"moe_layer_freq": 2},
+    ),
 ]
 
 
