@@ -20,6 +20,7 @@ from cloudai_mbridge.models.loading.loaded import HookOptions, LoadedScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.plan.inputs import check_inputs
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.training.process.provenance import git_state_of
@@ -91,10 +92,13 @@ def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prep
     request, (system, note) = loaded.request, _with_gpu_support(loaded.system)
     planned = build_plan(loaded.scenario, system, node_states, request.rules)
     refuse_unknown_options(planned.runs, system)
+    output_dir = request.output_dir or Path(system.output_path)
+    tests = (*loaded.scenario.pre_hook, *loaded.scenario.tests, *loaded.scenario.post_hook)
+    unknown = check_inputs(planned.runs, system, output_dir, {test.run.id: test.path for test in tests})
     runner_config = planned.runner.model_copy(update=dict(runner or {}))
     repository = git_state_of(request.test_scenario)
-    planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note), repository=repository)
-    return Prepared(planned, system, request.output_dir or Path(system.output_path))
+    planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note, *unknown), repository=repository)
+    return Prepared(planned, system, output_dir)
 
 
 def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:

@@ -19,7 +19,6 @@ from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, Kept, MemoryTotal
 from cloudai_mbridge.estimate.point import assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 from cloudai_mbridge.estimate.time import TimeModel
-from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 
 _ROUNDING = 1e-9
 
@@ -100,16 +99,16 @@ class Headlines:
         )
 
     def _flops_of(self, request: EstimateRequest, model: Architecture, layout: ParallelLayout) -> int:
-        is_frozen = layout.adapters_only
-        key = (id(model), request.formula, is_frozen)  # the model is kept too: it lives as long as its id is a key
-        return self._flops.once(key, lambda: (model, flops_of(model, request.formula, is_frozen=is_frozen)))[1]
+        adapters = layout.adapters
+        key = (id(model), request.formula, adapters)  # the model is kept too: it lives as long as its id is a key
+        return self._flops.once(key, lambda: (model, flops_of(model, request.formula, adapters)))[1]
 
     def _times_of(self, request: EstimateRequest, model: Architecture, gpu: Gpu) -> TimeModel | str:
         def work_out() -> tuple[Architecture, TimeModel | str]:
             why: list[str] = []
             return model, answer_or_why("step_time_s", lambda: times_of(request, model), why.append) or why[0]
 
-        key = (id(model), gpu, request.args.compute_dtype, request.args.task in ADAPTER_TASKS)
+        key = (id(model), gpu, request.args.compute_dtype, request.trains_adapters)
         return self._times.once(key, work_out)[1]
 
     def _memory_of(self, model: Architecture, layout: ParallelLayout, gpu: Gpu) -> MemoryTotals:

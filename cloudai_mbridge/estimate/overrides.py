@@ -6,6 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
+from cloudai_mbridge.estimate.memory.adapters import FIELDS, adapters_of
 from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, NOT_READ, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
@@ -29,12 +30,15 @@ _RECOMPUTE = {
     f"model.recompute_{name}": kind
     for name, kind in {"granularity": str, "method": str, "num_layers": int, "modules": list}.items()
 }
+ADAPTERS = "peft._target_"
+_OF_ADAPTERS = frozenset({ADAPTERS, *(f"peft.{name}" for name in FIELDS)})
 # The keys, without a sign of Hydra's
 LAYOUT_KEYS = frozenset({*_FIELDS, *_RECOMPUTE, _OFFLOAD})
 
 
 def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
     """Return the layout with what `extra_cmd_args` say of it; BadInput if a value has the wrong type."""
+    layout = _with_adapters(layout, extra)
     given = {name: _read(name, key, text) for key, text in extra.items() if (name := key.lstrip("+")) in LAYOUT_KEYS}
     if not given:
         return layout
@@ -46,6 +50,17 @@ def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> Paralle
     if asked := {name.removeprefix("model.recompute_"): value for name, value in given.items() if name in _RECOMPUTE}:
         changes["recompute"] = _recompute(layout.recompute, **asked)
     return replace(layout, **changes)
+
+
+def _with_adapters(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
+    section = {
+        name.removeprefix("peft."): parse_value(text)
+        for key, text in extra.items()
+        if (name := key.lstrip("+")) in _OF_ADAPTERS
+    }
+    if not section or (layout.adapters is None and ADAPTERS not in extra and f"+{ADAPTERS}" not in extra):
+        return layout
+    return replace(layout, adapters=adapters_of(section, layout.adapters))
 
 
 def _read(name: str, key: str, text: str) -> Any:
@@ -96,8 +111,9 @@ def _recompute(
 
 
 _NOT_READ = [name for name, argument in ARGUMENTS.items() if argument.estimated == NOT_READ]
-_SECTIONS = ("model", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "train")
-_HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay"})
+_NO_MEMORY = {f"peft.{name}" for name in ("alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position")}
+_SECTIONS = ("model", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "train", "peft")
+_HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", *_NO_MEMORY, *_OF_ADAPTERS})
 
 
 def not_considered(args: ResolvedCmdArgs, extra: Mapping[str, str], axes: Iterable[str] = ()) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ What cannot be known is None, and `missing` says why. For many points of a sweep
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -14,6 +15,8 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, mfu
 from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.memory import ParallelLayout, StageMemory, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.memory.adapter_parameters import active_adapters
+from cloudai_mbridge.estimate.memory.adapters import Adapters
 from cloudai_mbridge.estimate.memory.other import GIB, NOTHING, Assumptions
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
 from cloudai_mbridge.estimate.memory.reference import REFERENCES
@@ -24,7 +27,6 @@ from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, ref
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, time_model, why_no_time
-from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
 
@@ -116,7 +118,7 @@ def estimate_point(
     """
     model, missing = request.architecture, dict[str, str]()
     layout = request.layout_of(model)
-    flops, gpu = flops_of(model, request.formula, is_frozen=layout.adapters_only), request.gpu
+    flops, gpu = flops_of(model, request.formula, layout.adapters), request.gpu
     tokens = tokens_per_step(model, layout)
     parameters = _or_why(
         missing, "parameters", lambda: ParameterCounts(total_parameters(model), active_parameters(model))
@@ -166,10 +168,15 @@ def estimate_point(
     )
 
 
-def flops_of(model: Architecture, formula: Formula, *, is_frozen: bool = False) -> int:
-    """Return the FLOPs per token; BadInput if the formula refuses the model."""
+def flops_of(model: Architecture, formula: Formula, adapters: Adapters | None = None) -> int:
+    """Return the FLOPs per token; BadInput if the formula refuses the model. adapters: beside frozen weights."""
     with refusing(f"recipe {model.recipe}: no FLOPs by {formula}"):
-        return flops_per_token(model, formula, frozen=is_frozen)
+        if adapters is None:
+            return flops_per_token(model, formula)
+        trained = 0
+        with suppress(BadInput):  # layers of which no memory is modelled either: about a hundredth is missing
+            trained = active_adapters(model, adapters)
+        return flops_per_token(model, formula, frozen=True, adapter_weights=trained)
 
 
 def tokens_per_step(model: Architecture, layout: ParallelLayout) -> int:
@@ -185,7 +192,7 @@ def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
     precision = precision_named(request.args.compute_dtype)
     if reason := why_no_time(request.gpu, precision):
         raise BadInput(reason)
-    return time_model(model, request.gpu, precision, is_frozen=request.args.task in ADAPTER_TASKS)
+    return time_model(model, request.gpu, precision, is_frozen=request.trains_adapters)
 
 
 def groups_of(request: EstimateRequest) -> StepGroups:

@@ -11,10 +11,10 @@ from cloudai_mbridge.estimate.cluster import factors_for
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
 from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS
-from cloudai_mbridge.estimate.overrides import apply_overrides
+from cloudai_mbridge.estimate.overrides import ADAPTERS, apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, given_by, with_preset
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
@@ -78,6 +78,11 @@ class EstimateRequest:
                 what = f"model.moe_router_topk = {model.moe_router_topk} of {model.num_moe_experts} experts"
                 raise BadInput(f"recipe {self.recipe.name}: {what}; use {model.num_moe_experts} or less")
             return model
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the weights are frozen, by the task or by a section `peft` in `extra`."""
+        return self.args.task in ADAPTER_TASKS or any(key.lstrip("+") == ADAPTERS for key in self.extra)
 
     def published(self, model: Architecture) -> tuple[PublishedRow, ...]:
         """Return the published rows of exactly this point; one with overrides has none."""

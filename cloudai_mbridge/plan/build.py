@@ -10,7 +10,7 @@ from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLim
 from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.loading.loaded import naming_file
 from cloudai_mbridge.models.scenario import RunnerConfig
@@ -107,7 +107,7 @@ class _TestRuns:
                 continue
             search = walk.search_plan(point) if self._test.definition.agent == TUNE else None
             planned = self._plan_runs(point, walk.runs_per_point + (search is not None), walk.pinned)
-            predicted = (replace(run, predicted=_predicted(headline), search=search) for run in planned)
+            predicted = (replace(run, predicted=_predicted(headline, run), search=search) for run in planned)
             runs = predicted if search is None else _with_one_again(predicted)
             first = next(runs)
             if decision.beyond:
@@ -197,11 +197,15 @@ def _with_one_again(runs: Iterable[RunPlan]) -> Generator[RunPlan]:
         yield replace(last, search=replace(last.search, is_again=True))
 
 
-def _predicted(headline: Headline) -> dict[str, object] | None:
+def _predicted(headline: Headline, run: RunPlan) -> dict[str, object] | None:
     """Return what a report sets beside the measurement; None where nothing is predicted."""
     if headline.step_time_s is None and headline.peak_memory_gib is None:
         return None
-    return {name: getattr(headline, name) for name in ("gpu", "step_time_s", "tflops_per_gpu", "peak_memory_gib")}
+    names = ("gpu", "step_time_s", "tflops_per_gpu", "peak_memory_gib")
+    predicted = {name: getattr(headline, name) for name in names}
+    if run.training_config.get("peft") or run.args.get("task") in ADAPTER_TASKS:
+        predicted["tflops_per_gpu"] = None  # the launchers log frozen weights in full
+    return predicted
 
 
 # Slurm's default MaxArraySize is 1001, which allows the indices 0 to 1000.

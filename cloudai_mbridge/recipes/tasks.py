@@ -51,6 +51,11 @@ def _recipe_for(name: str, task: str) -> Recipe:
     return replace(recipe, sections=sections, task=task)
 
 
+def adapters_of_task(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the section `peft` with which a recipe trains adapters."""
+    return {**_OF_TASK[LORA]["peft"], **recipe.tasks.get(LORA, {}).get("peft", {})}
+
+
 def _add(sections: Sections, more: dict[str, dict[str, Any]]) -> None:
     for section, values in more.items():
         sections.setdefault(section, {}).update(values)

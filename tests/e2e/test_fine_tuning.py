@@ -32,15 +32,16 @@ def scenario(test: Any, data: Path) -> list[str]:
     return [
         test("base", steps=3, args=SAVED),
         test("tune", steps=3, args=f'{tuned}{BASE}task = ["sft", "lora"]\n') + AFTER,
-        test("no_data", steps=3, args=f"{lora}{BASE}".replace(str(data), f"{data}/none")) + AFTER,
-        test("no_weights", steps=3, args=f'{lora}pretrained_checkpoint = "{data}/none"\n'),
+        test("no_data", steps=3, args=f"{lora}{BASE}".replace(str(data), f"{data}/empty")) + AFTER,
+        test("no_weights", steps=3, args=f'{lora}pretrained_checkpoint = "{data}/empty"\n'),
     ]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Lists of ids, and the same backwards."""
+    """Lists of ids, and the same backwards; and a directory without any."""
     root, chance = tmp_path_factory.mktemp("data"), random.Random(1)
+    (root / "empty").mkdir()
     for name in ("training", "validation"):
         lists = [[str(chance.randrange(3, 40)) for _ in range(chance.randrange(3, 9))] for _ in range(200)]
         lines = [json.dumps({"input": " ".join(ids), "output": " ".join(ids[::-1])}) for ids in lists]
@@ -69,7 +70,10 @@ def check(run: Any) -> None:
 def test_on_this_machine(start_run: Any, stand_in_test: Any, data: Path) -> None:
     run = start_run(None, scenario(stand_in_test, data), whole_system=LOCAL).finish(1)
     check(run)
-    messages = {"no_data": "training.jsonl cannot be read", "no_weights": "none does not exist"}
+    messages = {
+        "no_data": "training.jsonl cannot be read",
+        "no_weights": "empty: checkpoint.pretrained_checkpoint holds no complete checkpoint",
+    }
     for test, words in messages.items():
         point = run.point(test)
         assert (point["verdict"], point["failure"]["id"]) == ("failed", "error_message")

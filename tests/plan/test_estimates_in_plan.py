@@ -89,6 +89,16 @@ def test_every_run_has_what_is_predicted_of_it(tmp_path: Path) -> None:
     assert [run.predicted for run in read_plan(tmp_path).runs] == [run.predicted for run in plan.runs]
 
 
+def test_adapters_are_predicted_without_a_rate_that_the_loop_counts_otherwise() -> None:
+    """The loop logs the FLOPs of frozen weights in full, as Megatron-Bridge does; a prediction does not."""
+    given = {"pretrained_checkpoint": "/c", "tp": 1, "pp": 4, "use_megatron_fsdp": None}
+    lora, sft = (_plan({}, args={**given, "task": task}).runs[0].predicted for task in ("lora", "sft"))
+    assert lora
+    assert sft
+    assert (lora["tflops_per_gpu"], lora["step_time_s"] < sft["step_time_s"]) == (None, True)
+    assert lora["peak_memory_gib"] < sft["peak_memory_gib"]
+
+
 def test_without_a_known_gpu_nothing_is_predicted() -> None:
     unknown = CLUSTER.model_copy(update={"gpu_type": None})
     assert {run.predicted for run in _plan({}, unknown).runs} == {None}

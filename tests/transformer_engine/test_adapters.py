@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.estimate.architecture import architecture
+from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.memory.adapter_parameters import adapters_per_stage
+from cloudai_mbridge.estimate.memory.adapters import Adapters
+from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft.adapter import SharedAdapter
 from cloudai_mbridge.training.peft.config import CanonicalLoRA, DoRA, LoRA
-from tests.transformer_engine.engine import Built, build, configure, gpu, torch
+from tests.transformer_engine.engine import MODEL, MODELS, Built, build, configure, gpu, torch
 
 EP, TP = "expert_model_parallel_size", "tensor_model_parallel_size"
 ETP, SP = "expert_tensor_parallel_size", "sequence_parallel"
@@ -28,6 +33,14 @@ def shapes(built: Built) -> dict[str, tuple[int, ...]]:
     return {key.partition(".layers.")[2].partition(".")[2].lstrip("1."): shape for key, shape in found.items()}
 
 
+def predicted(adapters: Adapters, world: int) -> int:
+    """Return what the estimate counts of adapters on a rank of the layout with grouped experts, or of no layout."""
+    recipe = Recipe("grouped", "", "", "", {"model": {**MODEL, **MODELS["grouped"]}})
+    sizes: dict[str, Any] = {"num_gpus": 4, "tp": 2, "ep": 2, "etp": 2} if world == 4 else {}
+    (stage,) = adapters_per_stage(architecture(recipe, mtp_num_layers=0), ParallelLayout(**sizes, adapters=adapters))
+    return stage.total
+
+
 def test_grouped_experts(tmp_path: Path) -> None:
     """They have one adapter together, or one each, which is saved as sequential experts' are."""
     layout = {EP: 2, TP: 2, SP: True, ETP: 2}
@@ -35,6 +48,9 @@ def test_grouped_experts(tmp_path: Path) -> None:
     shared = adapted("grouped", LoRA(dim=8), tmp_path, 4, **layout)
     each = adapted("grouped", LoRA(dim=8, share_expert_adapters=False), tmp_path, 4, **layout)
     alone = adapted("sequential", LoRA(dim=8), tmp_path)
+    for built, shares, world in ((one, True, 1), (shared, True, 4), (each, False, 4)):
+        held = sum(weight.numel() for name, weight in built.model.named_parameters() if ".adapter." in name)
+        assert held == predicted(Adapters(dim=8, share_expert_adapters=shares), world)
     assert shapes(shared) == shapes(one)
     assert shapes(each) == shapes(alone)
     experts = shared.model.decoder.layers[1].mlp.experts

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
+from cloudai_mbridge.estimate.memory.adapter_parameters import adapter_bytes
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
@@ -124,7 +125,9 @@ def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tupl
     if recompute.granularity is Granularity.FULL and recompute.method == "uniform":
         return 2 * z.checkpoint
     h, s = z.arch.hidden_size, z.split_tokens
-    around = module.embedding(z) + 3 * module.norm(z, s, h) + 2 * h * s * z.kept_input  # three norms and a projection
+    around = (
+        module.embedding(z) + 3 * module.norm(z, s, h) + 2 * h * s * z.kept("eh_proj")
+    )  # three norms and a projection
     return float(around) + sum(_total(_kept(z, module, recompute, layer)) for layer in layers)
 
 
@@ -145,9 +148,19 @@ def _half(z: Sizes, module: ModuleType, name: str | None) -> SavedBytes | None:
     if name is None:
         return None
     h, s = z.arch.hidden_size, z.split_tokens
-    kept_input = z.value if name == "moe" else z.kept_input  # the router keeps it in 16 bits
+    # the router keeps it in 16 bits
+    kept_input = z.value if name == "moe" else max(map(z.kept, _READS_NORM[name]))
     inside: SavedBytes = getattr(module, name)(z)
-    return replace(inside, norm=module.norm(z, s, h), norm_output=s * h * kept_input)
+    adapters = adapter_bytes(z, name, has_te=module is saved_fused)
+    return replace(inside, norm=module.norm(z, s, h), norm_output=s * h * kept_input, adapters=adapters)
+
+
+# What of a half reads the norm's output
+_READS_NORM = {
+    "attention": ("linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_kv_down_proj"),
+    "mamba": ("in_proj",),
+    "mlp": ("linear_fc1",),
+}
 
 
 def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> Halves:

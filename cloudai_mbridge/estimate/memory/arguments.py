@@ -3,6 +3,7 @@
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory.adapters import Adapters, adapters_of
 from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
@@ -11,6 +12,7 @@ from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.launcher_arguments import OPTIMIZERS
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.recipes.tasks import adapters_of_task
 
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 
@@ -60,11 +62,18 @@ def layout_of(
         precision=precision,
         cuda_graph=_cuda_graph(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
-        adapters_only=args.task in ADAPTER_TASKS,
+        adapters=_adapters(args, recipe),
         num_distributed_optimizer_instances=_instances(args, recipe),
         outer_dp_sharding_strategy=recipe.default("ddp", "outer_dp_sharding_strategy") or "no_shard",
         **given,
     )
+
+
+def _adapters(args: ResolvedCmdArgs, recipe: Recipe) -> Adapters | None:
+    """Return the recipe's adapters, where these are trained; upstream's launcher has the same recipe."""
+    if args.task not in ADAPTER_TASKS:
+        return None
+    return adapters_of(recipe.sections.get("peft") or adapters_of_task(recipe))
 
 
 def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:

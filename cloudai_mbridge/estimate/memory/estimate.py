@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
+from cloudai_mbridge.estimate.memory.adapter_parameters import adapters_per_stage
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions, other
 from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
@@ -72,18 +73,18 @@ def worst_stage(stages: tuple[StageMemory, ...]) -> StageMemory:
 @lru_cache(maxsize=4096)
 def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions) -> list[StageMemory]:
     z, chunks = sizes_of(arch, layout), chunks_of(arch, layout)
-    parameters = parameters_per_stage(arch, layout)
+    parameters, adapters = parameters_per_stage(arch, layout), adapters_per_stage(arch, layout)
     activations = activations_per_stage(arch, layout)
     known: dict[tuple[tuple[Chunk, ...], int], Mapping[str, float]] = {}
     stages = []
     for rank, own in enumerate(chunks):
         key = (own, id(activations[rank]))  # equal stages share one object
         if key not in known:
-            terms = states(parameters[rank], layout, _unsharded(arch, layout, own, parameters[rank]))
+            terms = states(parameters[rank], layout, _unsharded(arch, layout, own, parameters[rank]), adapters[rank])
             terms |= activations[rank] | other(z, layout, own, activations[rank], assumptions)
             terms["as measured"] = (assumptions.measured - 1) * sum(terms.values())
             known[key] = MappingProxyType({name: float(terms[name]) for name in TERMS})
-        stages.append(StageMemory(rank, parameters[rank].total, known[key]))
+        stages.append(StageMemory(rank, parameters[rank].total + adapters[rank].total, known[key]))
     return stages
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory.adapters import Adapters
 from cloudai_mbridge.estimate.precision import Precision
 
 MASTER_WEIGHTS = 12  # bytes that Adam keeps per 16-bit weight: a 32-bit copy and two moments
@@ -72,8 +73,8 @@ class ParallelLayout:
     pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL".
     fp8_param_gather: keep the weights in 8 bits only. has_fp8_transposes: per-tensor and block scaling keep a
     transposed copy of every weight: Hopper's products need it, Blackwell's do not.
-    use_megatron_fsdp: parameters, gradients and optimizer are sharded. adapters_only: the weights are frozen, and the
-    few of an adapter (LoRA) are not counted. num_distributed_optimizer_instances: copies of what is sharded over the
+    use_megatron_fsdp: parameters, gradients and optimizer are sharded. adapters: the weights are frozen, and
+    these are trained beside them. num_distributed_optimizer_instances: copies of what is sharded over the
     data-parallel ranks (HSDP). outer_dp_sharding_strategy: "no_shard", or "optim": Megatron-FSDP splits the optimizer's
     state over the copies, too.
     optimizer_offload_fraction: share of the optimizer state that lives in host memory. activation_offload_layers:
@@ -111,7 +112,7 @@ class ParallelLayout:
     fp32_logits: bool = True
     cuda_graph: str = "none"
     overlap_moe_expert_parallel_comm: bool = False
-    adapters_only: bool = False
+    adapters: Adapters | None = None
     num_distributed_optimizer_instances: int = 1
     outer_dp_sharding_strategy: str = "no_shard"
 

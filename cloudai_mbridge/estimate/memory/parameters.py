@@ -16,9 +16,9 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of, pipeline_chunks
 
-EXPERTS = "experts"
+EXPERTS, ADAPTERS = "experts", "adapters"
 # not quantized: norms, embedding, router and output stay in 16 bits under FP8 and FP4
-IN_16_BITS = ("embedding", "norms", "router", "output_layer", "mamba_kernels", "other")
+IN_16_BITS = ("embedding", "norms", "router", "output_layer", "mamba_kernels", "other", ADAPTERS)
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,17 @@ class Split:
 
 def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Parameters, ...]:
     """Return what a rank of every pipeline stage holds."""
-    arch, split = padded_for(arch, layout.tp), _split(layout)
+    arch, split = padded_for(arch, layout.tp), split_of(layout)
     return tuple(_stage(arch, split, chunks) for chunks in chunks_of(arch, layout))
 
 
 def layer_parameters(arch: Architecture, layout: ParallelLayout, layer: Layer) -> int:
     """Return what a rank holds of one layer."""
-    return sum(_layer(arch, _split(layout), layer).values())
+    return sum(_layer(arch, split_of(layout), layer).values())
 
 
-def _split(layout: ParallelLayout) -> Split:
+def split_of(layout: ParallelLayout) -> Split:
+    """Return over how many ranks a layout splits what."""
     return Split(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
 
 

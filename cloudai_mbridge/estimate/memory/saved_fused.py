@@ -34,7 +34,8 @@ def attention(z: Sizes) -> SavedBytes:
 
 def _latent_attention(z: Sizes) -> SavedBytes:
     a, t, s = z.arch, z.tokens, z.split_tokens
-    latents = sum(norm(z, s, rank) + s * rank * z.kept_input for rank in (a.q_lora_rank, a.kv_lora_rank) if rank)
+    ranks = (a.q_lora_rank, "linear_q_up_proj"), (a.kv_lora_rank, "linear_kv_up_proj")
+    latents = sum(norm(z, s, rank) + s * rank * z.kept(up) for rank, up in ranks if rank)
     values = a.v_head_dim if a.experimental_attention_variant is None else 0  # keys and values are one there
     return SavedBytes(
         latents=latents,
@@ -53,13 +54,13 @@ def mamba(z: Sizes) -> SavedBytes:
     return SavedBytes(
         projected=t * projected / z.tp * z.value,
         core=t * inner / z.tp * z.value,
-        output=t * inner / z.tp * z.kept_input,
+        output=t * inner / z.tp * z.kept("out_proj"),
     )
 
 
 def _inner(z: Sizes, tokens: float, ffn: float) -> tuple[float, float]:
     """Return what an MLP keeps beside its input: the activation's input, and its output."""
-    return tokens * ffn * (2 if z.arch.gated_linear_unit else 1) * z.value, tokens * ffn * z.kept_input
+    return tokens * ffn * (2 if z.arch.gated_linear_unit else 1) * z.value, tokens * ffn * z.kept("linear_fc2")
 
 
 def mlp(z: Sizes) -> SavedBytes:
@@ -73,10 +74,10 @@ def moe(z: Sizes) -> SavedBytes:
     width = a.moe_latent_size or a.hidden_size
     before, activation = _inner(z, rows, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp)
     shared = a.moe_shared_expert_intermediate_size
-    latent = s * (a.hidden_size + a.moe_latent_size) * z.kept_input if a.moe_latent_size else 0
+    latent = s * (a.hidden_size + a.moe_latent_size) * z.kept("fc1_latent_proj") if a.moe_latent_size else 0
     return SavedBytes(
         router=s * (ROUTER_BYTES * (a.num_moe_experts or 0) + 8 * a.moe_router_topk) + 4 * rows,
-        experts=rows * width * z.kept_input + latent,
+        experts=rows * width * z.kept("linear_fc1") + latent,
         expert_hidden=before,
         expert_activation=activation,
         shared=sum(_inner(z, z.tokens, shared / z.tp)) if shared else 0,

@@ -5,6 +5,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.adapters import Adapters
 from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 
@@ -42,6 +43,16 @@ class Sizes:
     kept_input: float
     fp32_logits: bool
     is_local: bool
+    adapters: Adapters | None = None
+
+    def kept(self, linear: str) -> float:
+        """Return the bytes per value that a fused linear layer, or the adapter beside it, keeps of its input.
+
+        A frozen layer needs none for itself; an adapter reads it in 16 bits.
+        """
+        if self.adapters is None:
+            return self.kept_input
+        return self.value if self.adapters.parts_of(linear) else 0
 
     @property
     def heads(self) -> int:
@@ -95,6 +106,7 @@ def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
         _KEPT_INPUT.get(layout.precision, float(value)) if is_fused else float(value),
         layout.fp32_logits,
         layout.implementation is Implementation.LOCAL,
+        layout.adapters,
     )
 
 
@@ -108,6 +120,7 @@ class SavedBytes:
     norm: the norm's input and statistics. norm_output: its output, which the next products keep. latents: of
     multi-latent attention, what queries, keys and values are projected from. projected: those. core: scores or their
     sums, and what else only the core attention keeps. output: what the last projection keeps. ffn: inside of an MLP.
+    adapters: what these keep beside it.
     router: routing and dispatch. experts: inside of the routed experts; expert_hidden: of that, what their activation
     function reads; expert_activation: what their second product does. shared: inside of the shared experts.
     """
@@ -124,6 +137,7 @@ class SavedBytes:
     expert_hidden: float = 0
     expert_activation: float = 0
     shared: float = 0
+    adapters: float = 0
 
     @property
     def total(self) -> float:

@@ -16,26 +16,30 @@ from cloudai_mbridge.estimate.precision import Precision
 _PER_TENSOR = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_SC)
 
 
-def states(parameters: Parameters, layout: ParallelLayout, unsharded: int) -> dict[str, float]:
-    """Return the bytes of every term. unsharded: parameters that Megatron-FSDP holds whole while they are used."""
+def states(parameters: Parameters, layout: ParallelLayout, unsharded: int, adapters: Parameters) -> dict[str, float]:
+    """Return the bytes of every term. unsharded: parameters that Megatron-FSDP holds whole while they are used.
+
+    adapters: of frozen weights, what is trained beside them; it is in 16 or 32 bits.
+    """
     shards, expert_shards = _shards(layout) if layout.use_megatron_fsdp else (1, 1)
     dense, experts = parameters.dense / shards, parameters.experts / expert_shards
     quantized = parameters.quantized_dense / shards + experts
     weight, copies, gradient = bytes_per_weight(layout)
-    kept_in_16_bits = dense + experts - quantized
+    added = adapters.dense / shards + adapters.experts / expert_shards
+    is_frozen = layout.adapters is not None
+    kept_in_16_bits = dense + experts - quantized + added
     return {
         "weights": quantized * weight + kept_in_16_bits * _plain(layout),
         "quantized copies": quantized * copies,
-        "gradients": (dense + experts) * gradient,
-        "optimizer": _optimizer(parameters, layout),
-        "fsdp buffers": unsharded * (weight + copies + gradient),
+        "gradients": (added if is_frozen else dense + experts) * gradient,
+        "optimizer": _optimizer(adapters if is_frozen else parameters, layout),
+        "fsdp buffers": unsharded * (weight + copies + (0 if is_frozen else gradient)),
     }
 
 
 def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
     """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
     gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision.is_32_bit else 2.0
-    gradient = 0.0 if layout.adapters_only else gradient
     copy = QUANTIZED.get(layout.precision, 0.0)
     copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
     if not copy or not layout.fp8_param_gather or layout.precision is Precision.NVFP4:
@@ -54,8 +58,6 @@ def _plain(layout: ParallelLayout) -> float:
 
 
 def _optimizer(parameters: Parameters, layout: ParallelLayout) -> float:
-    if layout.adapters_only:
-        return 0.0
     per_weight = 8 if layout.precision.is_32_bit else layout.optimizer_bytes
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):

@@ -48,6 +48,7 @@ class HeldOutError:
     median: the larger of that of the recipe's rows and that of all rows of the GPU and number format; infinite where
     no row is of these. is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
     device: GPU and number format. device_rows, own_rows: published rows of these, and how many are of the recipe.
+    why_none: why nothing is known where rows of these say nothing of the point.
     """
 
     recipe: str | None
@@ -57,6 +58,7 @@ class HeldOutError:
     device: str = ""
     device_rows: int = 0
     own_rows: int = 0
+    why_none: str = ""
 
     @property
     def is_known(self) -> bool:
@@ -68,7 +70,7 @@ class HeldOutError:
         if self.is_of_cluster:
             return f"calibrated: median error {100 * self.median:.0f} % on {self.num_rows} measured points, held out"
         if not self.is_known:
-            return f"accuracy: none, as no published row is of {self.device}"
+            return f"accuracy: none, as {self.why_none or f'no published row is of {self.device}'}"
         rows, own = f"{self.device_rows} published rows of {self.device}", self.own_rows or "none"
         return f"median error {100 * self.median:.0f} % on {rows}, {own} of this recipe, held out"
 
@@ -105,12 +107,23 @@ class Calibration:
         )
 
     def error_of(
-        self, recipe: str, gpu: str, precision: Precision, measured: ClusterFactors | None = None
+        self,
+        recipe: str,
+        gpu: str,
+        precision: Precision,
+        measured: ClusterFactors | None = None,
+        *,
+        is_frozen: bool = False,
     ) -> HeldOutError:
-        """Return the error to expect for a recipe on a GPU in a number format, on a cluster of these factors."""
+        """Return the error to expect for a recipe on a GPU in a number format, on a cluster of these factors.
+
+        is_frozen: only adapters are trained, of which one published row is, and is not in the fit.
+        """
         if measured is not None and measured.step_time != StepFactors():
             return HeldOutError(None, measured.points, measured.held_out.calibrated, is_of_cluster=True)
         error, device = self.errors.get(recipe, self.new_model_error), f"{gpu} in {precision}"
+        if is_frozen:
+            return replace(error, median=math.inf, device=device, why_none="one published row is of adapters (5 % off)")
         if (there := self.device_errors.get((gpu, str(precision)))) is None:
             return replace(error, median=math.inf, device=device)
         median, own = max(error.median, there.median), there.recipes.get(recipe, 0)

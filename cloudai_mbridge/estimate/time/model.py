@@ -64,7 +64,9 @@ class TimeModel:
     def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
         measured = device.gpu.measured
         recipe, gpu = setting.model.recipe, setting.gpu.name
-        self.held_out_error: HeldOutError = calibration.error_of(recipe, gpu, setting.precision, measured)
+        self.held_out_error: HeldOutError = calibration.error_of(
+            recipe, gpu, setting.precision, measured, is_frozen=setting.is_frozen
+        )
         self._setting, self._device, self._calibration = setting, device, calibration
         self._coefficients = calibration.part_coefficients(setting)
         self._launch = calibration.coefficients["launches"].value

@@ -6,6 +6,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory import Granularity, ParallelLayout, layout_of
+from cloudai_mbridge.estimate.memory.adapters import Adapters
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
@@ -34,7 +35,9 @@ def test_the_point_has_the_last_word() -> None:
     full = layout("llama3_8b", num_gpus=8, recompute_num_layers=4).recompute
     assert (full.granularity, full.method, full.num_layers) == (Granularity.FULL, "block", 4)
     assert layout("deepseek_v3", num_gpus=128, ep=8, et=2).expert_tp == 2
-    assert layout("llama3_8b", num_gpus=8, task="lora").adapters_only
+    for task in ("lora", "peft"):
+        assert layout("llama3_8b", num_gpus=8, task=task).adapters == Adapters(dim=8)
+    assert layout("llama3_8b", num_gpus=8, task="sft").adapters is None
     captured = {"local": "full", "transformer_engine": "attention", "none": "none"}
     for impl, scope in captured.items():
         assert layout("llama3_8b", num_gpus=8, cuda_graph_impl=impl).cuda_graph == scope

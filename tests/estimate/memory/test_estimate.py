@@ -18,6 +18,7 @@ from cloudai_mbridge.estimate.memory import (
     memory_per_stage,
     worst_stage,
 )
+from cloudai_mbridge.estimate.memory.adapters import Adapters
 from cloudai_mbridge.estimate.memory.estimate import TERMS
 from cloudai_mbridge.estimate.memory.other import NOTHING
 from cloudai_mbridge.estimate.precision import Precision
@@ -113,7 +114,7 @@ def test_what_else_saves_memory() -> None:
         {"grad_reduce_in_fp32": False},
         {"fp32_logits": False},
         {"has_fp8_transposes": False},
-        {"adapters_only": True},
+        {"adapters": Adapters()},
     ]
     for saving in savings:
         assert peak(arch, replace(base, **saving)) < peak(arch, base), saving
