@@ -9,6 +9,7 @@ import numpy as np
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.errors import ConfigError
 
@@ -71,7 +72,7 @@ class Permuter:
         """Permute a document as a whole, or its fragments, each with `fim_fragment_rate`."""
         if self.split is None or not (ids == self.split).any():
             return self._piece(ids, self.config.fim_rate, random)
-        if not random.binomial(1, self.config.fim_rate):
+        if not random.binomial(1, required(self.config.fim_rate)):
             return ids
         return _each_piece(ids, self.split, partial(self._piece, rate=self.config.fim_fragment_rate, random=random))
 
@@ -85,14 +86,14 @@ class Permuter:
         first, second = sorted(random.randint(0, len(text) + 1, size=2))
         before, middle, after = map(self.tokenizer.tokenize, (text[:first], text[first:second], text[second:]))
         tokens = self.tokens
-        if random.binomial(1, self.config.fim_spm_rate):
+        if random.binomial(1, required(self.config.fim_spm_rate)):
             parts = [tokens.prefix, tokens.suffix, *after, tokens.middle, *before, *middle]
         else:
             parts = [tokens.prefix, *before, tokens.suffix, *after, tokens.middle, *middle]
         return np.array(parts, dtype=np.int64)
 
 
-class GPTFIMDataset(GPTDataset):
+class GPTFIMDataset(GPTDataset):  # type: ignore[misc]
     """Megatron-Core's GPT dataset with the middles moved.
 
     A sample depends on `random_seed`, its split and its index alone: not on what was read before, or by which worker.
@@ -111,7 +112,7 @@ class GPTFIMDataset(GPTDataset):
 def _each_piece(ids: np.ndarray, separator: int, change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Change what is between separators, which stay."""
     found, begin = [], 0
-    for end in np.flatnonzero(ids == separator):
+    for end in np.flatnonzero(ids == separator).tolist():
         found += [change(ids[begin:end]), ids[end : end + 1]]
         begin = end + 1
     return np.concatenate([*found, change(ids[begin:])])

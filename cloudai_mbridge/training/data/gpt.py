@@ -58,7 +58,8 @@ def _kind(config: GPTConfig) -> type[Any]:
     if isinstance(config, GPTFIMDatasetConfig):
         Permuter.of(config, config.tokenizer)
         return GPTFIMDataset
-    return gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
+    kind: type[Any] = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
+    return kind
 
 
 def _missing_file(error: BaseException | None) -> FileNotFoundError | None:
