@@ -13,7 +13,6 @@ from cloudai_mbridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     FaultToleranceConfig,
-    GPTFIMDatasetConfig,
     TensorInspectConfig,
     runtime_config_update,
 )
@@ -122,8 +121,9 @@ def test_local_layers_beside_transformer_engine(config: ConfigContainer, monkeyp
 
 def test_several_are_named_at_once(config: ConfigContainer) -> None:
     config.checkpoint = CheckpointConfig(save_wgrads_interval=2, use_checkpoint_args=True)
-    config.dataset = GPTFIMDatasetConfig(seq_length=32, random_seed=1)
-    with pytest.raises(ConfigError, match=r"save_wgrads_interval.*use_checkpoint_args.*GPTFIMDatasetConfig"):
+    config.model.num_moe_experts, config.model.tensor_model_parallel_size = 4, 2
+    config.model.expert_tensor_parallel_size = 1
+    with pytest.raises(ConfigError, match=r"save_wgrads_interval.*use_checkpoint_args.*expert_tensor_parallel_size"):
         refuse_unsupported(config)
 
 

@@ -8,6 +8,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, DatasetProvider, GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.scheduler_steps import calculate_scheduler_steps
+from cloudai_mbridge.training.data.fim import check_fim
 from cloudai_mbridge.training.data.finetuning import build_finetuning_datasets, check_finetuning
 from cloudai_mbridge.training.data.gpt import Datasets, build_gpt_datasets, check_blend_files
 from cloudai_mbridge.training.errors import ConfigError
@@ -19,10 +20,10 @@ def check_data_config(config: ConfigContainer) -> None:
     Raises ConfigError: key, value, remedy.
     """
     dataset: Any = config.dataset
-    if config.validation.multiple_validation_sets or getattr(dataset, "multiple_validation_sets", None):
-        raise ConfigError("validation.multiple_validation_sets = True is not done; use one blend per split")
-    if isinstance(dataset, GPTFIMDatasetConfig):
-        raise ConfigError("dataset = GPTFIMDatasetConfig: fill-in-the-middle is not done; use GPTDatasetConfig")
+    for name, section in (("validation", config.validation), ("dataset", dataset)):
+        if getattr(section, "multiple_validation_sets", None):
+            several = f"{name}.multiple_validation_sets = True"
+            raise ConfigError(f"{several}: Megatron-Bridge 0.6 loads one validation set; use one blend per split")
     if dataset.num_workers < 0:
         raise ConfigError(f"dataset.num_workers = {dataset.num_workers}: use 0 (no workers) or more")
     if dataset.dataloader_type == "external" and not isinstance(dataset, DatasetProvider):
@@ -35,6 +36,8 @@ def check_data_config(config: ConfigContainer) -> None:
         raise ConfigError(f"dataset.seq_length = {length}, model.seq_length = {config.model.seq_length}: use the same")
     if isinstance(dataset, GPTDatasetConfig):
         check_blend_files(dataset)
+        if isinstance(dataset, GPTFIMDatasetConfig):
+            check_fim(dataset)
         blend = dataset.blend_per_split[1] if dataset.blend_per_split is not None else dataset.blend
         # weights say how often each file is drawn from: not where all samples are to be read once
         if config.validation.full_validation and blend is not None and blend[1] is not None:

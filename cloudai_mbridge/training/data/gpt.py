@@ -13,6 +13,8 @@ from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig as GPTConfig
+from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
+from cloudai_mbridge.training.data.fim import GPTFIMDataset, Permuter
 from cloudai_mbridge.training.errors import ConfigError
 
 Datasets = tuple[Any | None, Any | None, Any | None]
@@ -36,7 +38,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     config.tokenizer = tokenizer
     config.create_attention_mask = config.create_attention_mask and not config.skip_getting_attention_mask_from_dataset
     _drop_unused_splits(config, sizes)
-    kind = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
+    kind = _kind(config)
     _check_splits(config)
     builder = BlendedMegatronDatasetBuilder(kind, list(sizes), partial(reads_samples, config), config)
     try:
@@ -49,6 +51,15 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     for dataset in (train, valid, test):
         _check_cache(config, dataset)
     return train, valid, test
+
+
+def _kind(config: GPTConfig) -> type[Any]:
+    """Return the class of the splits. Raises ConfigError, on every rank: the tokenizer lacks what it needs."""
+    if isinstance(config, GPTFIMDatasetConfig):
+        Permuter.of(config, config.tokenizer)
+        return GPTFIMDataset
+    kind: type[Any] = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
+    return kind
 
 
 def _missing_file(error: BaseException | None) -> FileNotFoundError | None:

@@ -15,7 +15,6 @@ from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer, required
-from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
@@ -311,8 +310,6 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
     if getattr(model, "qk_clip", False):
         yield from _clips_wrongly(config)
     yield from asked_of_documents(config)
-    if isinstance(config.dataset, GPTFIMDatasetConfig):
-        yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
 
 
 def _of_modelopt(config: ConfigContainer) -> Iterator[str]:

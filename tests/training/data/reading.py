@@ -36,6 +36,13 @@ GPT = {
     "num_workers": 0,
 }
 BYTES = {"metadata_path": {"library": "byte-level"}, "vocab_size": 256}
+MARKED = {**BYTES, "special_tokens": ["<p>", "<m>", "<s>"]}
+FIM = {
+    "_target_": "GPTFIMDatasetConfig",
+    "fim_rate": 1.0,
+    "fim_spm_rate": 0.5,
+    "fim_extra_tokens": {"prefix": "<p>", "middle": "<m>", "suffix": "<s>", "pad": 1, "eod": 0},
+}
 
 
 def main() -> None:
@@ -62,13 +69,15 @@ def _is_wanted(name: str) -> bool:
 
 
 def write_corpora(directory: Path) -> None:
-    """Write two corpora of documents of random lengths: ids below 100 in the first, from 100 in the second."""
-    for name, low, documents in (("one", 0, 60), ("two", 100, 90)):
+    """Write corpora of documents of random lengths: ids below 100, from 100, and of letters with an end."""
+    for name, low, documents in (("one", 0, 60), ("two", 100, 90), ("text", 97, 60)):
         random = np.random.default_rng(low)
         builder = IndexedDatasetBuilder(str(directory / f"{name}.bin"), dtype=np.uint16)
         for _ in range(documents):
             length = int(random.integers(20, 400))
-            builder.add_document(torch.from_numpy(random.integers(low, low + 100, length)), [length])
+            ids = random.integers(low, low + (26 if name == "text" else 100), length)
+            ids[-1] = 0 if name == "text" else ids[-1]
+            builder.add_document(torch.from_numpy(ids), [length])
         builder.finalize(str(directory / f"{name}.idx"))
 
 
@@ -208,6 +217,30 @@ def blend(r: Reader) -> Any:
     return {**found, "resumed": r.read(train, 24), "none": [valid, test]}
 
 
+def fim(r: Reader) -> Any:
+    section = {
+        **GPT,
+        "blend": [[str(r.directory / "text")], None],
+        "split": "80,10,10",
+        "path_to_cache": str(r.directory / f"fim{dist.get_world_size()}"),
+    }
+    moved = {**section, **FIM}
+
+    def read(dataset: Any, samples: int, **progress: int) -> Any:
+        train, valid, _ = r.build(dataset, tokenizer=MARKED, validation={"eval_iters": 1}, **progress)
+        return r.read(train, samples), r.read(valid, 8)
+
+    train, valid = read(moved, 24)
+    return {
+        "train": train,
+        "valid": valid,
+        "resumed": read(moved, 16, consumed=8)[0],
+        "workers": read({**moved, "num_workers": 2}, 24),
+        "never": read({**moved, "fim_rate": 0.0}, 24),
+        "plain": read(section, 24),
+    }
+
+
 def blend_per_split(r: Reader) -> Any:
     one, two = (str(r.directory / name) for name in ("one", "two"))
     section = {**GPT, "blend_per_split": [[[one], None], [[two], None], None]}
@@ -313,9 +346,9 @@ def errors(r: Reader) -> Any:
     return {
         "missing file": r.error({**blend, "blend": [[one + "x"], None]}),
         "no tokens": r.error({**blend, "split": "99.9,0.1,0"}, validation={"eval_iters": 1}),
-        "several sets": r.error(validation={"multiple_validation_sets": True}),
+        "several sets": r.error({**blend, "multiple_validation_sets": True}),
         "weights": r.error({**blend, "blend": [[one], [1.0]]}, validation={"full_validation": True}),
-        "fim": r.error({**blend, "_target_": "GPTFIMDatasetConfig"}),
+        "fim": r.error({**blend, **FIM}, tokenizer=BYTES),
         "external": r.error({**r.base["dataset"], "dataloader_type": "external"}),
         "workers": r.error({**r.base["dataset"], "num_workers": -1}),
         "length": r.error({**SYNTHETIC, "seq_length": 32}),
@@ -329,7 +362,7 @@ CASES: dict[str, Callable[[Reader], Any]] = {
     each.__name__: each
     for each in (
         *(mock, mock_workers, mock_ramp, cyclic, sharded, synthetic, blend, blend_per_split, finetuning, packed),
-        *(provider, external, chunks, errors),
+        *(fim, provider, external, chunks, errors),
     )
 }
 

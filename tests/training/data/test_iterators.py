@@ -16,7 +16,18 @@ pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
 SHIPPED = HERE.parents[1] / "data" / "finetuning"
 # what does not depend on the layout; sharded data do, by their nature
-SAME = ("mock", "mock_workers", "mock_ramp", "cyclic", "synthetic", "blend", "blend_per_split", "finetuning", "packed")
+SAME = (
+    "mock",
+    "mock_workers",
+    "mock_ramp",
+    "cyclic",
+    "synthetic",
+    "blend",
+    "blend_per_split",
+    "finetuning",
+    "packed",
+    "fim",
+)
 
 
 def read(processes: int, directory: Path, container: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +63,7 @@ def test_two_ranks_read_what_one_reads(results: dict[int, dict[str, Any]], case:
     assert results[1][case] == results[2][case]
 
 
-@pytest.mark.parametrize("case", ["mock", "synthetic", "blend", "finetuning"])
+@pytest.mark.parametrize("case", ["mock", "synthetic", "blend", "finetuning", "fim"])
 def test_a_resumed_run_reads_on(found: dict[str, Any], case: str) -> None:
     train, resumed = found[case]["train"], found[case]["resumed"]
     assert train[-len(resumed) :] == resumed
@@ -98,6 +109,18 @@ def test_a_blend_draws_from_its_files_by_weight(found: dict[str, Any]) -> None:
     from_second = [min(row) >= 100 for row in blend["train"]]
     assert all(max(row) < 100 or min(row) >= 100 for row in blend["train"])
     assert 24 <= sum(from_second) <= 32  # 0.7 of 40
+
+
+def test_fill_in_the_middle_is_the_same_in_workers_and_moves_nothing_at_rate_0(found: dict[str, Any]) -> None:
+    """The tokenizer of bytes has the ids 258, 257 and 256 for prefix, middle and suffix."""
+    fim = found["fim"]
+    assert fim["workers"] == [fim["train"], fim["valid"]]
+    assert fim["never"] == fim["plain"]
+    rows = [*fim["train"], *fim["valid"]]
+    for row, plain in zip(rows, [row for part in fim["plain"] for row in part], strict=True):
+        assert 258 in row[:2] or row[0] == 0
+        assert len(row) == len(plain) == 64
+        assert max(plain) < 256 < max(row)
 
 
 def test_full_validation_reads_everything_once_and_begins_again(found: dict[str, Any]) -> None:
@@ -160,9 +183,9 @@ ERRORS = {
     "no tokens": "the valid split (99.9,0.1,0) holds 0 tokens, and one sample takes 65; give it more in dataset.split",
     "cache": "document_index.npy is not there, and dataset.fast_cache_load = True builds nothing; build the cache in",
     "deferred": "dataset.fast_cache_load and defer_npy_index_mmap = True builds nothing",
-    "several sets": "validation.multiple_validation_sets = True is not done; use one blend per split",
+    "several sets": "dataset.multiple_validation_sets = True: Megatron-Bridge 0.6 loads one validation set; use one",
     "weights": "validation.full_validation = True: the validation data have weights; leave the weights out",
-    "fim": "fill-in-the-middle is not done; use GPTDatasetConfig",
+    "fim": "dataset.fim_extra_tokens['prefix'] = '<p>' is not a token of the tokenizer; use one that is",
     "external": "dataset.dataloader_type = 'external' needs a DatasetProvider that returns batches",
     "workers": "dataset.num_workers = -1: use 0 (no workers) or more",
     "length": "dataset.seq_length = 32, model.seq_length = 64: use the same",
