@@ -161,6 +161,36 @@ def test_quantized_weights(recipe: str, in_bf16: tuple[Run, Weights], tmp_path: 
     assert again.norms == made.norms[2:]
 
 
+class Quantized(Callback):
+    """Counts the quantized weights, frozen and trained."""
+
+    frozen = trained = 0
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        weights = [one for one in unwrap_model(context.model)[0].parameters() if is_float8tensor(one)]
+        self.trained = sum(weight.requires_grad for weight in weights)
+        self.frozen = len(weights) - self.trained
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Save a model in bf16; return the sections of an adapter's training on it."""
+    base = str(tmp_path_factory.mktemp("trained"))
+    in_format("bf16_mixed", {**SHARDED, "checkpoint": {"save": base, "save_interval": 4}}, weights=False)
+    lora = {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8}
+    return {**SHARDED, "peft": lora, "checkpoint": {"pretrained_checkpoint": base}}
+
+
+@pytest.mark.parametrize("recipe", ["bf16_with_fp8_current_scaling_mixed", "bf16_with_mxfp8_mixed"])
+def test_adapters_of_quantized_weights(recipe: str, trained: dict[str, Any]) -> None:
+    held = Quantized()
+    made = in_format(recipe, trained, weights=True, callbacks=[held])
+    expected = in_format("bf16_mixed", trained, weights=False)
+    assert 0 < differences(made.losses, expected.losses) < FORMATS[recipe]  # measured: 1e-3
+    assert held.frozen
+    assert not held.trained
+
+
 FSDP = {
     "ddp": {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"},
     "checkpoint": {"ckpt_format": "fsdp_dtensor"},
