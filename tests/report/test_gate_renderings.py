@@ -79,6 +79,8 @@ def test_the_first_line_is_what_a_person_needs() -> None:
     assert headline(other_test) == "u/a is 2.0 % slower: 1 -> 1.02 s"
     curve = replace(FINE, verdict=GateVerdict.REGRESSION, change=0.02, value=6.12)
     assert headline(result(curve)) == "loss_curve of p is 2.0 % higher: 6 -> 6.12"
+    mixed = gate_of(PointVerdict("t/c", GateVerdict.REGRESSION, (), (curve,)), slower("t/a", 0.02))
+    assert headline(mixed).startswith("2 of 2 points are worse; the worst: ")
 
 
 def test_what_points_share_is_told_first_and_once() -> None:

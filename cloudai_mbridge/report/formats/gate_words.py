@@ -28,7 +28,7 @@ def headline(result: GateResult) -> str:
         return sentence(together[0], together[0].point)
     worst = max(rows, key=_size, default=result.points[0])
     text = sentence(worst, short[worst.point])
-    return text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(worst)} {text}"
+    return text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(rows)} {text}"
 
 
 def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
@@ -92,18 +92,20 @@ def _all_pass(result: GateResult) -> str:
     return f"no point is {worse} than {reference} ({counted(len(result.points), 'point')}){waived}"
 
 
-def _kind(point: PointVerdict) -> str:
-    metric = _telling(point)
-    is_time = metric is not None and metric.metric == PRIMARY
-    match point.verdict:
+def _kind(points: Sequence[PointVerdict]) -> str:
+    """Return what points of one verdict have in common, as the start of a sentence."""
+    metrics = [_telling(point) for point in points]
+    is_time = all(metric is not None and metric.metric == PRIMARY for metric in metrics)
+    match points[0].verdict:
         case GateVerdict.REGRESSION:
             return f"are {'slower' if is_time else 'worse'}; the worst:"
         case GateVerdict.IMPROVEMENT:
             return f"are {'faster' if is_time else 'better'}; the best:"
         case GateVerdict.NOT_RUN:
-            return f"are {INCOMPLETE}, such as" if point.runs else "have no result, such as"
+            is_partial = any(point.runs for point in points)
+            return f"are {INCOMPLETE}, such as" if is_partial else "have no result, such as"
         case _:
-            return _OF_SEVERAL[point.verdict]
+            return _OF_SEVERAL[points[0].verdict]
 
 
 def telling_metrics(point: PointVerdict) -> list[MetricVerdict]:
