@@ -50,6 +50,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _running.pop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Let fixtures end processes with others: after the last test, the session's, which it need not have used."""
+    item = _running.pop()
+    try:
+        return (yield)
+    finally:
+        _running.append(item)
+
+
 def _forbid(event: str, _: object) -> None:
     """Fail a test that starts a process and lacks the marker; an audit hook sees every start."""
     if event in _STARTS and _running and not any(map(_running[-1].get_closest_marker, ("process", "long", "drill"))):
