@@ -91,7 +91,7 @@ def _paths(value: Any) -> Iterator[str]:
 def _is_seen(path: str, run: RunPlan, system: System, output_dir: Path) -> bool:
     """Return whether this machine sees what the job sees there.
 
-    On a cluster that is a file system which is mounted for the runs' output too; of a container nothing is known.
+    On a cluster: only on the mounted file system of the runs' output, and never inside a container.
     """
     if isinstance(system, LocalSystem):
         return True

@@ -104,7 +104,7 @@ def _dim(adapters: Adapters, linear: Linear, arch: Architecture) -> int:
 
 
 def adapter_bytes(z: Sizes, half: str, *, has_te: bool) -> float:
-    """Return what the adapters of a mixer or feed-forward network keep beyond the inputs of their layers.
+    """Return the bytes that a layer half's adapters save for the backward pass, without the inputs of their layers.
 
     That is the input of the second matrix; where the sequence is split, the rest of what the first one gathers; of
     DoRA the output that the magnitudes scale.

@@ -48,7 +48,7 @@ class HeldOutError:
     median: the larger of that of the recipe's rows and that of all rows of the GPU and number format; infinite where
     no row is of these. is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
     device: GPU and number format. device_rows, own_rows: published rows of these, and how many are of the recipe.
-    why_none: why nothing is known where rows of these say nothing of the point.
+    why_none: reason for no accuracy in spite of published rows.
     """
 
     recipe: str | None

@@ -93,7 +93,7 @@ def _all_pass(result: GateResult) -> str:
 
 
 def _kind(points: Sequence[PointVerdict]) -> str:
-    """Return what points of one verdict have in common, as the start of a sentence."""
+    """Return the predicate of a sentence about several points with one verdict."""
     metrics = [_telling(point) for point in points]
     is_time = all(metric is not None and metric.metric == PRIMARY for metric in metrics)
     match points[0].verdict:

@@ -27,8 +27,8 @@ class Tokens(NamedTuple):
 def check_fim(config: GPTFIMDatasetConfig) -> None:
     """Check what needs no tokenizer. Raises ConfigError: key, value, remedy."""
     if config.mock:
-        raise ConfigError("dataset = GPTFIMDatasetConfig without data: made-up tokens are no text; set dataset.blend")
-    # the bounds of documents that have not moved, and a sample filled up with what is no text
+        raise ConfigError("dataset = GPTFIMDatasetConfig without data: mock samples have no text; set dataset.blend")
+    # their document bounds and padding are those before the permutation
     for name, harmless in (("inter_document_masking", False), ("drop_last_partial_validation_sequence", True)):
         if (given := getattr(config, name, harmless)) != harmless:
             raise ConfigError(f"dataset.{name} = {given} does not go with GPTFIMDatasetConfig; use {harmless}")

@@ -88,7 +88,7 @@ def test_fragments_are_cut_one_by_one_but_for_those_with_a_prefix() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mock": True}, "GPTFIMDatasetConfig without data: made-up tokens are no text; set dataset.blend"),
+        ({"mock": True}, "GPTFIMDatasetConfig without data: mock samples have no text; set dataset.blend"),
         ({"fim_rate": None}, r"dataset.fim_rate = None: use a probability, 0 to 1"),
         ({"fim_spm_rate": 1.5}, r"dataset.fim_spm_rate = 1.5: use a probability, 0 to 1"),
         ({"fim_split_sample": "<f>"}, r"dataset.fim_fragment_rate = None: use a probability, 0 to 1"),
