@@ -80,6 +80,17 @@ def test_an_offloaded_optimizer_trains_and_resumes(train: Train, tmp_path: Path)
     assert resumed.losses == {step: whole.losses[step] for step in (3, 4)}
 
 
+def test_a_distributed_optimizer_is_offloaded_in_the_precision_of_a_recipe(train: Train) -> None:
+    """The recipe makes it 16 bits, which the distributed optimizer needs for that."""
+    both = {"optimizer": {"use_distributed_optimizer": True}, "ddp": {"use_distributed_optimizer": True}}
+    offloaded = {**both, "optimizer": {**both["optimizer"], **OFFLOADED["optimizer"]}}
+    plain, other = (train(1, _sections(kind), "mixed_precision=bf16_mixed").losses for kind in (both, offloaded))
+    assert other.keys() == plain.keys()
+    assert max(abs(other[step] - plain[step]) for step in plain) < 1e-3
+    refused = train(1, _sections(offloaded), code=2)
+    assert "optimizer_cpu_offload = True cannot be combined with use_distributed_optimizer" in refused.stderr
+
+
 def test_the_first_step_keeps_weights_that_were_loaded(train: Train, tmp_path: Path) -> None:
     half = {"model": {"dtype": "bf16"}}
     saved = train(1, _sections(half, save=str(tmp_path / "saved"), save_interval=STEPS))

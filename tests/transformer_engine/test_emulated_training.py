@@ -213,6 +213,23 @@ def test_quantized_weights_of_megatron_fsdp(recipe: str, local: dict[str, Run]) 
     assert (from_meta.losses, from_meta.norms) == (made.losses, made.norms)
 
 
+@pytest.mark.parametrize("strategy", ["no_shard", "optim", "optim_grads", "optim_grads_params"])
+@pytest.mark.parametrize("model", ["dense", "grouped"])
+def test_fused_accumulation_of_megatron_fsdp(model: str, strategy: str, local: dict[str, Run]) -> None:
+    """The gradients of all micro-batches are added up where a rank keeps them whole, and not overwritten."""
+    sections = {**FSDP, "ddp": {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}}
+    made, expected = train(model, {"gradient_accumulation_fusion": True}, sections), local[f"{model}-bf16"]
+    assert differences(made.losses, expected.losses) < TOLERANCE["bf16"]
+    assert differences(made.norms, expected.norms) < 5e-3
+
+
+def test_fused_operations_wait_for_their_gathered_weights(local: dict[str, Run]) -> None:
+    """They are built in the first step, when the hooks that wait are off; each layer has a bucket of its own here."""
+    gathers = {**SHARDED, "ddp": {**SHARDED["ddp"], **OVERLAP["ddp"], "bucket_size": 1}}
+    made = train("dense", {"use_transformer_engine_op_fuser": True}, gathers)
+    assert differences(made.losses, local["dense-bf16"].losses) < TOLERANCE["bf16"]
+
+
 MODELOPT = {
     "dtype": "fp32",
     "gradient_accumulation_fusion": False,

@@ -12,6 +12,8 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 
 # Attribute of the chunks whose parameters are gathered in the buffer of the gradients: prepares a forced gather
 STAGE = "stage_main_params"
+# Attribute of Megatron-Core's layers with fused operations: a tuple of them, None until the first forward pass
+_FUSED_OPERATIONS = "_fused_impl"
 
 
 def should_disable_forward_pre_hook(
@@ -33,6 +35,19 @@ def enable_forward_pre_hook(model: list[DistributedDataParallel]) -> None:
     """Enable the hooks of every chunk. Raises AssertionError: a chunk is not wrapped for data parallelism."""
     for chunk in _wrapped(model):
         chunk.enable_forward_pre_hook()
+        _hook_fused_operations(chunk)
+
+
+def _hook_fused_operations(chunk: Any) -> None:
+    """Let fused operations that were built without hooks be built again, with them.
+
+    Megatron-Core builds those of Transformer Engine in the first forward pass, and gives them the hooks that their
+    layers have then. Without hooks nothing waits for the gathered parameters, and the next gather fails.
+    """
+    for module in chunk.modules():
+        built = getattr(module, _FUSED_OPERATIONS, None)
+        if built is not None and not built[0]._forward_pre_hooks:
+            setattr(module, _FUSED_OPERATIONS, None)
 
 
 def disable_forward_pre_hook(model: list[DistributedDataParallel], param_sync: bool = True) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallel
 
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.models.weight_gradients import FUSES_WEIGHT_GRADIENT
 from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
@@ -28,6 +29,7 @@ def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     if config.ddp.use_megatron_fsdp:
         for chunk in wrapped:
             _divide_gradients_once(chunk.param_and_grad_buffer, in_collective=config.ddp.average_in_collective)
+            _accumulate_whole_gradients(chunk)
     return wrapped
 
 
@@ -60,6 +62,27 @@ def _divide(attach: Callable[[], None], later: list[tuple[Any, float]]) -> None:
     for buffer, factor in later:
         buffer.data.mul_(factor)
     attach()
+
+
+def _accumulate_whole_gradients(chunk: Any) -> None:
+    """Let layers whose gradients Megatron-FSDP keeps whole leave their accumulation to it.
+
+    It has fused products overwrite a gradient, since it adds the shards of each micro-batch up after a reduction. Of
+    gradients that are not sharded, as in a group of one rank, only those of the last micro-batch would be left.
+    """
+    shards = chunk.param_and_grad_buffer
+    whole = {
+        shards.param_to_name[param]
+        for group in shards.parameter_groups
+        if (buffer := getattr(group, "hfsdp_helper_gbuf", None) or group.main_grad_buffer) is not None
+        if not buffer.is_data_distributed
+        for param in group.params
+    }
+    root = shards.module
+    for name, module in root.named_modules():
+        own = {f"{name}.{each}" for each, _ in module.named_parameters(recurse=False)}
+        if getattr(module, FUSES_WEIGHT_GRADIENT, False) and own & whole:
+            setattr(module, FUSES_WEIGHT_GRADIENT, False)
 
 
 def register_buffers(config: ConfigContainer, model: list[Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 
 _FIELD = "gradient_accumulation_fusion"
-_TE_FIELD = "fuse_wgrad_accumulation"
+FUSES_WEIGHT_GRADIENT = "fuse_wgrad_accumulation"  # attribute of Transformer Engine's layers
 
 
 def has_apex_extension() -> bool:
@@ -41,5 +41,5 @@ def unfused_without_apex(config: Any) -> Iterator[None]:
 def fuse_weight_gradients(model: torch.nn.Module) -> None:
     """Switch the fusion on in Transformer Engine's layers."""
     for module in model.modules():
-        if hasattr(module, _TE_FIELD):
-            setattr(module, _TE_FIELD, True)
+        if hasattr(module, FUSES_WEIGHT_GRADIENT):
+            setattr(module, FUSES_WEIGHT_GRADIENT, True)

@@ -31,7 +31,7 @@ from cloudai_mbridge.training.schema.not_done import asked_for, needed
 from cloudai_mbridge.training.startup.adapters import asked_of_adapters
 from cloudai_mbridge.training.startup.documents import asked_of_documents
 from cloudai_mbridge.training.startup.kernels import check_kernels
-from cloudai_mbridge.training.startup.sharding import asked_of_sharding
+from cloudai_mbridge.training.startup.sharding import asked_of_sharding, check_offload
 
 _CHANGED = "_changed_by_prepare"
 
@@ -55,6 +55,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     except Exception as error:  # whatever a rule of Megatron-Core raises, the configuration is at fault
         raise ConfigError(f"{' '.join(str(error).split())} ({type(error).__name__})") from error
     refuse_unsupported(config)
+    check_offload(config)
     _check_parallelism(config)
     _check_dispatcher(config.model)
     check_kernels(config.model)

@@ -5,6 +5,7 @@ from typing import Any
 
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.errors import ConfigError
 
 
 def asked_of_sharding(config: ConfigContainer) -> Iterator[str]:
@@ -16,9 +17,19 @@ def asked_of_sharding(config: ConfigContainer) -> Iterator[str]:
     saves = config.checkpoint.save is not None or config.checkpoint.load is not None
     if is_sharded and saves and installed_release() in ("0.16", "0.17", "0.18"):
         yield "checkpoints of sharded parameters (install Megatron-Core 0.19, or remove checkpoint.save and load)"
+
+
+def check_offload(config: ConfigContainer) -> None:
+    """Refuse an optimizer on the host that Megatron-Core cannot build, of a configuration whose precision is resolved.
+
+    Raises ConfigError.
+    """
     half = config.model.bf16 or config.model.fp16
     if config.optimizer.optimizer_cpu_offload and config.optimizer.use_distributed_optimizer and not half:
-        yield "optimizer.optimizer_cpu_offload = True in fp32 with use_distributed_optimizer = True (use False)"
+        raise ConfigError(
+            "optimizer.optimizer_cpu_offload = True cannot be combined with use_distributed_optimizer = True in fp32;"
+            " use False for one of them, or a precision of 16 bits"
+        )
 
 
 def _of_fsdp2(config: ConfigContainer) -> Iterator[str]:

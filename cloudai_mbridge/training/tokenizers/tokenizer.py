@@ -35,6 +35,13 @@ _SP_SWITCHES = {
     "tokenizer_sentencepiece_ignore_extra_whitespaces": ("ignore_extra_whitespaces", False),
 }
 _NO_FILES = ("null", "byte-level")
+# What a tokenizer is read from, of the files of a model on Hugging Face: no weights
+_SNAPSHOT = (
+    *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*"),
+    *("*.model", "*.spm", "*.tiktoken", "*.py", "*.jinja", "chat_template*", "chat_templates/*"),
+)
+_WEIGHTS = tuple(f"*.{kind}" for kind in "safetensors bin pt pth ckpt h5 msgpack gguf onnx npz".split())
+_REVISION = "revision"  # of `hf_tokenizer_kwargs`
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 
 
@@ -83,12 +90,27 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
         if library == "null":
             ids = (config.null_tokenizer_eod_id, config.null_tokenizer_pad_id)
             return build_null_tokenizer(options["vocab_size"], metadata, *ids)
+        if library == "huggingface" and path is not None:
+            path = _at_revision(path, options.pop(_REVISION, None))
         return MegatronTokenizer.from_pretrained(path, metadata, **options)
     except ConfigError:
         raise
     except Exception as error:  # whatever a library raises, its files or options are at fault
         detail = " ".join(str(error).split())
         raise ConfigError(f"{_asked(config)}: {detail} ({type(error).__name__})") from error
+
+
+def _at_revision(model: str, revision: str | None) -> str:
+    """Return the directory of a model's tokenizer at a commit, branch or tag of Hugging Face, from its cache or the hub.
+
+    As in Megatron-Bridge 0.6, a path is returned as it is: Megatron-Core's tokenizer takes no revision.
+    """
+    if revision is None or Path(model).exists():
+        return model
+    from huggingface_hub import snapshot_download
+
+    files = {"allow_patterns": list(_SNAPSHOT), "ignore_patterns": list(_WEIGHTS)}
+    return str(snapshot_download(model, revision=revision, **files))
 
 
 def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +110,32 @@ def test_switches_of_megatron_bridge_reach_the_library(
     )
     build(tokenizer_type=kind, tokenizer_model=str(tmp_path), **fields)
     assert given == [options]
+
+
+@pytest.mark.parametrize(("is_local", "expected"), [(False, "/cache/org--name/abc"), (True, None)])
+def test_a_revision_is_read_from_the_snapshot_of_it(
+    is_local: bool, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def download(model: str, *, revision: str, allow_patterns: list[str], ignore_patterns: list[str]) -> Path:
+        assert not set(allow_patterns) & set(ignore_patterns)
+        asked.append((model, revision))
+        return Path("/cache", model.replace("/", "--"), revision)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=download))
+    given: list[Any] = []
+    monkeypatch.setattr(
+        MegatronTokenizer,
+        "from_pretrained",
+        lambda path, metadata, **options: given.append((path, options)) or SimpleNamespace(vocab_size=5),
+    )
+    model = str(tmp_path) if is_local else "org/name"
+    config = {"tokenizer_model": model, "hf_tokenizer_kwargs": {"revision": "abc", "use_fast": True}}
+    build(tokenizer_type="HuggingFaceTokenizer", **config)
+    assert given == [(expected or model, {"use_fast": True})]
+    assert asked == ([] if is_local else [("org/name", "abc")])
 
 
 PACKAGES = {
