@@ -12,6 +12,7 @@ import pytest
 
 from tests.forked import run_mbridge
 from tests.sandbox import SlurmSandbox, missing_programs
+from tests.sandbox.conf import PATIENT
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -117,7 +118,7 @@ def mbridge() -> Mbridge:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[SlurmSandbox]:
     """A Slurm cluster of two nodes with four GPUs each. Its directory is short: it holds unix sockets."""
-    sandbox = SlurmSandbox(tempfile.mkdtemp(dir="/tmp", prefix="mb-"), nodes=2, gpus=4, die_with_parent=True)
-    with sandbox:
+    directory = tempfile.mkdtemp(dir="/tmp", prefix="mb-")
+    with SlurmSandbox(directory, nodes=2, gpus=4, extra_conf=PATIENT, die_with_parent=True) as sandbox:
         yield sandbox
     sandbox.stop(purge=True)

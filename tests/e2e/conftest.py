@@ -22,6 +22,7 @@ import pytest
 
 from tests.forked import COMMANDS, Process
 from tests.sandbox import SlurmSandbox
+from tests.sandbox.conf import PATIENT
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
@@ -86,15 +87,15 @@ def render_test(
 _PATIENCE = 10  # limits guard against hangs: on a busy machine everything takes several times as long
 
 
-def wait_until(what: str, is_true: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Return the first true answer."""
+def wait_until(what: str | Callable[[], str], is_true: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """Return the first true answer. what: what is waited for, or a function that describes it when time is up."""
     timeout_s *= _PATIENCE
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if answer := is_true():
             return answer
         time.sleep(0.05)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+    raise AssertionError(f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}")
 
 
 class MbridgeRun:
@@ -228,7 +229,7 @@ class MbridgeRun:
     def job(self, test_id: str) -> str:
         """Return the job id of a test with one run, once it has one."""
         found: str = wait_until(
-            f"a job of {test_id}\n{self.read_output()}",
+            lambda: f"a job of {test_id}\n{self.read_output()}",
             lambda: next((id_ for key, id_ in self.jobs().items() if key.startswith(f"{test_id}/")), None),
         )
         return found
@@ -240,7 +241,7 @@ class MbridgeRun:
     def wait_for_step(self, test_id: str, step: int = 1) -> str:
         """Wait until a test's log has a step, and return the job's id."""
         wait_until(
-            f"step {step} of {test_id}",
+            lambda: f"step {step} of {test_id}\n{self.read_output()}",
             lambda: f'"step": {step},' in self.log(test_id) or self.process.poll() is not None,
         )
         assert f'"step": {step},' in self.log(test_id), self.read_output()
@@ -332,12 +333,16 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def new_cluster() -> Iterator[Callable[..., SlurmSandbox]]:
-    """Start clusters that live as long as a file's tests: new_cluster(nodes=3, accounting=True, ...)."""
+    """Start clusters that live as long as a file's tests: new_cluster(nodes=3, accounting=True, ...).
+
+    They take a node that does not answer for down after five minutes, unless `extra_conf` sets another SlurmdTimeout.
+    """
     made: list[SlurmSandbox] = []
 
-    def new(**options: Any) -> SlurmSandbox:
+    def new(extra_conf: str = "", **options: Any) -> SlurmSandbox:
         directory = tempfile.mkdtemp(dir="/tmp", prefix="mb-")
-        sandbox = SlurmSandbox(directory, die_with_parent=True, **options)
+        conf = f"{PATIENT}\n{extra_conf}"
+        sandbox = SlurmSandbox(directory, die_with_parent=True, extra_conf=conf, **options)
         made.append(sandbox)
         return sandbox.start()
 

@@ -12,10 +12,12 @@ from cloudai_mbridge.models.values.hostlist import expand_hostlist
 
 pytestmark = pytest.mark.slurm
 
+QUICK = "SlurmdTimeout=6"  # until a crashed node is taken for down
+
 
 @pytest.fixture(scope="module")
 def four(new_cluster: Callable[..., Any]) -> Any:
-    return new_cluster(nodes=4)
+    return new_cluster(nodes=4, extra_conf=QUICK)
 
 
 def test_a_node_that_lacks_the_interpreter_fails_no_point(four: Any, start_run: Any, stand_in_test: Any) -> None:
@@ -36,7 +38,7 @@ def crashed(
     """A node crashes under two nodes' job: where two others are left, and where they are not."""
     short = tmp_path_factory.mktemp("told") / "short"
     told = {"step_s": 0.5, "file": str(short)}
-    two = new_cluster(nodes=2)
+    two = new_cluster(nodes=2, extra_conf=QUICK)
     after = stand_in_test("after", run='dependencies = [{ type = "start_post_comp", id = "pair" }]')
     pair = stand_in_test("pair", told, steps=100, num_nodes=2, run='nodes = ["gb200-1", "gb200-2"]')
     free = pair.replace('nodes = ["gb200-1", "gb200-2"]', "")

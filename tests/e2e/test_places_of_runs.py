@@ -32,7 +32,7 @@ def held(start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> An
 
 
 def test_a_run_that_was_moved_loses_no_point(held: Any, sandbox: Any, until: Any) -> None:
-    until("the waiting jobs", lambda: _num_waiting(sandbox) == 3)
+    _wait_for_three(held, sandbox, until)
     old = held.root
     new = old.with_name("moved")
     old.rename(new)
@@ -47,7 +47,7 @@ def test_a_run_that_was_moved_loses_no_point(held: Any, sandbox: Any, until: Any
 
 
 def test_a_copy_does_not_act_on_the_jobs_of_its_original(held: Any, sandbox: Any, until: Any) -> None:
-    until("the waiting jobs", lambda: _num_waiting(sandbox) == 3)
+    _wait_for_three(held, sandbox, until)
     copy = held.directory / "copy"
     shutil.copytree(held.root, copy, symlinks=True)
     for command in ("cancel", "resume"):
@@ -72,6 +72,11 @@ def test_a_job_that_cannot_be_launched_is_tried_again(held: Any) -> None:
     assert "launch" in attempts[0][1]
 
 
-def _num_waiting(sandbox: Any) -> int:
-    shown = sandbox.run("squeue", "--noheader", "--array", "--states=PENDING", "--Format=JobArrayID:|").stdout
-    return len(shown.split())
+def _wait_for_three(held: Any, sandbox: Any, until: Any) -> None:
+    def found() -> str:
+        shown = [sandbox.run(*command) for command in (["squeue"], ["scontrol", "show", "node"])]
+        told = [text for each in shown for text in (each.stdout, each.stderr)]
+        return "\n".join(["three waiting jobs", *told, held.read_output()])
+
+    shown = ("squeue", "--noheader", "--array", "--states=PENDING", "--Format=JobArrayID:|")
+    until(found, lambda: len(sandbox.run(*shown).stdout.split()) == 3)

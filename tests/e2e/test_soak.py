@@ -236,7 +236,7 @@ def test_soak(
     num_rounds = max(1, round(points / POINTS_PER_ROUND))
     print(f"MBRIDGE_SOAK_SEED={seed}")
     started = time.monotonic()
-    soak = Soak(new_cluster(nodes=6, accounting=True), random.Random(seed), tmp_path)
+    soak = Soak(new_cluster(nodes=6, accounting=True, extra_conf="SlurmdTimeout=6"), random.Random(seed), tmp_path)
     for number in range(num_rounds):
         (directory := tmp_path / str(number)).mkdir()
         ledger, soak.excluded = directory / "ledger", 0

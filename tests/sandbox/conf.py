@@ -141,6 +141,10 @@ MpiDefault=none
 ReturnToService=1"""
 
 
+# Where no node is meant to fail: a busy machine stalls for longer than the sandbox's own 6 s
+PATIENT = "SlurmdTimeout=300"
+
+
 def _timing() -> str:
     # Seconds where production says minutes: a dead node is noticed within a test.
     # bf_interval: a new controller's first batch job starts with its first backfill; it reads the other intervals only

@@ -40,7 +40,6 @@ _SNAPSHOT = (
     *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*"),
     *("*.model", "*.spm", "*.tiktoken", "*.py", "*.jinja", "chat_template*", "chat_templates/*"),
 )
-_WEIGHTS = tuple(f"*.{kind}" for kind in "safetensors bin pt pth ckpt h5 msgpack gguf onnx npz".split())
 _REVISION = "revision"  # of `hf_tokenizer_kwargs`
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 
@@ -101,7 +100,7 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
 
 
 def _at_revision(model: str, revision: str | None) -> str:
-    """Return the directory of a model's tokenizer at a commit, branch or tag of Hugging Face, from its cache or the hub.
+    """Return the directory of a model's tokenizer at a commit, branch or tag of Hugging Face, cached or downloaded.
 
     As in Megatron-Bridge 0.6, a path is returned as it is: Megatron-Core's tokenizer takes no revision.
     """
@@ -109,8 +108,7 @@ def _at_revision(model: str, revision: str | None) -> str:
         return model
     from huggingface_hub import snapshot_download
 
-    files = {"allow_patterns": list(_SNAPSHOT), "ignore_patterns": list(_WEIGHTS)}
-    return str(snapshot_download(model, revision=revision, **files))
+    return str(snapshot_download(model, revision=revision, allow_patterns=list(_SNAPSHOT)))
 
 
 def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:
