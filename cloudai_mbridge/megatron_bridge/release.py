@@ -1,7 +1,7 @@
 """Which release of Megatron-Bridge a test pins.
 
-An installed clone says so itself, in `package_info.py`. Without one, the pinned commit does: a tag (`v0.3.0`), a
-release branch (`r0.3.0`), or a commit that is a release's. Any other commit is of no known release.
+The pinned commit says so: a tag (`v0.3.0`), a release branch (`r0.3.0`), or a commit that is a release's. Of another
+one an installed clone has the version that it goes towards, in `package_info.py`; its presets are not known.
 """
 
 import re
@@ -26,12 +26,14 @@ class Release:
 
     version: such as 0.3.0.
     source: in a few words, for reports.
-    clone: the installed repository, if it is there; its own files win over shipped data.
+    clone: the installed repository, if it is there.
+    is_known: the commit is a release's; else `version` is where an installed clone goes towards.
     """
 
     version: str
     source: str
     clone: Path | None = None
+    is_known: bool = True
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -53,15 +55,20 @@ def find_release(commit: str, clone: Path | None = None) -> Release | None:
 
     clone: where the repository is installed at that commit, if it is.
     """
+    released = _tagged(commit) or _patch_of_branch(commit)
     installed = _version_of(clone) if clone is not None else None
     if clone is not None and installed:
-        return Release(_tagged(commit) or installed, f"the installed {clone.name}", clone)
-    if version := _tagged(commit):
-        return Release(version, f"commit {commit}")
-    if branch := re.fullmatch(r"r(\d+\.\d+)(\.\d+)?", commit):
-        patches = [known["version"] for known in known_releases() if known["version"].startswith(f"{branch[1]}.")]
-        return Release(patches[-1], f"branch {commit}") if patches else None
-    return None
+        return Release(_tagged(commit) or installed, f"the installed {clone.name}", clone, released is not None)
+    if released is None:
+        return None
+    return Release(released, f"{'commit' if _tagged(commit) else 'branch'} {commit}")
+
+
+def _patch_of_branch(commit: str) -> str | None:
+    """Return the newest release of a release branch such as r0.3.0."""
+    branch = re.fullmatch(r"r(\d+\.\d+)(\.\d+)?", commit)
+    versions = [str(known["version"]) for known in known_releases()]
+    return next((one for one in reversed(versions) if branch and one.startswith(f"{branch[1]}.")), None)
 
 
 def _tagged(commit: str) -> str | None:

@@ -20,10 +20,10 @@ from cloudai_mbridge.megatron_bridge.presets.find import (
     resolve_sizes,
     with_preset,
 )
-from cloudai_mbridge.megatron_bridge.presets.reader import read_source
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from tests.interop.presets.reader import read_source
 
 RUNNER = Path(__file__).with_name("real_presets.py")
 # The Megatron-Core of 0.6 beside that of the environment: pip install --no-deps --ignore-requires-python --target.

@@ -1,12 +1,13 @@
 """Presets as the launcher finds them, and joined with what a point says."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.extract import main as extract
+from cloudai_mbridge.megatron_bridge.presets import find
+from cloudai_mbridge.megatron_bridge.presets.catalog import PresetCatalog, catalog
 from cloudai_mbridge.megatron_bridge.presets.find import (
     UPSTREAM_DECIDES,
     find_preset,
@@ -15,8 +16,12 @@ from cloudai_mbridge.megatron_bridge.presets.find import (
     why_no_preset,
     with_preset,
 )
+from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS, from_text
 from cloudai_mbridge.megatron_bridge.release import Release, find_release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from tests.interop.presets.extract import as_text
+from tests.interop.presets.extract import main as extract
+from tests.interop.presets.reader import read_source
 
 LLAMA = {"model_family_name": "llama", "model_recipe_name": "llama31_405b", "gpu_type": "gb300"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3", "gpu_type": "gb300", "num_gpus": 256}
@@ -129,8 +134,26 @@ def test_a_pipeline_of_another_size_gets_its_layout() -> None:
     )
 
 
-def test_variants_and_their_fallbacks(clone: Path) -> None:
-    old = Release("0.3.9", "test", clone)
+Ship = Callable[[str, Path], Release]
+
+
+@pytest.fixture
+def ship(monkeypatch: pytest.MonkeyPatch) -> Ship:
+    """Let the presets of a clone be those of a release: ship("0.3.9", clone)."""
+    shipped: dict[str, PresetCatalog] = {}
+    monkeypatch.setattr(find, "catalog", lambda release: shipped.get(release.version) or catalog(release))
+
+    def made(version: str, clone: Path) -> Release:
+        source = read_source(clone)
+        assert source
+        shipped[version] = PresetCatalog(from_text(as_text(source, tuple(FIELDS))))
+        return Release(version, f"test {clone}")
+
+    return made
+
+
+def test_variants_and_their_fallbacks(clone: Path, ship: Ship) -> None:
+    old = ship("0.3.9", clone)
     assert resolved(old, **TOY, num_gpus=16).gb == 32  # v2 is not there: v1
     assert resolved(old, **TOY, num_gpus=16, config_variant="large_scale").gb == 8
     assert find_preset(ResolvedCmdArgs(**TOY, config_variant="v9"), old) is None
@@ -138,29 +161,20 @@ def test_variants_and_their_fallbacks(clone: Path) -> None:
     assert resolved(old, **plain, num_gpus=16, config_variant="v9").gb == 48
 
 
-def test_a_batch_that_the_builder_changed(clone: Path) -> None:
+def test_a_batch_that_the_builder_changed(clone: Path, ship: Ship) -> None:
     point = {**TOY, "compute_dtype": "fp8_cs", "num_gpus": 32}
-    assert resolved(Release("0.3.9", "test", clone), **point).gb == 64
-    assert resolved(Release("0.5.9", "test", clone), **point).gb == 40
+    assert resolved(ship("0.3.9", clone), **point).gb == 64
+    assert resolved(ship("0.5.9", clone), **point).gb == 40
 
 
-def test_flat_presets_by_size(flat_clone: Path) -> None:
-    flat = Release("0.7.0", "test", flat_clone)
+def test_flat_presets_by_size(flat_clone: Path, ship: Ship) -> None:
+    flat = ship("0.7.0", flat_clone)
     sizes = [
         (resolved(flat, **TOY, num_gpus=size).tp, resolved(flat, **TOY, num_gpus=size).gb) for size in (8, 32, 64, 128)
     ]
     assert sizes == [(1, 16), (2, 64), (2, 128), (2, 64)]
     assert resolved(flat, **TOY, num_gpus=64, config_variant="v1").tp == 2
     assert resolved(flat, **TOY, num_gpus=64, config_variant="large").tp == 4
-
-
-def test_between_the_layouts_only_the_jobs_own_size_will_do(flat_clone: Path) -> None:
-    (flat_clone / "scripts/performance/configs").mkdir()
-    between = Release("0.6.0", "test", flat_clone)
-    assert resolved(between, **TOY, num_gpus=32, config_variant="v3").gb == 64
-    assert find_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between) is None
-    why = why_no_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between)
-    assert "no preset of toy for num_gpus = 64; presets exist for num_gpus 8, 32, 128" in why
 
 
 @pytest.mark.parametrize(
@@ -177,9 +191,9 @@ def test_between_the_layouts_only_the_jobs_own_size_will_do(flat_clone: Path) ->
         ({"launcher": "embedded"}, "the embedded loop takes presets of 0.6.0 without being asked"),
     ],
 )
-def test_why_there_is_none(clone: Path, cmd_args: dict[str, Any], reason: str) -> None:
+def test_why_there_is_none(clone: Path, ship: Ship, cmd_args: dict[str, Any], reason: str) -> None:
     args = ResolvedCmdArgs(**{**TOY, **cmd_args})
-    release = Release("0.3.9", "test", clone)
+    release = ship("0.3.9", clone)
     assert find_preset(args, release) is None
     assert reason in why_no_preset(args, release)
 
@@ -190,13 +204,25 @@ def test_a_release_that_is_not_known() -> None:
     assert "no presets of Megatron-Bridge 9.9.9" in why_no_preset(ResolvedCmdArgs(**LLAMA), Release("9.9.9", "test"))
 
 
-def test_the_installed_repository_wins(clone: Path) -> None:
-    assert find_preset(ResolvedCmdArgs(**LLAMA), Release("0.3.0", "test", clone)) is None
-
-
 def test_a_known_tag_wins_over_the_number_in_a_clone(clone: Path) -> None:
     assert find_release("v0.3.0", clone) == Release("0.3.0", "the installed old", clone)
-    assert find_release("main", clone) == Release("0.3.9", "the installed old", clone)
+    assert find_release("main", clone) == Release("0.3.9", "the installed old", clone, is_known=False)
+
+
+@pytest.mark.parametrize(
+    ("commit", "is_known"), [("v0.3.0", True), ("0.3.0", True), ("r0.3.0", True), ("main", False), ("abcdef1", False)]
+)
+def test_presets_of_an_installed_commit_that_is_no_release_are_not_known(
+    clone: Path, commit: str, is_known: bool
+) -> None:
+    (clone / "src/megatron/bridge/package_info.py").write_text("MAJOR = 0\nMINOR = 3\nPATCH = 0\n")
+    release = find_release(commit, clone)
+    args = ResolvedCmdArgs(**LLAMA, num_gpus=256)
+    assert (find_preset(args, release) is not None) is is_known
+    if not is_known:
+        assert "no presets of Megatron-Bridge at this commit (the installed old says 0.3.0)" in why_no_preset(
+            args, release
+        )
 
 
 def test_fast_path() -> None:
@@ -209,7 +235,7 @@ def test_fast_path() -> None:
 def test_extracted_files_say_what_was_read(clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert extract([str(tmp_path), f"0.3.9={clone}"]) == 0
     lines = (tmp_path / "0.3.9.csv").read_text().splitlines()
-    assert lines[:3] == ["# is_flat = false", "# scales = true", "# default_variant = v2"]
+    assert lines[:2] == ["# is_flat = false", "# default_variant = v2"]
     assert extract([str(tmp_path), f"0.3.9={tmp_path}"]) == 2
     assert "not a clone of Megatron-Bridge" in capsys.readouterr().err
     assert extract([]) == 2

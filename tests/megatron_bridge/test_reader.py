@@ -3,9 +3,9 @@
 from pathlib import Path
 from textwrap import dedent
 
-from cloudai_mbridge.megatron_bridge.presets.configured import layout_text
-from cloudai_mbridge.megatron_bridge.presets.reader import read_source
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from tests.interop.presets.configured import layout_text
+from tests.interop.presets.reader import read_source
 
 
 def rows_of(clone: Path) -> dict[tuple[str, str, str, int], PresetRow]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
+from tests.interop.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
 
 HEAD = """
 class Part:

@@ -1,10 +1,8 @@
-"""Find the preset of a point among those of a release: from the installed clone, else from the shipped data."""
+"""Find the preset of a point among those of a release, which mbridge ships."""
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from pathlib import Path
 
 from cloudai_mbridge.megatron_bridge.presets.rows import (
     PresetRequest,
@@ -15,7 +13,7 @@ from cloudai_mbridge.megatron_bridge.presets.rows import (
 )
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 
-# 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
+# 0.6 and later: labels of earlier releases that name the preset without a variant
 _OLD_LABELS = ("v1", "v2")
 
 
@@ -30,7 +28,7 @@ class PresetCatalog:
         rows = self._of(request)
         if self.source.is_flat:
             exact = (row for row in rows if row.num_gpus == num_gpus)
-            default = (row for row in rows if row.is_default and self.source.scales)
+            default = (row for row in rows if row.is_default)
             return next(exact, None) or next(default, None)
         return rows[0] if rows else None
 
@@ -57,35 +55,18 @@ class PresetCatalog:
         wanted = ("" if self.source.is_flat else request.family, *request.key[:-1])
         rows = [row for row in self.source.rows if (row.family, *row.key[:-1]) == wanted]
         if self.source.is_flat:
-            labels = _OLD_LABELS if self.source.scales else (*_OLD_LABELS, "v3")
-            variant: str | None = "" if request.variant in labels else request.variant
+            variant: str | None = "" if request.variant in _OLD_LABELS else request.variant
         else:
             variant = chosen_variant({row.variant for row in rows}, request.variant or self.source.default_variant)
         return [row for row in rows if row.variant == variant]
 
 
-def catalog(release: Release, recipe: str = "") -> PresetCatalog | None:
-    """Return the presets of a release, of one recipe or of all, or None where they are not known."""
-    installed = _installed(release.clone, recipe) if release.clone else None
-    return installed or _shipped(release.version)
-
-
-@lru_cache(maxsize=256)
-def _installed(clone: Path, recipe: str) -> PresetCatalog | None:
-    from cloudai_mbridge.megatron_bridge.presets.reader import read_source  # only where there is a clone to read
-
-    try:
-        source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
-    except OSError:  # such as a directory that may not be read
-        return None
-    return None if source is None else PresetCatalog(source)
-
-
 @lru_cache(maxsize=32)
-def _shipped(version: str) -> PresetCatalog | None:
-    known = next((one for one in known_releases() if one["version"] == version), None)
-    if known is None:
+def catalog(release: Release) -> PresetCatalog | None:
+    """Return the presets of a release, or None where they are not known."""
+    known = next((one for one in known_releases() if one["version"] == release.version), None)
+    if known is None or not release.is_known:
         return None
-    name = f"{known.get('presets', version)}.csv"
+    name = f"{known.get('presets', release.version)}.csv"
     file = files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name
     return PresetCatalog(from_text(file.read_text(encoding="utf-8")))

@@ -86,9 +86,10 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
     if args.use_recipes:
         return "use_recipes = true takes a library recipe instead of a performance preset"
     request = _request(args)
-    known = catalog(release, request.recipe)
+    known = catalog(release)
     if known is None:
-        return f"no presets of Megatron-Bridge {release.version} are known"
+        which = release.version if release.is_known else f"at this commit ({release.source} says {release.version})"
+        return f"no presets of Megatron-Bridge {which} are known"
     return f"Megatron-Bridge {release.version} has {known.missing(request, args.num_gpus)}"
 
 
@@ -123,12 +124,12 @@ def _request(args: ResolvedCmdArgs) -> PresetRequest:
 
 @lru_cache(maxsize=4096)
 def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset | None:
-    known = catalog(release, request.recipe)
+    known = catalog(release)
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:
         return None
     name = " ".join(filter(None, row.key))
-    before_0_5, as_in_0_6 = release.key < (0, 5), known.source.is_flat and known.source.scales
+    before_0_5, as_in_0_6 = release.key < (0, 5), known.source.is_flat
     layouts = known.source.layouts.get(row.recipe, {})
     return Preset(release, name, row.num_gpus, effective(row.values), row, before_0_5, as_in_0_6, layouts)
 

@@ -5,13 +5,12 @@ A data file is CSV. Its first lines begin with `#` and say what holds for the wh
 """
 
 import csv
-import io
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_KEY = ("family", "recipe", "task", "gpu", "compute_dtype", "variant", "num_gpus", "is_default", "base_gb")
-_UNKNOWN = "?"
+KEY = ("family", "recipe", "task", "gpu", "compute_dtype", "variant", "num_gpus", "is_default", "base_gb")
+UNKNOWN = "?"
 # Our argument (or, after it, what its meaning depends on), and the field of the configuration that holds it.
 FIELDS = {
     "tp": "model.tensor_model_parallel_size",
@@ -80,13 +79,11 @@ class PresetSource:
     """What a release says of its presets.
 
     is_flat: one function for each preset and job size, as from 0.6 on.
-    scales: a preset is taken for other job sizes too; not so between 0.5 and 0.6.
     default_variant: what the launcher takes when none is passed.
     layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
     """
 
     is_flat: bool
-    scales: bool
     default_variant: str
     rows: tuple[PresetRow, ...]
     layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
@@ -101,20 +98,6 @@ def chosen_variant(variants: Container[str], variant: str) -> str | None:
     return "" if "" in variants else None
 
 
-def as_text(source: PresetSource, fields: tuple[str, ...]) -> str:
-    """Write a data file."""
-    lines = [f"# {name} = {_cell(getattr(source, name))}" for name in ("is_flat", "scales", "default_variant")]
-    for recipe, layouts in source.layouts.items():
-        lines += [f"# layout {recipe} pp={pp} vp={vp} = {_cell(layout)}" for (pp, vp), layout in layouts.items()]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_KEY, *fields])
-    for row in source.rows:
-        known = [_cell(row.values[name]) if name in row.values else _UNKNOWN for name in fields]
-        writer.writerow([*(_cell(getattr(row, name)) for name in _KEY), *known])
-    return "\n".join(lines) + "\n" + out.getvalue()
-
-
 def from_text(text: str) -> PresetSource:
     """Read a data file."""
     lines = text.splitlines()
@@ -125,21 +108,13 @@ def from_text(text: str) -> PresetSource:
             _, recipe, pp, vp = name.split()
             layouts.setdefault(recipe, {})[int(pp[3:]), int(vp[3:])] = _value(layout)
     rows = tuple(_row(cells) for cells in csv.DictReader(line for line in lines if not line.startswith("#")))
-    return PresetSource(_value(about["is_flat"]), _value(about["scales"]), about["default_variant"], rows, layouts)
+    return PresetSource(_value(about["is_flat"]), about["default_variant"], rows, layouts)
 
 
 def _row(cells: dict[str, str]) -> PresetRow:
-    key: dict[str, Any] = {name: cells.pop(name) for name in _KEY}
+    key: dict[str, Any] = {name: cells.pop(name) for name in KEY}
     key |= {name: _value(key[name]) for name in ("num_gpus", "is_default", "base_gb")}
-    return PresetRow(**key, values={name: _value(cell) for name, cell in cells.items() if cell != _UNKNOWN})
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"[{' '.join(value)}]" if isinstance(value, list) else str(value)
+    return PresetRow(**key, values={name: _value(cell) for name, cell in cells.items() if cell != UNKNOWN})
 
 
 def _value(cell: str) -> Any:

@@ -5,27 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.megatron_bridge.presets.static.expressions import (
-    binary,
-    bind_target,
-    evaluate,
-    function,
-    items_of,
-    truth,
-)
-from cloudai_mbridge.megatron_bridge.presets.static.values import (
-    UNKNOWN,
-    Class,
-    Import,
-    Module,
-    Raised,
-    Scope,
-    Unsupported,
-    same,
-)
+from tests.interop.presets.static.expressions import binary, bind_target, evaluate, function, items_of, truth
+from tests.interop.presets.static.values import UNKNOWN, Class, Import, Module, Raised, Scope, Unsupported, same
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.megatron_bridge.presets.static.evaluate import Evaluator
+    from tests.interop.presets.static.evaluate import Evaluator
 
 
 @dataclass

@@ -3,7 +3,6 @@
 Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders
 that apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset
 is a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
-Commits between them have both: they take the function of exactly the job's size.
 """
 
 import re
@@ -14,45 +13,41 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.launcher.argument_parser import read_options
-from cloudai_mbridge.megatron_bridge.presets.configured import configured, evaluator, layout_text
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow, PresetSource, chosen_variant
-from cloudai_mbridge.megatron_bridge.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
-from cloudai_mbridge.megatron_bridge.presets.static.values import Function, Module, Raised
+from tests.interop.presets.configured import configured, evaluator, layout_text
+from tests.interop.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
+from tests.interop.presets.static.values import Function, Module, Raised
 
 _SCRIPTS = Path("scripts/performance")
 _FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
 _FLAT_PACKAGE = "megatron.bridge.perf_recipes"
 
 
-def read_source(clone: Path, recipe: str = r"\w+") -> PresetSource | None:
-    """Return the presets of a clone, or None where it has neither layout.
-
-    recipe: a pattern; only the recipes that match are read, which is faster.
-    """
+def read_source(clone: Path) -> PresetSource | None:
+    """Return the presets of a clone, or None where it has neither layout."""
     ev = evaluator(clone)
     options = read_options(clone / _SCRIPTS / "argument_parser.py")
     dtypes = options["compute_dtype"].choices if "compute_dtype" in options else ()
     variant = (options["config_variant"].default if "config_variant" in options else None) or ""
-    has_sizes, is_flat = (clone / _SCRIPTS / "configs").is_dir(), (clone / _FLAT_ROOT).is_dir()
-    if is_flat:
-        rows = _flat_rows(ev, clone, dtypes, recipe)
-    elif has_sizes:
-        rows = _workload_rows(ev, clone, dtypes, recipe, variant)
+    if is_flat := (clone / _FLAT_ROOT).is_dir():
+        rows = _flat_rows(ev, clone, dtypes)
+    elif (clone / _SCRIPTS / "configs").is_dir():
+        rows = _workload_rows(ev, clone, dtypes, variant)
     else:
         return None
-    return PresetSource(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
+    return PresetSource(is_flat, variant, tuple(rows), _layouts(ev))
 
 
 # up to 0.5
 
 
-def _workload_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str, default: str) -> Iterator[PresetRow]:
+def _workload_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], default: str) -> Iterator[PresetRow]:
     for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
         module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
         if not isinstance(module, Module):
             continue
         for name in sorted(module.scope.names):
-            if match := re.fullmatch(rf"({recipe})_(pretrain|sft|lora|peft)_config_([a-z0-9]+)", name):
+            if match := re.fullmatch(r"(\w+)_(pretrain|sft|lora|peft)_config_([a-z0-9]+)", name):
                 for dtype in dtypes:
                     yield from _of_builder(ev, module, match, dtype, default)
 
@@ -92,15 +87,13 @@ def _workload_row(
 # from 0.6 on
 
 
-def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -> Iterator[PresetRow]:
+def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str]) -> Iterator[PresetRow]:
     packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
     modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
     names = {name: one for one in reversed(modules) if isinstance(one, Module) for name in one.scope.names}
     by_short = {dtype.replace("_", ""): dtype for dtype in dtypes}
     formats = "|".join(by_short)
-    pattern = re.compile(
-        rf"({recipe})_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_({formats})(?:_([a-z0-9_]+))?_config"
-    )
+    pattern = re.compile(rf"(\w+)_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_({formats})(?:_([a-z0-9_]+))?_config")
     rows = []
     for name, module in sorted(names.items()):
         match = pattern.fullmatch(name)
@@ -134,11 +127,11 @@ def _with_default(rows: list[PresetRow], sizes: Any) -> Iterator[PresetRow]:
 # both
 
 
-def _layouts(ev: Evaluator, wanted: str) -> dict[str, dict[tuple[int, int], str | None]]:
+def _layouts(ev: Evaluator) -> dict[str, dict[tuple[int, int], str | None]]:
     """Return the layouts that the launcher derives where the user says pp or vp: of two recipes."""
     found: dict[str, dict[tuple[int, int], str | None]] = {}
     for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout)):
-        for pp, vp in product(_SIZES, _SIZES) if re.fullmatch(wanted, recipe) else ():
+        for pp, vp in product(_SIZES, _SIZES):
             if (layout := derive(ev, pp, vp)) is not UNKNOWN:
                 text = layout_text(layout) if isinstance(layout, list) else layout
                 found.setdefault(recipe, {})[pp, vp] = text

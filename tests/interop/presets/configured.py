@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS
-from cloudai_mbridge.megatron_bridge.presets.static import UNKNOWN, Evaluator, Instance
-from cloudai_mbridge.megatron_bridge.presets.static.values import External, Intrinsic, Raised
+from tests.interop.presets.static import UNKNOWN, Evaluator, Instance
+from tests.interop.presets.static.values import External, Intrinsic, Raised
 
 # Defaults of Megatron-Core's TransformerConfig and DistributedDataParallelConfig (transformer_config.py,
 # model_parallel_config.py, distributed_data_parallel_config.py), the same in 0.15 to 0.19.

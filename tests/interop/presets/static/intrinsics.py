@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.megatron_bridge.presets.static.expressions import is_iterable, items_of, truth
-from cloudai_mbridge.megatron_bridge.presets.static.values import (
+from tests.interop.presets.static.expressions import is_iterable, items_of, truth
+from tests.interop.presets.static.values import (
     UNKNOWN,
     Class,
     External,
@@ -21,7 +21,7 @@ from cloudai_mbridge.megatron_bridge.presets.static.values import (
 )
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.megatron_bridge.presets.static.evaluate import Evaluator
+    from tests.interop.presets.static.evaluate import Evaluator
 
 # Libraries that change nothing of what they are given.
 HARMLESS = ("logging", "warnings", "os", "typing", "print", "math", "json", "pathlib", "re")

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.megatron_bridge.presets.static.values import (
+from tests.interop.presets.static.values import (
     NATIVE,
     UNKNOWN,
     External,
@@ -20,7 +20,7 @@ from cloudai_mbridge.megatron_bridge.presets.static.values import (
 )
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.megatron_bridge.presets.static.evaluate import Evaluator
+    from tests.interop.presets.static.evaluate import Evaluator
 
 _MAX_ITEMS = 10_000
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {

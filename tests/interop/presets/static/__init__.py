@@ -4,7 +4,7 @@ An evaluator of a small part of Python. What it cannot know (a value from a libr
 `UNKNOWN`, and so is everything that depends on it.
 """
 
-from cloudai_mbridge.megatron_bridge.presets.static.evaluate import Evaluator
-from cloudai_mbridge.megatron_bridge.presets.static.values import UNKNOWN, Instance, Unsupported
+from tests.interop.presets.static.evaluate import Evaluator
+from tests.interop.presets.static.values import UNKNOWN, Instance, Unsupported
 
 __all__ = ["UNKNOWN", "Evaluator", "Instance", "Unsupported"]

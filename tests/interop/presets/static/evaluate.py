@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.static import intrinsics
-from cloudai_mbridge.megatron_bridge.presets.static.expressions import evaluate
-from cloudai_mbridge.megatron_bridge.presets.static.statements import Frame, run
-from cloudai_mbridge.megatron_bridge.presets.static.values import (
+from tests.interop.presets.static import intrinsics
+from tests.interop.presets.static.expressions import evaluate
+from tests.interop.presets.static.statements import Frame, run
+from tests.interop.presets.static.values import (
     UNKNOWN,
     Class,
     External,

@@ -1,0 +1,1 @@
+"""Read the presets of a clone of Megatron-Bridge from its source: what makes the tables that mbridge ships."""
