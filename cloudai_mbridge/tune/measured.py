@@ -21,7 +21,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.sweep.checked import with_recipe
-from cloudai_mbridge.tune.replay.table import Space, read_table
+from cloudai_mbridge.tune.table import Space, read_table
 
 _CONTEXT_GIB = Assumptions().cuda_context / GIB  # which torch's allocator does not count
 _OVERRIDE, _ARGUMENT = "extra.", "args."

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/early_ending.py TABLE.csv [--seeds 20] [--steps 50] [--warmup 3]
 
-TABLE.csv has measured layouts, as for `mbridge tune --replay`. Every space of at least ten points is searched one point
+TABLE.csv has measured layouts, as for `mbridge calibrate`. Every space of at least ten points is searched one point
 at a time, once with each trial run to its end and once with trials ended early. A trial's steps are drawn around its
 measured time: 1 % (standard deviation) between runs, and between steps what the table below says. The first step takes
 three times as long, and the runner looks after every step. Searches end by their own rule.
@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from cloudai_mbridge.tune.measured_search import NOISE, is_slower
-from cloudai_mbridge.tune.replay.case import Case, read_cases
-from cloudai_mbridge.tune.replay.play import search_in
 from cloudai_mbridge.tune.search import CHANCE, Trial
+from tests.benchmarks.replay.case import Case, read_cases
+from tests.benchmarks.replay.play import search_in
 
 STEP_NOISE = (0.01, 0.03, 0.1)
 FIRST_STEP = 3.0

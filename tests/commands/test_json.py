@@ -51,7 +51,6 @@ GOOD: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("estimate", 9, ("estimate", "--recipe=llama3_70b", "--gpu=h100", "--num-gpus=8", "--json")),
     ("tune", 0, RANKED),
     ("tune", 0, (*RANKED, "--write", "1", "best.toml", "--system-config=h100.toml")),
-    ("tune --replay", 0, ("tune", "--replay", "measured.csv", "--json")),
     ("calibrate", 0, ("calibrate", "measured.csv", "--json", "--output", "factors.toml")),
     ("status", 0, ("status", DONE, "--events", "--json")),
     ("status", 0, ("status", DRY, "--json")),
@@ -82,7 +81,6 @@ BAD: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("sweep explain", "BadInput", 2, ("sweep", "explain", *TINY, "sweep", "tp9", "--json")),
     ("estimate", "BadInput", 2, ("estimate", "--recipe=none", "--json")),
     ("tune", "BadInput", 2, (*RANKED, "--write", "1", "measured.csv")),
-    ("tune --replay", "BadInput", 2, ("tune", "--replay", "nowhere.csv", "--json")),
     ("calibrate", "BadInput", 2, ("calibrate", "measured.csv", "--json", "--output", "measured.csv")),
     ("status", "OtherVersion", 8, ("status", OTHER, "--json")),
     ("logs", "NothingRan", 6, ("logs", DRY, "--json")),
@@ -153,15 +151,13 @@ def check(command: str, text: str) -> dict[str, Any]:
 
 
 def having_json(group: click.Group, names: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the commands that have --json, and `tune --replay`, which prints something else than `tune`."""
+    """Yield the commands that have --json."""
     for name in group.list_commands(click.Context(group)):
         command, path = group.get_command(click.Context(group), name), (*names, name)
         if isinstance(command, click.Group):
             yield from having_json(command, path)
         elif command and any("--json" in parameter.opts for parameter in command.params):
             yield " ".join(path)
-            if name == "tune":
-                yield "tune --replay"
 
 
 WITH_JSON = list(having_json(cli))

@@ -192,14 +192,7 @@ READERS = {
             ("estimate", "--recipe", "gpt_small", "--num-gpus", "8", "--system-config", "gpu-system.toml"),
         ),
     ),
-    "table of measurements": Reader(
-        "table.csv",
-        "log",
-        (
-            ("tune", "--replay", "table.csv", "--json", "--system-config", "gpu-system.toml"),
-            ("calibrate", "table.csv", "--output", "new.toml"),
-        ),
-    ),
+    "table of measurements": Reader("table.csv", "log", (("calibrate", "table.csv", "--output", "new.toml"),)),
     "resolved configuration": Reader("run/a/tp1/0/test.toml", "toml", (("verify-configs", "run/a/tp1/0/test.toml"),)),
 }
 
@@ -450,7 +443,7 @@ def mistake(case: Case, reader: Reader, seed: int) -> str:
 def play(original: Path, directory: Path, name: str, seeds: Callable[[], Iterator[int]]) -> tuple[int, list[str]]:
     """Play mutants; return how many, and what was wrong with them."""
     import_all("commands")  # once, not in each child
-    for module in ("calibrate", "measured", "measured_search", "replay.play"):
+    for module in ("calibrate", "measured", "measured_search"):
         importlib.import_module(f"cloudai_mbridge.tune.{module}")
     case = Case(directory / "case", original)
     shutil.copytree(original, case.here, symlinks=True)

@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.time.model import time_model
-from cloudai_mbridge.tune.replay.case import Case, case_of, read_cases
-from cloudai_mbridge.tune.replay.play import play, random_order, trials_to, without_prior
-from cloudai_mbridge.tune.replay.table import Space, read_table
+from cloudai_mbridge.tune.table import Space, read_table
+from tests.benchmarks.replay.__main__ import replay
+from tests.benchmarks.replay.case import Case, case_of, read_cases
+from tests.benchmarks.replay.play import play, random_order, trials_to, without_prior
 
 MODEL = {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "num_query_groups": 16}
 MODEL |= {"ffn_hidden_size": 8192, "vocab_size": 51200}
@@ -109,7 +109,7 @@ def test_baselines(case: Case) -> None:
 @pytest.mark.parametrize("sampler", ["tpe", "gaussian_process"])
 def test_optunas_samplers_try_every_row(case: Case, sampler: str) -> None:
     pytest.importorskip("optuna")
-    module = importlib.import_module("cloudai_mbridge.tune.replay.optuna_samplers")
+    module = importlib.import_module("tests.benchmarks.replay.optuna_samplers")
     few = replace(case, coordinates=case.coordinates[:5], times=(None, *case.times[1:5]))
     order = getattr(module, sampler)(few, seed=1)
     assert sorted(order) == list(range(5))
@@ -211,17 +211,11 @@ def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert len(read_table(table)[0].rows) == 2
 
 
-def test_the_json_of_the_command(space: Space, tmp_path: Path, mbridge: Any) -> None:
+def test_the_program(space: Space, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_table(tmp_path / "t.csv", [{**row, "step_time_s": i + 1.5} for i, row in enumerate(layouts())])
-    done = mbridge("tune", "--replay", path, "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["spaces"]
-    assert (found["points"], found["best_s"]) == (len(layouts()), 1.5)
-    assert 1 <= found["trials_to"]["0.05"] <= found["points"]
-    assert found["picked_s"] >= 1.5
-    shown = mbridge("tune", "--replay", path).stdout
+    replay(path, None)
+    shown = capsys.readouterr().out
     assert "this search: to 5%" in shown
     assert "random order: to 5%" in shown
-    missing = mbridge("tune", "--replay", tmp_path / "nowhere.csv")
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert missing.stderr.startswith("error: ")
+    with pytest.raises(BadInput):
+        replay(tmp_path / "nowhere.csv", None)

@@ -72,6 +72,11 @@ class Layouts:
     best: tuple[RankedLayout, ...]
 
 
+def _moved(context: click.Context, option: click.Parameter, file: str | None) -> None:
+    if file is not None:
+        raise BadInput(f"--replay is a benchmark now: python -m tests.benchmarks.replay {file}, in a clone of mbridge")
+
+
 def _time_limit(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     try:
         return None if text is None else slurm_time(text)
@@ -101,17 +106,13 @@ def _time_limit(context: click.Context, option: click.Parameter, text: str | Non
 )
 @click.option("--output-dir", type=PATH, help="Where to write the results of measuring; default: the system's.")
 @click.option(
-    "--replay",
-    "table",
-    type=PATH,
-    help="CSV of measured layouts, or results of a run: play the search against them instead.",
+    "--replay", expose_value=False, hidden=True, is_eager=True, callback=_moved, help="Moved to the benchmarks."
 )
 @JSON
 def tune(
     top: int,
     write: tuple[int, Path] | None,
     system_config: Path | None,
-    table: Path | None,
     as_json: bool,
     recipe: str | None,
     num_gpus: int | None,
@@ -132,14 +133,8 @@ def tune(
             "--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours"
             " (--base is for --write, too)"
         )
-    if table is not None:
-        if others := _given_beside("table", "system_config", "as_json"):
-            raise BadInput(f"--replay takes its points from what was measured; leave out {', '.join(others)}")
-        from cloudai_mbridge.commands.plan.replay import replay  # numpy, for this option only
-
-        return replay(table, load_system(system_config) if system_config else None, as_json=as_json)
     if recipe is None or num_gpus is None:
-        raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against what was measured")
+        raise BadInput("give --recipe and --num-gpus")
     system = load_system(system_config) if system_config else None
     request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
@@ -169,17 +164,6 @@ def tune(
     if write:
         click.echo(f"written: {write[1]}", err=as_json)
     return OK
-
-
-def _given_beside(*names: str) -> list[str]:
-    """Return the options of this command that are given, but for those named."""
-    context = click.get_current_context()
-    return [
-        option.opts[0]
-        for option in context.command.params
-        if option.name and option.name not in names
-        if context.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
-    ]
 
 
 def _why_none(request: SearchRequest, found: Ranking) -> str:

@@ -22,7 +22,6 @@ DOCUMENTS: Mapping[str, str] = {
     "sweep explain": "commands.plan.sweep_documents:Explanation",
     "estimate": "estimate.as_json:Estimate",
     "tune": "commands.plan.tune:Layouts",
-    "tune --replay": "commands.plan.replay:Replay",
     "calibrate": "commands.plan.calibrate:Calibration",
     "status": "commands.run.status:RunStatus",
     "logs": "commands.run.status:RunStatus",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cloudai_mbridge.tune.measured_search import positions_of
 from cloudai_mbridge.tune.prior import Prior
-from cloudai_mbridge.tune.replay.case import Case
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
+from tests.benchmarks.replay.case import Case
 
 TOLERANCES = (0.05, 0.02)
 
@@ -85,7 +85,7 @@ def _is_within(case: Case, search: Search, tolerance: float) -> bool:
 def random_order(case: Case, seed: int) -> list[int]:
     """Return the points shuffled."""
     order = list(range(len(case.times)))
-    random.Random(seed).shuffle(order)  # noqa: S311 - an order, no secret
+    random.Random(seed).shuffle(order)
     return order
 
 

@@ -1,23 +1,28 @@
-"""`mbridge tune --replay`: the search, and what it is compared with, on what was measured."""
+"""Play the search of `mbridge tune`, and others, against measured layouts, and print how many trials each takes.
 
+    python -m tests.benchmarks.replay FILE [--system-config SYSTEM.toml]
+
+FILE: a CSV table as for `mbridge calibrate`, or the results of a run, of which each test is a space.
+"""
+
+import argparse
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.errors import OK, counted
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.tune.replay.case import Case, read_cases
-from cloudai_mbridge.tune.replay.play import TOLERANCES, Score, play, random_order, trials_to, without_prior
+from tests.benchmarks.replay.case import Case, read_cases
+from tests.benchmarks.replay.play import TOLERANCES, Score, play, random_order, trials_to, without_prior
 
 _SMALL = 10  # spaces below so many points are not in the summary: any order is soon through
 _RANDOM_ORDERS, _SAMPLED_ORDERS = 50, 3
@@ -25,36 +30,20 @@ _RANDOM_ORDERS, _SAMPLED_ORDERS = 50, 3
 Order = Callable[[Case, int], Sequence[int]]
 
 
-@dataclass(frozen=True)
-class Space:
-    """How a search went in the points of one space.
-
-    best_s: of a step; None where no layout fits. trials_to: share of it -> trials until one was within that.
-    stops_after: trials. picked_s: the fastest step by then.
-    """
-
-    name: str
-    points: int
-    best_s: float | None
-    trials_to: Mapping[str, int | None]
-    stops_after: int
-    picked_s: float | None
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--system-config", type=Path)
+    args = parser.parse_args()
+    try:
+        replay(args.file, load_system(args.system_config) if args.system_config else None)
+    except BadInput as error:
+        sys.exit(f"error: {error}")
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A search by measurement, played against what was measured."""
-
-    version: Literal[1]
-    spaces: tuple[Space, ...]
-
-
-def replay(path: Path, system: System | None, *, as_json: bool) -> int:
-    """Play the search against what was measured, with a system's calibration, and print how many trials it took."""
+def replay(path: Path, system: System | None) -> None:
+    """Play the search against what was measured, with a system's calibration."""
     scores = [play(case) for case in read_cases(path, system)]
-    if as_json:
-        print_json(Replay(version=1, spaces=tuple(map(_as_space, scores))))
-        return OK
     console = new_console()
     if note := calibration_note(system):
         console.print_line(note)
@@ -72,7 +61,6 @@ def replay(path: Path, system: System | None, *, as_json: bool) -> int:
             console.print_line(line)
     if not _has_optuna():
         console.print_line("without Optuna's samplers, which are not installed: pip install optuna")
-    return OK
 
 
 def _cells(score: Score) -> list[str]:
@@ -94,7 +82,7 @@ def _baselines() -> Iterator[tuple[str, Order, int]]:
     yield "without a prior", without_prior, 1
     yield "random order", random_order, _RANDOM_ORDERS
     if _has_optuna():
-        from cloudai_mbridge.tune.replay.optuna_samplers import gaussian_process, tpe
+        from tests.benchmarks.replay.optuna_samplers import gaussian_process, tpe
 
         yield "Optuna's TPE", tpe, _SAMPLED_ORDERS
         yield "Optuna's Gaussian process", gaussian_process, 1
@@ -112,13 +100,5 @@ def _has_optuna() -> bool:
     return importlib.util.find_spec("optuna") is not None
 
 
-def _as_space(score: Score) -> Space:
-    case = score.case
-    return Space(
-        name=case.name,
-        points=len(case.times),
-        best_s=case.best_s,
-        trials_to={str(tolerance): score.trials_to(tolerance) for tolerance in TOLERANCES},
-        stops_after=score.num_trials,
-        picked_s=score.picked_s,
-    )
+if __name__ == "__main__":
+    main()

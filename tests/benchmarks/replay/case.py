@@ -22,7 +22,7 @@ from cloudai_mbridge.gate.results.read import RunResult, find_report, read_resul
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.tune.measured import device_of, question_of
-from cloudai_mbridge.tune.replay.table import Space, read_table
+from cloudai_mbridge.tune.table import Space, read_table
 
 _SIZES = ("tp", "pp", "cp", "vp", "ep", "expert_tp", "mbs")
 

@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from cloudai_mbridge.tune.replay.case import Case
-from cloudai_mbridge.tune.replay.play import TOLERANCES, random_order, trials_to
+from tests.benchmarks.replay.case import Case
+from tests.benchmarks.replay.play import TOLERANCES, random_order, trials_to
 
 _ASKED_PER_ROW = 20
 _TOO_SLOW = 10.0  # times the slowest row: what a layout that runs out of memory is told to take
