@@ -3,7 +3,7 @@
 What was written can be taken up again: `resume` reads it back, and goes on as if nothing had happened.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,17 +121,11 @@ def preflight(prepared: Prepared) -> None:
         scheduler_for(prepared.system, prepared.plan).preflight()
 
 
-def write(
-    prepared: Prepared, *, dry_run: bool = False, before_the_plan: Callable[[Path], None] = lambda root: None
-) -> Path:
-    """Write everything that a run submits into a new directory and return it. A dry run ends here, marked as one.
-
-    before_the_plan: writes what else the directory needs, as the plan makes it one that can be resumed.
-    """
+def write(prepared: Prepared, *, dry_run: bool = False) -> Path:
+    """Write everything that a run submits into a new directory and return it. A dry run ends here, marked as one."""
     refuse_output_dir(prepared.output_dir, prepared.system)
     root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now(UTC))
     prepared = replace(prepared, plan=replace(prepared.plan, dry_run=dry_run))
-    before_the_plan(root)
     write_into(prepared, root)
     record_run(root)
     return root

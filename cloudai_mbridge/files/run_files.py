@@ -51,7 +51,6 @@ class _RootFiles(SimpleNamespace):
     junit: Final = "junit.xml"
     steps_csv: Final = "steps.csv"
     steps_parquet: Final = "steps.parquet"
-    node_campaign: Final = "node_campaign.json"
 
 
 ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # that `run` makes; UTC

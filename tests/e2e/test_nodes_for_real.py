@@ -1,8 +1,7 @@
-"""A node that is slow for real: its jobs have a share of a core, by the kernel. Found by a campaign and by a sweep."""
+"""A node that is slow for real: its jobs have a share of a core, by the kernel. Found in a sweep."""
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,20 +72,6 @@ def nodes_of(run: Any) -> dict[str, Any]:
     shown = json.loads(run.command("nodes show", "--json").finish(0).stdout)
     print(json.dumps(shown, indent=1))
     return {node["node"]: node for node in shown["nodes"]}
-
-
-def test_a_campaign_killed_and_resumed(slowed: Any, start_run: Any, nothing_left: Any) -> None:
-    test = TEST.format(id="check", run="")
-    args = ["--nodes=gb200-[1-4]", "--max-runs-per-node=4", "--max-parallel=1"]
-    run = start_run(slowed, [test], args=args, command="nodes test", whole_system=SYSTEM)
-    run.wait_for_step("check", 3)
-    run.send(signal.SIGKILL)
-    run.process.wait()
-    run = run.resume().finish(0, timeout_s=900)
-    found = nodes_of(run)
-    assert {name for name, node in found.items() if node["verdict"] == "slow"} == {SLOW}
-    assert found[SLOW]["effect"] > 0.5
-    nothing_left(slowed)
 
 
 def test_a_sweep(slowed: Any, start_run: Any) -> None:

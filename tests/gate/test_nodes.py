@@ -1,7 +1,6 @@
 """Slow nodes, told from the runs on them."""
 
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from scipy.stats import norm
 
 from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.nodes.campaign import judge_rounds, plan_rounds, share_of_rate, wanted_groups
 from cloudai_mbridge.gate.nodes.facts import OddFact, odd_facts
 from cloudai_mbridge.gate.nodes.verdicts import (
     NodeRun,
@@ -28,7 +26,7 @@ from tests.gate.some_runs import make_run
 NAMES = [f"n{i:02}" for i in range(24)]
 
 
-def campaign(
+def in_rounds(
     slow: Mapping[str, float],
     rounds: int = 4,
     per_run: int = 1,
@@ -54,7 +52,7 @@ def verdicts(result: NodesResult) -> dict[str, NodeVerdict]:
 
 @pytest.mark.parametrize("per_run", [1, 2, 4])
 def test_slow_nodes_are_named_and_no_others(per_run: int) -> None:
-    result = judge_nodes(campaign({"n03": 0.05, "n17": 0.06}, rounds=6, per_run=per_run))
+    result = judge_nodes(in_rounds({"n03": 0.05, "n17": 0.06}, rounds=6, per_run=per_run))
     assert {node.node for node in result.slow} == {"n03", "n17"}
     for node in result.slow:
         assert node.interval is not None
@@ -66,7 +64,7 @@ def test_slow_nodes_are_named_and_no_others(per_run: int) -> None:
 
 def test_no_node_is_slow_where_none_is() -> None:
     for seed in range(30):
-        assert not judge_nodes(campaign({}, seed=seed)).slow
+        assert not judge_nodes(in_rounds({}, seed=seed)).slow
 
 
 def nightly(slow: str, points: int = 8, nights: int = 12, seed: int = 2) -> list[NodeRun]:
@@ -120,7 +118,7 @@ def test_a_history_tells_its_runs_with_their_nights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_one_run_alone_makes_no_node_slow(rounds: int) -> None:
-    runs = campaign({}, rounds=rounds)
+    runs = in_rounds({}, rounds=rounds)
     slowest = replace(runs[7], step_time_s=1.3 * runs[7].step_time_s)
     result = judge_nodes([*runs[:7], slowest, *runs[8:]])
     assert not result.slow
@@ -129,55 +127,12 @@ def test_one_run_alone_makes_no_node_slow(rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [2, 4])
 def test_one_fast_run_alone_makes_no_node_normal(rounds: int) -> None:
-    runs = campaign({"n05": 0.05}, rounds, noise=0.003)
+    runs = in_rounds({"n05": 0.05}, rounds, noise=0.003)
     first = next(number for number, run in enumerate(runs) if "n05" in run.nodes)
     runs[first] = replace(runs[first], step_time_s=runs[first].step_time_s * 0.9)
     found = verdicts(judge_nodes(runs))
     assert found["n05"] is not NodeVerdict.NORMAL
     assert list(found.values()).count(NodeVerdict.NORMAL) > 20
-
-
-def test_looks_share_the_rate() -> None:
-    runs = campaign({"n03": 0.03})
-    assert judge_nodes(runs).slow
-    assert not judge_nodes(runs, share=1e-9).slow
-    assert judge_nodes(runs, share=0.25).false_alarm_rate == judge_nodes(runs).false_alarm_rate
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 4, 7])
-def test_the_looks_of_a_campaign_share_its_rate(rounds: int) -> None:
-    shares = [share_of_rate(done, rounds) for done in range(1, rounds + 1)]
-    assert sum(shares) == pytest.approx(1)
-    assert shares == sorted(shares)
-
-
-def test_a_round_of_a_campaign_has_some_groups_to_compare_with() -> None:
-    groups = plan_rounds(NAMES, 1, 1, random.Random(1))[0]
-    assert wanted_groups(groups, None, 0, 0) == groups
-    known = judge_nodes(campaign({"n17": 0.05}))
-    assert verdicts(known)["n17"] is NodeVerdict.SLOW
-    open_again = {"n03"}
-    nodes = [replace(node, verdict=NodeVerdict.NORMAL) if node.node != "n17" else node for node in known.nodes]
-    assert wanted_groups(groups, replace(known, nodes=tuple(nodes)), 1, 24) == []
-    partly = [replace(node, verdict=NodeVerdict.TOO_FEW) if node.node in open_again else node for node in nodes]
-    for number, done, expected in ((1, 24, 7), (2, 30, 7), (3, 150, 10), (3, 36, 24)):
-        wanted = wanted_groups(groups, replace(known, nodes=tuple(partly)), number, done)
-        assert len(wanted) == expected
-        assert wanted[0] == ("n03",)
-        assert ("n17",) not in wanted[:-1]
-    assert len(wanted_groups(groups, replace(known, nodes=()), 1, 0)) == len(groups)
-
-
-def test_what_a_look_of_a_campaign_calls_slow_stays_slow() -> None:
-    runs = [replace(run, round=int(run.cell.split()[-1])) for run in campaign({"n03": 0.05}, rounds=3)]
-    first = judge_rounds(runs, 3, 4, 0.01, 0.03)
-    assert [node.node for node in first.slow] == ["n03"]
-    faster = NodeRun("3", ("n03",), 0.9, round=3)
-    last = [faster, *(NodeRun("3", (f"n{i:02}",), 1 + i / 1000, round=3) for i in (5, 6, 7))]
-    after = judge_rounds([*runs, *last], 4, 4, 0.01, 0.03)
-    assert not judge_nodes([*runs, *last]).slow
-    assert [node.node for node in after.slow] == ["n03"]
-    assert after.nodes[0].node == "n03"
 
 
 def test_how_probable_the_slowest_runs_of_one_node_are() -> None:
@@ -215,7 +170,7 @@ def test_two_slow_runs_of_a_node_are_as_rare_as_they_are_said_to_be(name: str) -
 
 @pytest.mark.parametrize("noise", [1e-16, 1e-14, 1e-12, 1e-9, 1e-3])
 def test_runs_that_hardly_differ(noise: float) -> None:
-    result = judge_nodes(campaign({"n03": 0.05}, rounds=3, num_nodes=6, noise=noise))
+    result = judge_nodes(in_rounds({"n03": 0.05}, rounds=3, num_nodes=6, noise=noise))
     assert [node.node for node in result.slow] == ["n03"]
 
 
@@ -230,27 +185,8 @@ def test_skewed_noise_makes_no_node_slow() -> None:
     assert named <= 2, named
 
 
-def test_a_round_of_a_campaign_is_compared_with_itself() -> None:
-    """The second round is 10 % slower: one node would be, which only has runs in it."""
-    first, second = (
-        [
-            replace(
-                make_run(f"{number}-{i}", (1 + number / 10) * (1 + i / 1000)),
-                iteration=10 * number + i,
-                nodes=(f"n{i}",),
-            )
-            for i in range(6)
-        ]
-        for number in (0, 1)
-    )
-    rounds = {(run.source, f"{run.point}/{run.iteration}"): run.iteration // 10 for run in (*first, *second)}
-    runs, _ = runs_on_nodes([*first[1:], *second], rounds)
-    assert len({run.cell for run in runs}) == 2
-    assert not judge_nodes(runs).slow
-
-
 def test_one_run_a_node_is_too_few() -> None:
-    runs = [replace(run, cell=f"{run.cell} {number}") for number, run in enumerate(campaign({"n03": 0.05}, rounds=1))]
+    runs = [replace(run, cell=f"{run.cell} {number}") for number, run in enumerate(in_rounds({"n03": 0.05}, rounds=1))]
     result = judge_nodes(runs)
     assert set(verdicts(result).values()) == {NodeVerdict.TOO_FEW}
     assert result.nodes[0].effect is None
@@ -259,19 +195,19 @@ def test_one_run_a_node_is_too_few() -> None:
 
 def test_a_node_whose_runs_never_have_others_beside_them_says_nothing() -> None:
     alone = [NodeRun("its own point", ("n99",), time) for time in (9.0, 9.1, 9.05)]
-    result = judge_nodes([*campaign({}), *alone])
+    result = judge_nodes([*in_rounds({}), *alone])
     assert verdicts(result)["n99"] is NodeVerdict.TOO_FEW
     assert not result.slow
 
 
 def test_a_slow_node_does_not_make_its_companions_slow() -> None:
     """Each of them has been in fast company once."""
-    result = judge_nodes(campaign({"n03": 0.08}, rounds=3, per_run=4, noise=0.003, seed=4))
+    result = judge_nodes(in_rounds({"n03": 0.08}, rounds=3, per_run=4, noise=0.003, seed=4))
     assert {node.node for node in result.slow} == {"n03"}
 
 
 def test_nodes_that_were_never_apart_are_not_told_apart() -> None:
-    runs = campaign({"n03": 0.08}, rounds=4)
+    runs = in_rounds({"n03": 0.08}, rounds=4)
     pairs = [replace(run, nodes=("n03", "n17")) if "n03" in run.nodes else run for run in runs]
     result = judge_nodes([run for run in pairs if run.nodes != ("n17",)])
     assert not result.slow
@@ -281,7 +217,7 @@ def test_nodes_that_were_never_apart_are_not_told_apart() -> None:
 
 def test_a_few_runs_do_not_make_a_node_slow_by_chance() -> None:
     false_alarms = sum(
-        bool(judge_nodes(campaign({}, rounds=2, num_nodes=4, seed=seed), false_alarm_rate=0.05).slow)
+        bool(judge_nodes(in_rounds({}, rounds=2, num_nodes=4, seed=seed), false_alarm_rate=0.05).slow)
         for seed in range(300)
     )
     assert false_alarms < 30

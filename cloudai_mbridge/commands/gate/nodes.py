@@ -1,28 +1,22 @@
 """`mbridge nodes`: which nodes are slow."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH, Number, request_of, scenario_options
-from cloudai_mbridge.commands.run.drive import drive
+from cloudai_mbridge.commands.options import JSON, PATH, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
-from cloudai_mbridge.gate.results.read import RunResult, read_results, without_dry_runs
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
-from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
@@ -45,7 +39,7 @@ _SLOWDOWN = click.option(
 
 @click.group()
 def nodes() -> None:
-    """Find slow nodes: from results, or by running a test on every node."""
+    """Find slow nodes."""
 
 
 @nodes.command()
@@ -82,67 +76,10 @@ def show(
     return SLOW_NODES if fail_on_slow and result.slow else OK
 
 
-@nodes.command()
-@scenario_options(output_dir=True)
-@click.option("--nodes", "node_list", required=True, metavar="LIST", help="Nodes to test, such as gb200-[001-064].")
-@click.option(
-    "--max-runs-per-node",
-    type=click.IntRange(2, 100),
-    default=4,
-    show_default=True,
-    help="Rounds, each with all nodes.",
-)
-@click.option("--max-parallel", type=click.IntRange(min=1), help="Runs active at a time; default: the scenario's.")
-@_FALSE_ALARM_RATE
-@_SLOWDOWN
-@JSON
-def test(
-    node_list: str,
-    max_runs_per_node: int,
-    max_parallel: int | None,
-    false_alarm_rate: float,
-    slowdown: float,
-    as_json: bool,
-    **options: Any,
-) -> int:
-    """Run a scenario's only point on every node, in new company each time, until all nodes are decided.
-
-    An interrupted campaign goes on with `mbridge resume RUN`. `mbridge nodes show RUN` shows what it found. No node is
-    drained.
-    """
-    from cloudai_mbridge.gate.nodes.campaign import plan_campaign, write_campaign  # numpy, for this command only
-
-    overrides = {} if max_parallel is None else {"max_parallel": max_parallel}
-    prepared = pipeline.plan(request_of(options), overrides)
-    if isinstance(prepared.system, LocalSystem):
-        raise BadInput(f"{options['system_config']}: is this machine alone; nodes are compared on a cluster")
-    template = _only_run(prepared.plan, options["test_scenario"])
-    names = expand_hostlist(node_list)
-    terms = {"false_alarm_rate": false_alarm_rate, "slowdown": slowdown}
-    runs, campaign = plan_campaign(template, names, max_runs_per_node, random.Random(0), **terms)  # noqa: S311 - no secret
-    prepared = replace(prepared, plan=replace(prepared.plan, runs=runs))
-    pipeline.preflight(prepared)
-    root = pipeline.write(prepared, before_the_plan=lambda root: write_campaign(campaign, root))
-    console = new_console(stderr=as_json)
-    console.print_line(f"results: {root}")
-    code = drive(console, prepared, root)
-    result = _judged([root], false_alarm_rate, slowdown)
-    print_json(result) if as_json else _print(result)
-    return code
-
-
-def _only_run(plan: ScenarioPlan, scenario: Path) -> RunPlan:
-    """Return the run that the campaign repeats. BadInput: there is none, or more than one point."""
-    runs = [run for run in plan.runs if not run.goes_first]
-    points = {f"{run.test_id}/{run.label}" for run in runs}
-    if len(points) != 1:
-        found = ", ".join(sorted(points)[:_SHOWN]) or "none"
-        raise BadInput(f"{scenario}: {counted(len(points), 'point')} ({found}); a campaign repeats exactly one")
-    if runs[0].upstream is not None:
-        raise BadInput(
-            f"{scenario}: its runs go through Megatron-Bridge's launcher, which takes no list of nodes from here"
-        )
-    return runs[0]
+@nodes.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def test() -> int:
+    """Name what has replaced it."""
+    raise BadInput("nodes test is no longer there: run a test with `iterations`, and `mbridge nodes show` its results")
 
 
 def _judged(
@@ -150,27 +87,16 @@ def _judged(
 ) -> "NodesResult":
     # numpy, for this group only
     from cloudai_mbridge.gate.history.store import History
-    from cloudai_mbridge.gate.nodes.campaign import judge_rounds, read_campaign
     from cloudai_mbridge.gate.nodes.facts import odd_facts
-    from cloudai_mbridge.gate.nodes.verdicts import runs_of_history, runs_on_nodes
+    from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_of_history, runs_on_nodes
 
     given, skipped = without_dry_runs(results)
-    read: list[RunResult] = []
-    rounds: dict[tuple[str, str], int] = {}
-    done = planned = 1
-    for path in given:
-        own = read_results(path)
-        read += own
-        if own and (campaign := read_campaign(Path(own[0].source).parent)):
-            number_of = {key: number for number, keys in enumerate(campaign.rounds) for key in keys}
-            done = max(done, 1 + max(number_of.get(f"{run.point}/{run.iteration}", 0) for run in own))
-            planned = max(planned, len(campaign.rounds))
-            rounds |= {(own[0].source, key): number for key, number in number_of.items()}
-    runs, notes = runs_on_nodes(read, rounds)
+    read = [run for path in given for run in read_results(path)]
+    runs, notes = runs_on_nodes(read)
     if history is not None:
         with History(history) as store:
             runs += runs_of_history(store, {run.run_id for run in read})
-    result = judge_rounds(runs, done, planned, false_alarm_rate, slowdown)
+    result = judge_nodes(runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown)
     return replace(result, notes=(*skipped, *notes, *result.notes), odd=tuple(odd_facts(read)))
 
 

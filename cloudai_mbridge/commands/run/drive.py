@@ -45,12 +45,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
 
 
 def choosers_for(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
-    """Return what chooses among the points of tests with agent = "tune", or among the runs of a campaign on nodes."""
-    if (root / ROOT_FILES.node_campaign).exists():
-        from cloudai_mbridge.gate.nodes.campaign import NodeChooser, read_campaign  # numpy, for these only
-
-        campaign = read_campaign(root)
-        return {campaign.test_id: NodeChooser(campaign, judge_in(root))} if campaign else {}
+    """Return what chooses among the points of tests with agent = "tune"."""
     if all(run.search is None for run in prepared.plan.runs):
         return {}
     from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only

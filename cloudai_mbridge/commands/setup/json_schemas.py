@@ -38,7 +38,6 @@ DOCUMENTS: Mapping[str, str] = {
     "history show": "commands.gate.history:StoredRuns",
     "history trend": "gate.trend.analysis:Trends",
     "nodes show": "gate.nodes.verdicts:NodesResult",
-    "nodes test": "gate.nodes.verdicts:NodesResult",
 }
 
 

@@ -2,10 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
 
 import numpy as np
 
@@ -68,17 +67,12 @@ class NodesResult:
     def slow(self) -> tuple[NodeResult, ...]:
         return tuple(node for node in self.nodes if node.verdict is NodeVerdict.SLOW)
 
-    def with_slow(self, slow: Mapping[str, NodeResult]) -> Self:
-        """Return this with more slow nodes, as earlier looks saw them."""
-        nodes = [replace(slow.get(node.node, node), runs=node.runs) for node in self.nodes]
-        return replace(self, nodes=_in_order(nodes))
-
 
 @dataclass(frozen=True)
 class NodeRun:
     """A run's step time in s on its nodes. cell: runs of one cell should take equally long.
 
-    point, night: of a run that is alone in its cell, what other runs may have in common with it. round: of a campaign.
+    point, night: of a run that is alone in its cell, what other runs may have in common with it.
     """
 
     cell: str
@@ -86,16 +80,12 @@ class NodeRun:
     step_time_s: float
     point: str = ""
     night: str = ""
-    round: int = 0
 
 
-def runs_on_nodes(
-    results: Iterable[RunResult], rounds: Mapping[tuple[str, str], int] | None = None
-) -> tuple[list[NodeRun], list[str]]:
+def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str]]:
     """Return the good runs whose nodes are known, each once, and notes on the others.
 
-    The runs of a point in one report are a cell: between reports software may have changed. So are those of a
-    campaign's round. rounds: (source, run key) -> round.
+    The runs of a point in one report are a cell: between reports software may have changed.
     """
     originals, ids = Originals(), set[str]()
     found, unknown = [], 0
@@ -112,9 +102,8 @@ def runs_on_nodes(
         elif not run.nodes:
             unknown += 1
         else:
-            number = (rounds or {}).get((run.source, f"{run.point}/{run.iteration}"), 0)
             point = f"{run.point}\n{run.comparability_id}"
-            found.append(NodeRun(f"{run.source}\n{point}\n{number}", run.nodes, value[0], point, run.source, number))
+            found.append(NodeRun(f"{run.source}\n{point}", run.nodes, value[0], point, run.source))
     notes = [f"{counted(count, 'run')} left out: {reason}" for reason, count in left_out.items()]
     notes += [f"the nodes of {counted(unknown, 'run')} are unknown"] if unknown else []
     return found, notes
@@ -171,12 +160,11 @@ def judge_nodes(
     *,
     false_alarm_rate: float = FALSE_ALARM_RATE,
     slowdown: float = SLOWDOWN,
-    share: float = 1.0,
     notes: Sequence[str] = (),
 ) -> NodesResult:
     """Say of every node whether it is slow.
 
-    false_alarm_rate: of calling any node slow where none is, in all looks. share: of it, for this look.
+    false_alarm_rate: of calling any node slow where none is.
     """
     counts: dict[str, int] = {}
     for run in runs:
@@ -193,8 +181,8 @@ def judge_nodes(
         np.array([cells[run.cell] for run in runs]),
         [run.nodes for run in runs],
     )
-    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate * share, taken)
-    sure = slow_beyond_the_noise(*problem, effects, len(counts), false_alarm_rate * share)
+    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate, taken)
+    sure = slow_beyond_the_noise(*problem, effects, len(counts), false_alarm_rate)
     reach, typical = reach_below(*problem[:2], effects), _without_far_below(*problem, effects, taken)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
