@@ -1,7 +1,4 @@
-"""The performance configurations of the real releases, read from their sources as an installed clone, are planned.
-
-The test pins a commit that nobody knows: only the clone says which release it is, and what the launcher fills in.
-"""
+"""The performance configurations of the real releases are planned with the options of their installed sources."""
 
 import os
 from pathlib import Path
@@ -19,22 +16,19 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.preview import PlanOptions, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
-COMMIT = "my-branch"
 SOURCES = {"0.3.0": "MBRIDGE_LAUNCHER_SOURCE_0_3", "0.6.0": "MBRIDGE_LAUNCHER_SOURCE_0_6"}
 
 
-@pytest.fixture(params=SOURCES)
-def install_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    source = os.environ.get(SOURCES[request.param])
-    if not source:
-        pytest.skip(f"{SOURCES[request.param]} names no source")
-    repo_path(tmp_path, URL, COMMIT).symlink_to(Path(source).resolve())
-    return tmp_path
-
-
-def test_all_performance_configurations_are_planned(install_path: Path) -> None:
-    release = find_release(COMMIT, repo_path(install_path, URL, COMMIT))
+@pytest.mark.parametrize("version", SOURCES)
+def test_all_performance_configurations_are_planned(version: str, tmp_path: Path) -> None:
+    if not (source := os.environ.get(SOURCES[version])):
+        pytest.skip(f"{SOURCES[version]} names no source")
+    commit, install_path = f"v{version}", tmp_path
+    clone = repo_path(install_path, URL, commit)
+    clone.symlink_to(Path(source).resolve())
+    release = find_release(commit, clone)
     assert release is not None
+    assert release.clone == clone
     known = catalog(release)
     assert known is not None
     assert len(known.source.rows) > 200
@@ -49,7 +43,7 @@ def test_all_performance_configurations_are_planned(install_path: Path) -> None:
             "config_variant": row.variant or None,
         }
         definition = MegatronBridgeTestDefinition.model_validate(
-            {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": COMMIT}]}
+            {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": commit}]}
         )
         system = SlurmSystem(
             name="c",
