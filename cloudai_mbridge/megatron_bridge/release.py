@@ -1,7 +1,7 @@
 """Which release of Megatron-Bridge a test pins.
 
-The pinned commit says so: a tag (`v0.3.0`), a release branch (`r0.3.0`), or a commit that is a release's. Of another
-one an installed clone has the version that it goes towards, in `package_info.py`; its presets are not known.
+The pinned commit is a tag (`v0.3.0`), a release branch (`r0.3.0`), or the commit of a release. For any other commit the
+version is that in `package_info.py` of an installed clone, and the presets are unknown.
 """
 
 import re
@@ -27,7 +27,7 @@ class Release:
     version: such as 0.3.0.
     source: in a few words, for reports.
     clone: the installed repository, if it is there.
-    is_known: the commit is a release's; else `version` is where an installed clone goes towards.
+    is_known: the commit is that of a release; else `version` is from the package_info.py of a clone.
     """
 
     version: str

@@ -68,10 +68,10 @@ def train_upstream(name: str, layers: int, steps: int, yaml: str) -> None:
     import torch
     import transformer_engine.pytorch  # noqa: F401 - before what looks for it
     from absent_packages import OTHERS, _Finder
+    from bridge_loop.upstream_on_cpu import import_core
 
     absent = tuple(package for package in OTHERS if package not in _REAL)
-    importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
-    importlib.import_module("megatron.core.optimizer")
+    import_core()
     sys.meta_path.insert(0, _Finder(absent))
     _train_module("initialize").compile_helpers = lambda: None  # the wheel contains them compiled, and no Makefile
     for each in ("train", "eval"):  # a stand-in of ModelOpt answers where None means that nothing is distilled

@@ -45,7 +45,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
 
 
 def choosers_for(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
-    """Return what chooses among the points of tests with agent = "tune"."""
+    """Return the searches of tests with agent = "tune", by test."""
     if all(run.search is None for run in prepared.plan.runs):
         return {}
     from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only

@@ -164,7 +164,7 @@ def judge_nodes(
 ) -> NodesResult:
     """Say of every node whether it is slow.
 
-    false_alarm_rate: of calling any node slow where none is.
+    false_alarm_rate: over all nodes, of the verdict slow.
     """
     counts: dict[str, int] = {}
     for run in runs:

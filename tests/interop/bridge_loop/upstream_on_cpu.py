@@ -12,7 +12,7 @@ from typing import Any
 from tests.interop.absent_packages import stand_in_for
 
 # What of Megatron-Core looks for kernels and is imported by Megatron-Bridge: it has to find that there are none
-_LOOKS_FOR_KERNELS = (
+LOOKS_FOR_KERNELS = (
     "extensions.transformer_engine",
     "dist_checkpointing.strategies.nvrx",
     "fp8_utils",
@@ -38,8 +38,7 @@ def install() -> None:
 
     cpu.install()
     warnings.filterwarnings("ignore")
-    for name in _LOOKS_FOR_KERNELS:
-        _try(f"megatron.core.{name}")
+    import_core()
     stand_in_for(_ABSENT)
     initialize: Any = importlib.import_module("megatron.bridge.training.initialize")
     setup: Any = importlib.import_module("megatron.bridge.training.setup")
@@ -53,6 +52,12 @@ def install() -> None:
     setup.setup_data_iterators = functools.partial(_without_draws, setup.setup_data_iterators)
     for name in ("pretrain", "gpt_step", "callbacks"):
         importlib.import_module(f"megatron.bridge.training.{name}")
+
+
+def import_core() -> None:
+    """Import what looks for kernels, before stand-ins of packages would mislead it."""
+    for name in LOOKS_FOR_KERNELS:
+        _try(f"megatron.core.{name}")
 
 
 def _try(module: str) -> None:
