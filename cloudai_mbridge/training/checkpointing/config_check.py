@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from cloudai_mbridge.training.checkpointing import local
+from cloudai_mbridge.training.checkpointing import hf_export, local
 from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
 from cloudai_mbridge.training.compat.checkpoints import HAS_HASHES
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
@@ -19,8 +19,9 @@ def check_checkpoint_packages(cfg: Any) -> None:
 
     Raises ConfigError: one line with every field, its value and a remedy.
     """
-    if problems := list(_problems(cfg.checkpoint)):
+    if problems := [*_problems(cfg.checkpoint), *hf_export.problems(cfg)]:
         raise ConfigError("; ".join(f"checkpoint.{problem}" for problem in problems))
+    hf_export.check(cfg)
 
 
 def init_checkpointing_context(checkpoint_config: CheckpointConfig) -> dict[str, Any]:

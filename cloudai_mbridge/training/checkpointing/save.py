@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import fsdp, layout, local, modelopt, retention
+from cloudai_mbridge.training.checkpointing import fsdp, hf_export, layout, local, modelopt, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import (
     forked_results,
@@ -85,6 +85,8 @@ def save_checkpoint(
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
     modelopt.save_if_converted(state.cfg, model, directory)
     _conclude(state, request, complete, completed)
+    if config.also_save_hf_checkpoint and model:
+        on_each_rank(directory, lambda: hf_export.save(state.cfg, model, directory))
 
 
 def _save_locally(

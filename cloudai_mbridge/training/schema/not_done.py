@@ -9,7 +9,6 @@ _MISSING = object()
 
 _UNREAD = "Megatron-Bridge 0.6 does not read it"
 _NO_GROUPS = "Megatron-Bridge 0.6 makes no process groups for generalized tensor parallelism"
-_CONVERTED = "there is no conversion to Hugging Face here, on purpose; Megatron-Bridge converts the checkpoints"
 # section.field -> the reason, and the values that ask for nothing; a section that is None asks for nothing either
 ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "validation.test_mode": (_UNREAD, (False,)),
@@ -21,7 +20,6 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "checkpoint.save_activations_interval": (_UNREAD, (None,)),
     "checkpoint.save_tokens_per_expert_interval": (_UNREAD, (None,)),
     "checkpoint.async_ckpt_use_cpu_shm": (_UNREAD, (False,)),
-    "checkpoint.also_save_hf_checkpoint": (_CONVERTED, (False,)),
     "checkpoint.save_wgrads_interval": (_UNREAD, (None,)),
     "checkpoint.save_dgrads_interval": (_UNREAD, (None,)),
     "checkpoint.use_checkpoint_args": (_UNREAD, (False,)),

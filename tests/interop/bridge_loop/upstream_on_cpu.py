@@ -27,7 +27,7 @@ LOOKS_FOR_KERNELS = (
     "transformer.moe.experts",
 )
 # What Megatron-Bridge imports, and does not use in these runs; more stand-ins would mislead transformers
-_ABSENT = ("transformer_engine", "modelopt", "nvidia_resiliency_ext", "fla", "megatron.energon")
+ABSENT = ("transformer_engine", "modelopt", "nvidia_resiliency_ext", "fla", "megatron.energon")
 
 
 def install() -> None:
@@ -39,7 +39,7 @@ def install() -> None:
     cpu.install()
     warnings.filterwarnings("ignore")
     import_core()
-    stand_in_for(_ABSENT)
+    stand_in_for(ABSENT)
     initialize: Any = importlib.import_module("megatron.bridge.training.initialize")
     setup: Any = importlib.import_module("megatron.bridge.training.setup")
     # It asserts that there is a GPU; `setup` has no argument for the one that allows none

@@ -11,10 +11,12 @@ from cloudai_mbridge.training.checkpointing import (
     checkpoint_exists,
     config_check,
     get_checkpoint_name,
+    hf_export,
     init_checkpointing_context,
 )
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.peft.config import DoRA
 
 
 def check(**fields):
@@ -58,6 +60,29 @@ def test_accepted(fields):
 def test_refused(fields, part):
     with pytest.raises(ConfigError) as caught:
         check(**fields)
+    assert part in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "peft", "part"),
+    [
+        ({"ckpt_format": "fsdp_dtensor"}, None, "needs ckpt_format = 'torch_dist'"),
+        ({"non_persistent_ckpt_type": "local"}, None, "needs non_persistent_ckpt_type = 'global'"),
+        ({}, DoRA(), "exports no magnitudes of DoRA"),
+        ({"hf_source_path": None}, None, "needs hf_source_path, model.hf_model_id or tokenizer.tokenizer_model"),
+        ({}, None, "needs the Python package megatron-bridge, which is not installed: run `pip install"),
+    ],
+)
+def test_an_export_to_hugging_face_is_refused(monkeypatch, fields, peft, part):
+    monkeypatch.setattr(hf_export, "is_installed", lambda module: module == "megatron.bridge" and bool(fields or peft))
+    checkpoint = CheckpointConfig(**{"also_save_hf_checkpoint": True, "hf_source_path": "a", **fields})
+    cfg = SimpleNamespace(
+        checkpoint=checkpoint, peft=peft, model=SimpleNamespace(), tokenizer=SimpleNamespace(tokenizer_model=None)
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_checkpoint_packages(cfg)
+    assert "checkpoint.also_save_hf_checkpoint = True" in str(caught.value)
     assert part in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 

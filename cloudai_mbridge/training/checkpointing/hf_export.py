@@ -1,0 +1,100 @@
+"""Export of the weights to Hugging Face's format, beside a checkpoint, by Megatron-Bridge where it is installed.
+
+Which tensor becomes which is Megatron-Bridge's knowledge of each model family; the checkpoint itself needs none of it.
+"""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudai_mbridge.training.checkpointing.agree import one_line
+from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.peft.config import DoRA
+from cloudai_mbridge.training.process.log_lines import write_line
+from cloudai_mbridge.training.process.provenance import is_installed
+
+DIRECTORY = "hf"
+_SWITCH = "checkpoint.also_save_hf_checkpoint = True"
+
+
+def source_of(cfg: Any) -> str | None:
+    """Return the model on the hub, or the directory, whose configuration and tokenizer the export copies."""
+    given = cfg.checkpoint.hf_source_path, getattr(cfg.model, "hf_model_id", None), cfg.tokenizer.tokenizer_model
+    return next((str(source) for source in given if source), None)
+
+
+def problems(cfg: Any) -> Iterator[str]:
+    """Yield the fields of `checkpoint` with which nothing can be exported, each with its value and a remedy."""
+    c = cfg.checkpoint
+    if not c.also_save_hf_checkpoint:
+        return
+    if c.ckpt_format == FSDP_DTENSOR:
+        yield "also_save_hf_checkpoint = True needs ckpt_format = 'torch_dist'; use False"
+    if c.non_persistent_ckpt_type == "local":
+        yield "also_save_hf_checkpoint = True needs non_persistent_ckpt_type = 'global'; use False"
+    if isinstance(cfg.peft, DoRA):
+        yield "also_save_hf_checkpoint = True: Megatron-Bridge exports no magnitudes of DoRA; use LoRA, or False"
+    if source_of(cfg) is None:
+        yield "also_save_hf_checkpoint = True needs hf_source_path, model.hf_model_id or tokenizer.tokenizer_model"
+    if not is_installed("megatron.bridge"):
+        yield (
+            "also_save_hf_checkpoint = True needs the Python package megatron-bridge, which is not installed:"
+            " run `pip install megatron-bridge` in the job's environment, or use False"
+        )
+
+
+def check(cfg: Any) -> None:
+    """Open the source of an export, if one is configured. Any rank, before the process group.
+
+    Raises ConfigError: Megatron-Bridge is not installed, or does not know the model.
+    """
+    if cfg.checkpoint.also_save_hf_checkpoint:
+        _open(source_of(cfg), cfg.checkpoint.hf_trust_remote_code)
+
+
+def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
+    """Write the weights, of a model with adapters these alone, into `hf/` of a checkpoint's directory. A collective.
+
+    Raises what Megatron-Bridge raises, after the ranks' collectives: one that fails alone keeps no other waiting.
+    """
+    source, path = source_of(cfg), Path(checkpoint, DIRECTORY)
+    bridge = _open(source, cfg.checkpoint.hf_trust_remote_code)
+    if cfg.peft is not None:
+        bridge.save_hf_adapter(model, path, cfg.peft, base_model_name_or_path=source, show_progress=False)
+        return
+    weights = bridge.export_hf_weights(model, cpu=True, show_progress=False)
+    try:
+        bridge.hf_pretrained.state.source.save_generator(weights, path, strict=False, **_by_rank(cfg.checkpoint))
+        if dist.get_rank() == 0:
+            bridge.hf_pretrained.save_artifacts(path, original_source_path=source)
+    finally:
+        for _ in weights:
+            pass
+    if dist.get_rank() == 0:
+        write_line(f"  saved Hugging Face weights to {path}")
+
+
+def _by_rank(checkpoint: Any) -> dict[str, Any]:
+    if not checkpoint.hf_distributed_save:
+        return {}
+    return {"distributed_save": True, "save_every_n_ranks": checkpoint.hf_save_every_n_ranks}
+
+
+@functools.cache
+def _open(source: str | None, trusts_code: bool) -> Any:
+    try:
+        from megatron.bridge.models.conversion import auto_bridge, peft_bridge
+
+        peft_bridge.ModuleDict = torch.nn.ModuleDict  # its own class and ours, of adapters for parts of a layer
+        bridge = auto_bridge.AutoBridge.from_hf_pretrained(source, trust_remote_code=trusts_code)
+        with TemporaryDirectory() as unused:  # what would otherwise be found missing at the first checkpoint
+            bridge.hf_pretrained.save_artifacts(unused, original_source_path=source)
+        return bridge
+    except Exception as error:  # of the import too: what Megatron-Bridge needs itself
+        raise ConfigError(f"{_SWITCH}: Megatron-Bridge cannot export {source!r}: {one_line(error)}") from error
