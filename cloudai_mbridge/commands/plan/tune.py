@@ -15,7 +15,7 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number
-from cloudai_mbridge.commands.run.drive import submit
+from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
 from cloudai_mbridge.estimate.headline import Price, price_of
@@ -189,7 +189,8 @@ def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Pa
         path = Path(directory, "scenario.toml")
         path.write_text(render_toml(scenario), encoding="utf-8")
         prepared = pipeline.plan(pipeline.Request(system_config, path, None, output_dir), limits)
-    return submit(new_console(), prepared)
+    console = new_console()
+    return drive(console, prepared, write(console, prepared))
 
 
 def search_request(

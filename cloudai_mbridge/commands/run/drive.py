@@ -17,13 +17,13 @@ from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.verdict import Verdict
 
 
-def submit(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> int:
-    """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
+def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> Path:
+    """Write what was planned into a new directory, once the system would take it; return the directory."""
     show_rejected(console, prepared.plan, in_full=all_rejected)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
     console.print_line(f"results: {root}")
-    return drive(console, prepared, root)
+    return root
 
 
 def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
