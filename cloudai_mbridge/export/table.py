@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
 from cloudai_mbridge.gate.results.read import read_report
 from cloudai_mbridge.metrics import Statistic, summarize
 from cloudai_mbridge.report.build import build_report
-from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.runner.lock import reading

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.report.formats.junit import render_junit
-from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import Report
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import NASTY, VIOLATION, some_point, some_rejected, some_report

@@ -16,7 +16,7 @@ from cloudai_mbridge.export.prometheus import render_prometheus
 from cloudai_mbridge.export.table import Table, read_table
 from cloudai_mbridge.export.wandb import send_wandb
 from cloudai_mbridge.files.replace import replacing, require_writable
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.files.text import visible
 
 _FILES: Mapping[str, Callable[[Table], bytes]] = {
     "csv": lambda table: render_csv(table).encode(),

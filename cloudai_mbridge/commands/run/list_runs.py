@@ -15,12 +15,12 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, PATH
-from cloudai_mbridge.commands.run_names import find_runs
 from cloudai_mbridge.errors import OK, MBridgeError, counted
 from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS, Metric
-from cloudai_mbridge.report.formats.text import clipped, visible
+from cloudai_mbridge.plan.find import find_runs
 from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict

@@ -14,10 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.run.run_clock import RunClock, RunRow, counts_text, time_text
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.runner.clock import RunClock, RunRow, clock_of, counts_text, time_text
+from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
@@ -142,3 +143,9 @@ def _cut(text: Text) -> Text:
 
 def _number(value: float | None) -> Text:
     return Text("" if value is None else f"{value:.4g}")
+
+
+def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | Screen:
+    """Return the screen on a terminal, plain lines elsewhere."""
+    clock = clock_of(plan, root)
+    return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console.file, plan, clock)

@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import Statistic
-from cloudai_mbridge.report.formats.text import clipped, visible
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.report.formats.ending import cause_text, cost_text, fastest_text, rejected_text
-from cloudai_mbridge.report.formats.text import clipped, count_text, evidence_title, spread_text, visible, windows_text
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.report.ranking import PointSummary, causes, rank
 from cloudai_mbridge.verdict import Verdict

@@ -1,16 +1,21 @@
 """Where the runs of a scenario are, since when, and how long the rest may take."""
 
+import contextlib
 import math
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from statistics import fmean, median
 
+from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.estimate.headline import START_UP_S
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.runner.journal.rows import UNTRIED, Attempt, JournalEntry
 from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass, JobStatus
@@ -184,3 +189,11 @@ def time_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]
     left = clock.left_s(now, steps) if clock.counts["running"] + clock.counts["waiting"] else None
     more = f", about {format_time_limit(left)} left" if left and left >= 1 else ""
     return f"{format_time_limit(max(0.0, now - clock.started_at))} elapsed{more}"
+
+
+def clock_of(plan: ScenarioPlan, root: Path) -> RunClock:
+    """Return the clock of a run with what its journal contains; an unreadable journal is left to the run's driver."""
+    clock = RunClock(plan)
+    with contextlib.suppress(MBridgeError, sqlite3.Error):
+        clock.catch_up(read_entries(root))
+    return clock
