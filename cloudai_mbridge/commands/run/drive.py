@@ -9,7 +9,7 @@ from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report import Report, judge_in
+from cloudai_mbridge.report import RunReport, judge_in
 from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner.lock import driver_lock
@@ -53,7 +53,7 @@ def choosers_for(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
     return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
 
 
-def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
+def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> RunReport:
     """Write the reports of a run and show them; `options` as in `pipeline.report`."""
     report = pipeline.report(root, **options)
     console.print(render_ending(report, console.width), crop=False)
