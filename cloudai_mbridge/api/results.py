@@ -69,7 +69,7 @@ class Run:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(model.Report, Tabular):
+class Report(model.RunReport, Tabular):
     """What came of a run: `points`, `counts`, `succeeded` and more. Its table has a row per run of a point."""
 
     @property

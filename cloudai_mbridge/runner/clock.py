@@ -30,7 +30,7 @@ _ORDER = ("done", "failed", "running", "pending", "waiting")
 
 
 @dataclass
-class RunRow:
+class RunProgress:
     """A run. since: when its state began; used_s: run time of its ended attempts."""
 
     run: RunPlan
@@ -65,12 +65,12 @@ class RunClock:
 
     plan: ScenarioPlan
     started_at: float = field(default_factory=time.time)
-    rows: dict[str, RunRow] = field(default_factory=dict)
+    rows: dict[str, RunProgress] = field(default_factory=dict)
     is_stopping: bool = False
     _most_gpu_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.rows = {run.key: RunRow(run) for run in self.plan.runs}
+        self.rows = {run.key: RunProgress(run) for run in self.plan.runs}
 
     def catch_up(self, entries: Mapping[str, JournalEntry]) -> None:
         """Take over what the journal knows."""
@@ -153,7 +153,7 @@ class RunClock:
         return max(max(left, default=0.0), sum(left) / at_once)
 
     @staticmethod
-    def _running_s(row: RunRow, now: float) -> float:
+    def _running_s(row: RunProgress, now: float) -> float:
         return max(0.0, now - row.since) if row.group == "running" else 0.0
 
 

@@ -26,7 +26,7 @@ from cloudai_mbridge.tune.published import PublishedConfiguration, published_con
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
 from cloudai_mbridge.tune.request import search_request
 from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import SearchRequest, Sizes
+from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest
 
 _SIZE = click.IntRange(1, 2**31)
 MOST_GPUS = 2**20
@@ -52,7 +52,7 @@ class RankedLayout:
 
 
 @dataclass(frozen=True)
-class Layouts:
+class RankedLayouts:
     """The best layouts by prediction. layouts: of so many, where one that recomputes more is not another.
 
     Left out, although faster: too_large, illegal, not_predicted.
@@ -225,7 +225,7 @@ def _cells(number: int, candidate: Candidate, found: Ranking, price: Price | Non
 def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str:
     """Say how a published configuration compares with the fastest layout."""
     args = published.args
-    sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in Sizes._fields if name != "et")
+    sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in ParallelSizes._fields if name != "et")
     sizes += " FSDP" * bool(args.use_megatron_fsdp)
     sizes += f" in {args.compute_dtype}" * names_format
     if published.measured_s is None:
@@ -240,7 +240,7 @@ def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str
 
 def _layout(candidate: Candidate, request: SearchRequest) -> str:
     """Return a layout in words, without what all of them share or what is off."""
-    words = [f"{name}{candidate.cmd_args[name]}" for name in Sizes._fields if name in candidate.cmd_args]
+    words = [f"{name}{candidate.cmd_args[name]}" for name in ParallelSizes._fields if name in candidate.cmd_args]
     words += ["FSDP"] * candidate.options.use_megatron_fsdp
     words += [f"recompute {candidate.options.recompute}"] * bool(candidate.options.recompute)
     words += ["no CUDA graphs"] * candidate.options.without_graphs
@@ -256,8 +256,8 @@ def _counts(found: Ranking) -> str:
     return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
 
 
-def _as_layouts(found: Ranking, top: int, price: Price | None) -> Layouts:
-    return Layouts(
+def _as_layouts(found: Ranking, top: int, price: Price | None) -> RankedLayouts:
+    return RankedLayouts(
         version=1,
         layouts=found.num_layouts,
         too_large=found.num_too_large,

@@ -9,7 +9,7 @@ from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report import Report
+from cloudai_mbridge.report import RunReport
 from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner.lock import driver_lock
@@ -46,7 +46,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
         return OK if ended.report.succeeded else POINTS_FAILED
 
 
-def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
+def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> RunReport:
     """Write the reports of a run and show them; `options` as in `pipeline.report`."""
     report = pipeline.report(root, **options)
     console.print(render_ending(report, console.width), crop=False)

@@ -8,7 +8,7 @@ from typing import Any
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 
 _WORTH_SAYING = 0.01  # of a difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
@@ -57,7 +57,7 @@ def window_text(point: PointReport) -> str:
     return f"{m.window[0]}-{m.window[1]} (n={m.step_time_s.n}){left_out}"
 
 
-def render_summary(report: Report) -> str:
+def render_summary(report: RunReport) -> str:
     """Render the root's report.txt."""
     lines = [f"Scenario {report.scenario} on {report.system}: {count_text(report)}", ""]
     for point in report.points:
@@ -75,7 +75,7 @@ def _numbers(point: PointReport) -> str:
     return f", step time {m.step_time_s.capped_mean:.4g} s, {rate}, steps {window_text(point)}"
 
 
-def count_text(report: Report) -> str:
+def count_text(report: RunReport) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
 
 
@@ -103,7 +103,7 @@ def evidence_title(point: PointReport) -> str:
     return str(point.failure["title"]) if point.failure else "the last lines of its logs"
 
 
-def windows_text(report: Report) -> str:
+def windows_text(report: RunReport) -> str:
     """Say what the numbers of all points are means of."""
     windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:
