@@ -1,6 +1,6 @@
 """Every parallel layout trains the model of one process: same seed, same global batch, same loss curve.
 
-`docs/loss-curves.md` lists the layouts with the largest difference that was measured; -s prints it anew.
+`docs/benchmarks.md` lists the layouts with the largest difference that was measured; -s prints it anew.
 """
 
 import json
@@ -179,7 +179,8 @@ def test_bf16_trains(losses: Losses) -> None:
 
 
 def test_the_table_lists_every_layout_once_with_what_was_measured() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "loss-curves.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    text = page.partition("\n## Loss curves\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|.*\| (\d+) \| `\[(\S+)\]` \| (\S+) \|$", text, re.MULTILINE)
     assert [name for _, name, _ in rows] == list(LAYOUTS)
     assert {name: int(processes) for processes, name, _ in rows} == {n: r.processes for n, r in LAYOUTS.items()}
