@@ -140,7 +140,7 @@ check-tests: $(VENV)/.dev
 
 # Build the documentation into build/site. A broken link is an error.
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Describe, sweep, check, run and judge LLM-training benchmarks with Megatron-Core.
 
-`import cloudai_mbridge as mb` is the API for notebooks (docs/python.md).
+`import cloudai_mbridge as mb` is the API for notebooks (docs/scripting.md).
 """
 
 from typing import TYPE_CHECKING, Any

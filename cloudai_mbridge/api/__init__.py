@@ -1,4 +1,4 @@
-"""mbridge from Python: `import cloudai_mbridge as mb` has these names, too (docs/python.md).
+"""mbridge from Python: `import cloudai_mbridge as mb` has these names, too (docs/scripting.md).
 
 Nothing here prints or exits. Errors of one line are `MBridgeError`; `BadInput`, one of them, is what the caller can put
 right.

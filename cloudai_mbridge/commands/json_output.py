@@ -1,4 +1,4 @@
-"""`--json`: one JSON document on standard output, an error too (docs/json.md)."""
+"""`--json`: one JSON document on standard output, an error too (docs/scripting.md)."""
 
 import contextlib
 import json

@@ -32,7 +32,7 @@ def _warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/json.md).")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document (docs/scripting.md).")
 
 ALLOW_UNKNOWN = click.option(
     "--allow-unknown-args",

@@ -71,7 +71,7 @@ def capped(times: Sequence[float]) -> list[float]:
     """Return positive values, each as at most a tenth above their median.
 
     Single slow steps cannot move their mean far, as they cannot move a median; and where steps fall into several modes
-    it is as steady as a mean, which neither a median nor a trimmed mean is (docs/decisions/0006 has the figures).
+    it is as steady as a mean, which neither a median nor a trimmed mean is (docs/decisions.md has the figures).
     """
     highest = _CAP * statistics.median(times)
     return [min(time, highest) for time in times]

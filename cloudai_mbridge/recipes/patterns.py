@@ -1,4 +1,4 @@
-"""Layers of hybrid models, written as a pattern: see docs/recipes.md."""
+"""Layers of hybrid models, written as a pattern: see docs/training.md."""
 
 BLOCKS = "M*-EG"
 

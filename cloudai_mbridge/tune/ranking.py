@@ -35,7 +35,7 @@ from cloudai_mbridge.sweep.checked import with_recipe
 from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest
 
 # Standard deviation of the logarithm of a predicted peak. An assumption: the terms were compared with measurements
-# (docs/memory.md), the allocator was not
+# (docs/models.md), the allocator was not
 MEMORY_SD = 0.05
 _CERTAIN = 0.99
 _MEDIAN_TO_SD = 1 / NormalDist().inv_cdf(0.75)

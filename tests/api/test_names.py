@@ -44,12 +44,12 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 @pytest.mark.parametrize("name", api.__all__)
 def test_every_name_is_documented(name: str, repository: Path) -> None:
-    assert f"`{name}" in (repository / "docs" / "python.md").read_text()
+    assert f"`{name}" in (repository / "docs" / "scripting.md").read_text()
     assert getattr(api, name).__doc__
 
 
 def test_every_column_of_a_report_is_documented(repository: Path) -> None:
-    page = (repository / "docs" / "python.md").read_text()
+    page = (repository / "docs" / "scripting.md").read_text()
     assert [name for name in run_columns([]) if f"`{name}`" not in page] == []
 
 

@@ -165,7 +165,7 @@ WITH_JSON = list(having_json(cli))
 def test_every_command_with_json_has_a_schema_and_is_tested() -> None:
     assert sorted(WITH_JSON) == sorted(DOCUMENTS) == sorted({command for command, *_ in BAD})
     assert {command for command, *_ in GOOD} == {*DOCUMENTS}
-    page = (REPOSITORY / "docs/json.md").read_text()
+    page = (REPOSITORY / "docs/scripting.md").read_text()
     assert not [command for command in WITH_JSON if f"| `mbridge {command}" not in page]
     assert {path.name for path in SCHEMAS[WITH_JSON[0]].parent.iterdir()} == {path.name for path in SCHEMAS.values()}
 

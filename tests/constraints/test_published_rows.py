@@ -29,7 +29,7 @@ SIZES = {"num_gpus": "gpus", "gb": "gbs", "mb": "mbs", "seq_length": "seq_len"} 
     n: n for n in ("tp", "pp", "cp", "vp", "ep")
 }
 
-# (container, label, system, variant) -> rules that object; docs/published-configurations.md says why
+# (container, label, system, variant) -> rules that object; docs/launcher.md says why
 INCONSISTENT = {("25.09", "DeepSeekV3 (tokendrop)", "DGX-GB200", "alt"): {"C07", "M07"}}
 
 

@@ -1,4 +1,4 @@
-"""docs/python.md and its notebook run as they are."""
+"""docs/scripting.md and its notebook run as they are."""
 
 import re
 import shutil
@@ -27,9 +27,9 @@ def test_the_example_of_the_page(
     assert done.returncode == 0, done.stderr
     Path("policy.toml").write_text('name = "p"\nbaseline = "baseline.toml"\n[[metrics]]\nname = "step_time_s"\n')
     names: dict[str, Any] = {}
-    page = (repository / "docs" / "python.md").read_text()
+    page = (repository / "docs" / "scripting.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    exec(compile(example, "python.md", "exec"), names)
+    exec(compile(example, "scripting.md", "exec"), names)
     assert names["report"].succeeded
     assert names["gate"].exit_code == 0, names["gate"]
     assert "mb2" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """Which performance recipes of Megatron-Bridge 0.6 our loop takes, and what it would need for the others.
 
-docs/performance-recipes.md holds the same tables.
+docs/tables/performance-recipes.txt holds the same tables.
 """
 
 import json
@@ -19,7 +19,7 @@ from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
 
 HERE = Path(__file__).parent
 CORE_0_6 = Path(sys.prefix) / "megatron-core-0.19"
-PAGE = REPOSITORY / "docs/performance-recipes.md"
+PAGE = REPOSITORY / "docs/tables/performance-recipes.txt"
 REASONS = Reasons(HERE / "resolved_differences.toml")
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 GPUS = {"h100": "H100", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300"}

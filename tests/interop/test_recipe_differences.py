@@ -17,7 +17,7 @@ from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
 from tests.interop.test_performance_recipes import CORE_0_6, HERE, check_page, run
 from tests.interop.test_presets import _argv, _key, _upstream_name
 
-PAGE = REPOSITORY / "docs/recipe-differences.md"
+PAGE = REPOSITORY / "docs/tables/recipe-differences.txt"
 REASONS = Reasons(HERE / "container_differences.toml")
 COMPARED_AT_LEAST = 284
 FINE_TUNED = 27

@@ -2,10 +2,11 @@
 
 A key is set to another value than its default in a small scenario. *job*: the scripts and configurations of its runs
 change. *mbridge*: what mbridge itself plans, or reads while it runs, changes. *noted*, *refused*: a line names the key.
-The results are docs/keys.md.
+The results are docs/tables/keys.csv.
 """
 
 import copy
+import csv
 import re
 from dataclasses import asdict
 from itertools import pairwise
@@ -22,16 +23,16 @@ from cloudai_mbridge.models.scenario import Dependency, OnCompletion, RunnerConf
 from cloudai_mbridge.models.system import LocalSystem, Partition, PartitionGroup, Prices, SlurmSystem
 from cloudai_mbridge.models.test_definition import (
     GitRepo,
+    TestDefinition,
     MetricsConfig,
     NsysConfiguration,
     SweepConfig,
-    TestDefinition,
     TrainingReportConfig,
 )
 from cloudai_mbridge.plan.build import build_plan
 
-PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
-BUILD = Path(__file__).parents[2] / "build" / "keys.md"
+LIST = Path(__file__).parents[2] / "docs" / "tables" / "keys.csv"
+BUILD = Path(__file__).parents[2] / "build" / "keys.csv"
 
 SYSTEM: dict[str, Any] = {
     **{"name": "c", "scheduler": "slurm", "default_partition": "p", "gpus_per_node": 4, "install_path": "/i"},
@@ -172,20 +173,20 @@ PLACES: dict[type[BaseModel], tuple[Any, ...]] = {
 HEADINGS = {
     SlurmSystem: "System, Slurm",
     LocalSystem: "System, this machine",
-    Partition: "`[[partitions]]`",
-    PartitionGroup: "`[[partitions.groups]]`",
-    Prices: "`[prices]`",
+    Partition: "[[partitions]]",
+    PartitionGroup: "[[partitions.groups]]",
+    Prices: "[prices]",
     TestScenario: "Scenario",
-    RunnerConfig: "`[runner]`",
-    OnCompletion: "`[runner.on_completion]`",
-    TestRun: "`[[Tests]]`",
-    Dependency: "`[[Tests.dependencies]]`",
+    RunnerConfig: "[runner]",
+    OnCompletion: "[runner.on_completion]",
+    TestRun: "[[Tests]]",
+    Dependency: "[[Tests.dependencies]]",
     TestDefinition: "Test",
-    GitRepo: "`[[git_repos]]`",
-    NsysConfiguration: "`[nsys]`",
-    MetricsConfig: "`[metrics]`",
-    TrainingReportConfig: "`[training_report]`",
-    SweepConfig: "`[sweep]`",
+    GitRepo: "[[git_repos]]",
+    NsysConfiguration: "[nsys]",
+    MetricsConfig: "[metrics]",
+    TrainingReportConfig: "[training_report]",
+    SweepConfig: "[sweep]",
 }
 KEYS = [
     (model, field)
@@ -303,20 +304,14 @@ def test_no_key_is_silent(outcomes: dict[tuple[type[BaseModel], str], tuple[str,
     assert silent == []
 
 
-def test_the_page_is_of_these_results(outcomes: dict[tuple[type[BaseModel], str], tuple[str, ...]]) -> None:
-    lines = []
+def test_the_list_is_of_these_results(outcomes: dict[tuple[type[BaseModel], str], tuple[str, ...]]) -> None:
+    rows = [("table", "key", *LAUNCHERS, "meaning")]
     for model in PLACES:
-        lines += [f"## {HEADINGS[model]}", "", "| Key | embedded | upstream | Meaning |", "|---|---|---|---|"]
         for field in (field for known, field in KEYS if known is model):
             info = model.model_fields[field]
-            meaning = (info.description or "").replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| `{info.alias or field}` | {' | '.join(outcomes[model, field])} | {meaning} |")
-        lines.append("")
-    start = "<!-- tables: begin -->\n"
-    head = PAGE.read_text().partition(start)[0] if PAGE.exists() else ""
-    text = head + start + "\n".join(lines)
-    if not PAGE.exists() or PAGE.read_text() != text:
-        BUILD.parent.mkdir(exist_ok=True)
-        BUILD.write_text(text)
-    assert PAGE.exists(), f"copy {BUILD} there"
-    assert PAGE.read_text() == text, f"the page is stale; copy {BUILD} there"
+            rows.append((HEADINGS[model], info.alias or field, *outcomes[model, field], info.description or ""))
+    BUILD.parent.mkdir(exist_ok=True)
+    with BUILD.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    assert LIST.exists(), f"copy {BUILD} there"
+    assert LIST.read_text(encoding="utf-8") == BUILD.read_text(encoding="utf-8"), f"stale; copy {BUILD} there"

@@ -10,7 +10,7 @@ from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.tune.published import sizes_of
 from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest
 
-# 512 expert ranks on 256 GPUs, and accumulations that contradict the batch (docs/memory.md)
+# 512 expert ranks on 256 GPUs, and accumulations that contradict the batch (docs/models.md)
 _CANNOT_HAVE_RUN = {("25.09", "deepseek_v3", "gb200"), ("25.11", "gpt_oss_120b", "h100")}
 _ROWS = [
     row

@@ -48,7 +48,7 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
         flag_value=STDOUT,
         type=PATH,
         metavar="[FILE]",
-        help="Also write the result as JSON; without FILE, print it alone (docs/json.md).",
+        help="Also write the result as JSON; without FILE, print it alone (docs/scripting.md).",
     )(command)
 
 

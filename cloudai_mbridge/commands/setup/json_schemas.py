@@ -1,4 +1,4 @@
-"""JSON Schemas of what commands print with `--json`: made of the types that they print (docs/json.md)."""
+"""JSON Schemas of what commands print with `--json`: made of the types that they print (docs/scripting.md)."""
 
 import importlib
 import json

@@ -9,7 +9,7 @@ A test by the t-distribution errs for skewed noise where one side has fewer runs
 be unlikely if runs are gamma-distributed with the skewness that all points show.
 
 Sources: Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004), the moderated t-test; Phipson et
-al., Annals of Applied Statistics 10 (2016), robust against outlying variances. docs/gate-curves.md has error rates.
+al., Annals of Applied Statistics 10 (2016), robust against outlying variances. docs/benchmarks.md has error rates.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Training FLOPs of language models by the reference's formulas (docs/flops.md).
+"""Training FLOPs of language models by the reference's formulas (docs/models.md).
 
 Standard library only. Training costs three forward passes, a multiply-add two FLOPs: 6 per weight and token. Not
 counted are norms, softmax, activations, routers, embedding look-ups and recomputed activations: these are model FLOPs.

@@ -74,7 +74,7 @@ def hybrid(model: Any, lengths: Lengths, formula: Formula, mtp: int | None) -> C
 def mamba(model: Any) -> Cost:
     """One Mamba-2 layer (arXiv 2405.21060).
 
-    The inner width is 2h as in the reference, whatever `mamba_num_heads` x `mamba_head_dim` is (see docs/flops.md).
+    The inner width is 2h as in the reference, whatever `mamba_num_heads` x `mamba_head_dim` is (see docs/models.md).
     """
     h, state = model.hidden_size, read(model, "mamba_state_dim", 128)
     inner = 2 * h

@@ -1,4 +1,4 @@
-"""Every block against its formula as docs/flops.md states it, written once more, on arbitrary sizes."""
+"""Every block against its formula as docs/tables/flops.txt states it, written once more, on arbitrary sizes."""
 
 import math
 from types import SimpleNamespace
