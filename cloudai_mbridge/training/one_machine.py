@@ -6,41 +6,51 @@
 records too. Where the name does not resolve (a container, a laptop on a VPN) the ranks wait for minutes and fail.
 """
 
-import os
-import signal
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cloudai_mbridge.training.process.loopback import loopback_address, use_loopback
-from cloudai_mbridge.training.warm_start import client
+from cloudai_mbridge.training.warm_start import ForkedRank, start_server
 
 _LOOK_S = 0.02  # between looks at the ranks
 
 
 def main() -> None:
     use_loopback()
-    code = client.run(sys.argv[1:])
-    if code is None:
-        launch(sys.argv[1:])
-    elif code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    else:
-        sys.exit(code)
+    launch(sys.argv[1:])
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Be torchrun."""
+    """Be torchrun, with ranks of the fork server where there is one."""
+    server = start_server()
     resolve_no_name()
     # Imported only now: parts of torch may bind the function that was replaced when they are imported.
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     meet_at_once(dynamic_rendezvous)
+    if server:
+        start_warm(SubprocessHandler, server)
     run.main([*rendezvous(loopback_address()), *arguments])
+
+
+def start_warm(handler: Any, server: str) -> None:
+    """Have torchrun start ranks by the server, and those that it cannot start as ever."""
+    start_cold = handler._popen
+
+    def start(self: Any, command: Sequence[str], env: Mapping[str, str]) -> Any:
+        is_plain = tuple(command[:3]) == (sys.executable, "-u", "-m") and not (self._stdout or self._stderr)
+        with suppress(OSError, EOFError):
+            if is_plain:
+                return ForkedRank(server, command, env)
+        return start_cold(self, command, env)
+
+    handler._popen = start
 
 
 def resolve_no_name() -> None:
