@@ -1,4 +1,4 @@
-"""Ranks of this machine, forked by a server that has imported torch and Megatron-Core. Standard library only."""
+"""torchrun and ranks, forked by a server that has imported torch and Megatron-Core. Standard library only."""
 
 import ctypes
 import gc
@@ -26,7 +26,7 @@ _OF_A_JOB = {LOCAL_JOB_VARIABLE, TIMEOUT_VARIABLE, "PWD", "OLDPWD", "SHLVL", "_"
 
 
 def start_server() -> str | None:
-    """Return the address of this environment's server, started unless it runs; None: ranks start cold."""
+    """Return the name of this environment's server, started unless it runs; None: everything starts cold."""
     owner, _, secret = os.environ.pop(WARM_START_VARIABLE, "").partition(".")
     customs = [getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize")]
     is_custom = any(Path(file).parent != Path(os.__file__).parent for file in customs if file)  # may read the rank
@@ -37,23 +37,23 @@ def start_server() -> str | None:
     if sys.argv[1:3] != ["--nproc-per-node", "1"]:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     key = os.fsencode(repr([owner, sys.executable, sorted(env.items())]))
-    address = "\0mbridge-" + hashlib.blake2b(key, key=secret.encode(), digest_size=16).hexdigest()
+    server = "mbridge-" + hashlib.blake2b(key, key=secret.encode(), digest_size=16).hexdigest()
     with socket.socket(socket.AF_UNIX) as listener, suppress(OSError):  # it runs
-        listener.bind(address)
+        listener.bind(f"\0{server}")
         listener.listen()
         command = [sys.executable, "-u", "-c", f"from {__name__} import serve; serve()", owner, str(listener.fileno())]
         files: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         options: Any = {"cwd": "/", "env": env, "pass_fds": [listener.fileno()], "start_new_session": True}
         subprocess.Popen([*command, " " * 256], **files, **options)  # room for a rank's command line in /proc
-    return address
+    return server
 
 
-class ForkedRank(popen_fork.Popen):
-    """A rank of the server; to torchrun, a `subprocess.Popen`. OSError, EOFError: nothing was started."""
+class Forked(popen_fork.Popen):
+    """`python -u -m ...`, run in a fork of a server; to torchrun, a `subprocess.Popen`. OSError, EOFError: none."""
 
     def __init__(self, *order: Any) -> None:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(order[0])
+            connection.connect(f"\0{order[0]}")
             _check_peer(connection)
             socket.send_fds(connection, [b"\n"], [0, 1, 2])
             self._server = Connection(connection.detach())
@@ -76,14 +76,14 @@ def _check_peer(connection: socket.socket) -> None:
 
 
 def serve() -> None:
-    """Fork ranks until the owner has ended, or none has run for 3 minutes; return where one has ended."""
+    """Fork until the owner has ended, or no fork has run for 3 minutes; return where one has ended."""
     owner, listener = os.pidfd_open(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     signal.alarm(600)  # an import that hangs, in a file system, ends
     is_fit = _import()
     signal.alarm(0)
-    ranks: set[int] = set()
-    while is_fit and owner not in (ready := wait([owner, listener], 180)) and (ready or ranks):
-        ranks = {pid for pid in ranks if os.waitpid(pid, os.WNOHANG)[0] == 0}
+    forks: set[int] = set()
+    while is_fit and owner not in (ready := wait([owner, listener], 180)) and (ready or forks):
+        forks = {pid for pid in forks if os.waitpid(pid, os.WNOHANG)[0] == 0}
         if ready:
             connection, _ = listener.accept()
             if (pid := os.fork()) == 0:
@@ -93,16 +93,17 @@ def serve() -> None:
                 sys.path[:1] = sys.path[:1] if sys.flags.safe_path else [os.getcwd()]
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
                 return
-            ranks.add(pid)
+            forks.add(pid)
             connection.close()
 
 
 def _import() -> bool:
-    """Import what ranks do; return whether this process can fork: it has no thread and no CUDA."""
+    """Import what forks do; return whether this process can fork: it has no thread and no CUDA."""
+    import_module("cloudai_mbridge.training.process.loopback").resolve_no_name()
     import_module("cloudai_mbridge.training.cpu").import_megatron()
-    for module in ("finetune", "gpt_step", "config.text.overrides"):
-        import_module(f"cloudai_mbridge.training.{module}")
-    import_module("torch._dynamo")  # torch's optimizers do
+    training = ("finetune", "gpt_step", "config.text.overrides")
+    for module in ("torch._dynamo", "torch.distributed.run", *map("cloudai_mbridge.training.{}".format, training)):
+        import_module(module)
     import_module("cloudai_mbridge.training.process.provenance").package_versions()  # whatever is installed later
     gc.freeze()  # what is imported stays
     if (pid := os.fork()) == 0:
@@ -112,36 +113,33 @@ def _import() -> bool:
 
 
 def _become(connection: socket.socket) -> list[str]:
-    """Become a rank, with its files, directory, environment, signals and a process that sends its exit code.
-
-    Torchrun confirms that it still runs when the rank has the mark of its job: what ends the job finds either.
-    """
+    """Become a process of the job; another one waits for it and sends the exit code. Return its command."""
     with suppress(OSError, EOFError):
         _check_peer(connection)
         for target, descriptor in enumerate(socket.recv_fds(connection, 1, 3)[1]):
             os.dup2(descriptor, target)
             os.close(descriptor)
-        torchrun = Connection(connection.detach())
-        command, environment, process.ORIGINAL_DIR = torchrun.recv()  # type: ignore[attr-defined]
+        client = Connection(connection.detach())
+        command, environment, process.ORIGINAL_DIR = client.recv()  # type: ignore[attr-defined]
         os.chdir(process.ORIGINAL_DIR)  # type: ignore[attr-defined]  # where a spawned process begins
         os.environ.clear()
         os.environ.update(environment)
         _show(command)
         if pid := os.fork():
-            torchrun.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            client.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             os._exit(0)
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):  # not ignored, even under nohup
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        torchrun.send(os.getpid())
-        torchrun.recv()
-        torchrun.close()
+        client.send(os.getpid())
+        client.recv()  # it is there: what ends the job finds it or, by its mark, this process
+        client.close()
         return list(command)
     os._exit(1)
 
 
 def _show(command: list[str]) -> None:
-    """Change command line and mark in /proc, where they are the server's, also after a fork."""
+    """Change command line and mark in /proc, which stay the server's after a fork."""
     start, end, place = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:48])
     ctypes.memmove(start, b"\0".join(map(os.fsencode, command)).ljust(end - start, b"\0"), end - start - 1)
     shown, mark = Path("/proc/self/environ"), f"{LOCAL_JOB_VARIABLE}={os.environ[LOCAL_JOB_VARIABLE]}".encode()

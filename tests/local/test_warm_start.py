@@ -232,7 +232,7 @@ def test_cancel_ends_everything_but_the_server(machine: Any) -> None:
     warm = machine()
     job = warm.start(WAITS)
     wait_for((job.directory / "rank-1").exists)
-    assert len(marked(job.token)) == 6, "bash, torchrun, two ranks and what waits for them"
+    assert len(marked(job.token)) == 8, "bash, one_machine, torchrun, two ranks and what waits for these three"
     warm.client.cancel([job])
     assert warm.status(job).job_class == JobClass.CANCELLED
     assert not marked(job.token)
