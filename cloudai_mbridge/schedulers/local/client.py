@@ -1,6 +1,7 @@
 """Run a point's script as a process on this machine. It outlives mbridge, and a later mbridge takes it up again."""
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.local.child import Child, find_marked
 from cloudai_mbridge.training.compat.versions import why_unusable
-from cloudai_mbridge.training.warm_start.client import wanted
+from cloudai_mbridge.training.warm_start import WARM_START_VARIABLE
 
 
 @dataclass
@@ -39,7 +40,7 @@ class LocalClient:
         self._system = system
         self._time_limits = {run.key: run.time_limit_s for run in runs}
         self._processes: dict[str, _Process] = {}
-        self._warm_start = wanted(os.getpid()) if system.warm_start else {}
+        self._warm_start = {WARM_START_VARIABLE: f"{os.getpid()}.{secrets.token_hex(16)}"} if system.warm_start else {}
 
     def preflight(self) -> None:
         """Check that the training packages are there, in a version that the loop was tested with."""

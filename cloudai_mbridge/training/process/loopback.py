@@ -14,6 +14,11 @@ def loopback_address() -> str:
     return "127.0.0.1"
 
 
+def resolve_no_name() -> None:
+    """Leave this machine's full name unresolved; torchrun only writes it into its records."""
+    socket.getfqdn = lambda name="": name or socket.gethostname()
+
+
 def use_loopback() -> None:
     """Let gloo use the loopback interface, unless another is configured: by default gloo resolves the host name."""
     if "lo" in (name for _, name in socket.if_nameindex()):
