@@ -1,4 +1,4 @@
-"""The report as values. `to_dict` is the published form: report.json, schema version 2."""
+"""The report as values. `to_dict` is the published form: report.json, schema version 3."""
 
 import math
 import re
@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
+from cloudai_mbridge.gate.results.model import report_digest
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
@@ -157,12 +158,13 @@ class RunReport:
         return is_slow or is_too_large
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; numbers that are not finite become "nan", "inf" or "-inf"."""
+        """Return plain data for JSON, with its digest; numbers that are not finite become "nan", "inf" or "-inf"."""
         tool = {"name": "cloudai-mbridge", "version": self.tool_version}
         body = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tool_version"}
         points = body.pop("points")
         data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": self.counts, "points": points}
-        return {name: plain(value) for name, value in data.items()}
+        report = {name: plain(value) for name, value in data.items()}
+        return {**report, "digest": report_digest(report)}
 
 
 @cache

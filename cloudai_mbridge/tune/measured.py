@@ -109,8 +109,8 @@ def _repetitions(runs: Sequence[RunResult], found: Measurements) -> Iterator[lis
     """Yield the successful runs of each point."""
     points: dict[str, list[RunResult]] = {}
     for run in runs:
-        if not run.is_success or run.contradiction:
-            found.leave_out(run.contradiction or f"its verdict is {run.verdict}")
+        if not run.is_success:
+            found.leave_out(f"its verdict is {run.verdict}")
         else:
             points.setdefault(run.comparability_id, []).append(run)
     yield from points.values()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge import cli, pipeline
+from tests.gate.history_data import edit_report
 from tests.report.conftest import COMPLETED, EMBEDDED, ARun, a_log
 
 Run = Callable[..., tuple[int, str, str]]
@@ -57,8 +58,10 @@ def points(root: Path) -> dict[str, dict[str, Any]]:
 
 def change(root: Path, key: str, **values: Any) -> None:
     """Change a point of report.json, as a run that is judged again would be."""
-    report = json.loads((root / "report.json").read_text())
-    for point in report["points"]:
-        if point["key"] == key:
-            point.update(values)
-    (root / "report.json").write_text(json.dumps(report))
+
+    def update(report: dict[str, Any]) -> None:
+        for point in report["points"]:
+            if point["key"] == key:
+                point.update(values)
+
+    edit_report(root / "report.json", update)

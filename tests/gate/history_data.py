@@ -1,12 +1,12 @@
 """Make report.json files of schema version 2, as small as the history needs them. No tests."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.model import comparability_id, report_digest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ENVIRONMENT: Mapping[str, Any] = {
@@ -84,3 +84,10 @@ def write_report(path: Path, points: Sequence[Mapping[str, Any]], **more: Any) -
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report))
     return path
+
+
+def edit_report(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a report that mbridge wrote, and write its digest anew."""
+    report = json.loads(path.read_text())
+    change(report)
+    path.write_text(json.dumps({**report, "digest": report_digest(report)}))

@@ -1,6 +1,7 @@
 """`mbridge runs`: which runs there are, and how each stands."""
 
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _best(results: Sequence[RunResult]) -> Best | None:
-    good = [run for run in results if run.is_success and not run.contradiction and _STEP_TIME.of(run)]
+    good = [run for run in results if run.is_success and _STEP_TIME.of(run)]
     if len({run.point.partition("/")[0] for run in good}) != 1:
         return None
     by_time = is_same_work(map(_tokens_per_step, good)) or not all(map(_TOKENS.of, good))
@@ -147,7 +148,9 @@ def _best(results: Sequence[RunResult]) -> Best | None:
 
 
 def _tokens_per_step(run: RunResult) -> float | None:
-    return run.world_size * run.tokens_per_step_per_gpu if run.world_size and run.tokens_per_step_per_gpu else None
+    if not run.world_size or run.world_size > sys.maxsize or not run.tokens_per_step_per_gpu:
+        return None
+    return run.world_size * run.tokens_per_step_per_gpu
 
 
 def _mean(runs: Sequence[RunResult], metric: Metric) -> float:

@@ -56,8 +56,6 @@ def why_not(run: RunResult) -> str:
     """Return why a run does not count, "" if it does. A report may be wrong about its own success."""
     if not run.is_success:
         return "; ".join(run.reasons) or run.verdict
-    if run.contradiction:
-        return f"the report contradicts itself: {run.contradiction}"
     if run.num_steps is None or run.num_steps < 1:
         return "the requested number of steps is unknown; set max_steps"
     device = run.comparability.get("device")

@@ -1,1 +1,1 @@
-"""Read the runs of report.json files, and check that they can be true."""
+"""Read the runs of report.json files, and check their digests."""

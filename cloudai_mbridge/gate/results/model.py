@@ -42,7 +42,6 @@ class _Lenient(BaseModel):
 
 class MetricsModel(_Lenient):
     warmup_steps: StrictInt
-    window: tuple[StrictInt, StrictInt] | None = None
     step_time_s: dict[str, Any] | None = None
     tflops_per_gpu: dict[str, Any] | None = None
     tokens_per_s_per_gpu: dict[str, Any] | None = None
@@ -94,10 +93,18 @@ class ReportModel(_Lenient):
     system: str
     created_at: str
     points: list[PointModel]
-    summary: dict[str, Any] | None = None
 
 
 def comparability_id(fields: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of the fields' canonical JSON; equal fields give equal digits."""
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _sha256(fields)[:16]
+
+
+def report_digest(report: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON of a report without its digest, as "sha256:" and 64 digits."""
+    return f"sha256:{_sha256({name: value for name, value in report.items() if name != 'digest'})}"
+
+
+def _sha256(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

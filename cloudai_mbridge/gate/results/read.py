@@ -8,10 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cloudai_mbridge.errors import BadInput, NothingRan
+from cloudai_mbridge.errors import BadInput, Damaged, NothingRan
 from cloudai_mbridge.files.json_text import parse_json
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.gate.results.contradictions import contradiction, wrong_summary
 from cloudai_mbridge.gate.results.model import (
     REJECTED,
     SUCCESS,
@@ -21,6 +20,7 @@ from cloudai_mbridge.gate.results.model import (
     ReportModel,
     StepResult,
     comparability_id,
+    report_digest,
 )
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
@@ -37,7 +37,7 @@ class RunResult:
     run_id: the same whenever the same run is reported again. point: test_id/label, which its repetitions share.
     comparability: what must be equal for two results to be compared; comparability_id is its digest.
     nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: what it ran on.
-    contradiction: where its report contradicts itself, "" if nowhere. hosts: what its training said of its nodes.
+    hosts: what its training said of its nodes.
     """
 
     run_id: str
@@ -59,7 +59,6 @@ class RunResult:
     ended_at: str
     environment: Mapping[str, Any]
     source: str
-    contradiction: str = ""
     hosts: Mapping[str, Any] = field(default_factory=dict)
     world_size: int | None = None
 
@@ -84,10 +83,14 @@ def read_results(path: Path) -> list[RunResult]:
 
 
 def read_report(path: Path) -> tuple[ReportModel, Path]:
-    """Return a report.json, or that of the directory of a run, and the file's path; BadInput as `read_results`."""
+    """Return a report.json, or that of the directory of a run, and the file's path; BadInput as `read_results`.
+
+    Damaged: the report's digest does not match its content. Reports of earlier releases have none.
+    """
     file = find_report(path)
     try:
         data = parse_json(read_regular(file))
+        is_edited = isinstance(data, dict) and "digest" in data and data["digest"] != report_digest(data)
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:
@@ -97,6 +100,11 @@ def read_report(path: Path) -> tuple[ReportModel, Path]:
         raise BadInput(
             f"{file}: schema_version is {version!r}, {SUPPORTED_SCHEMA} is needed; write it again with"
             " `mbridge generate-report --result-dir DIR`"
+        )
+    if is_edited:
+        raise Damaged(
+            f"{file}: was edited: its digest does not match its content; write it again with"
+            " `mbridge generate-report --result-dir RUN`"
         )
     try:
         return ReportModel.model_validate(data), file
@@ -162,7 +170,6 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         ended_at=str(point.job.get("ended_at") or report.created_at),
         environment=point.environment.model_dump(exclude_unset=True),
         source=source,
-        contradiction=contradiction(point) or wrong_summary(report),
         hosts=_table(_table(point.run.get("environment")).get("hosts")),
         world_size=point.world_size,
     )

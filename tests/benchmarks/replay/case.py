@@ -122,7 +122,7 @@ def _by_point(runs: list[RunResult]) -> dict[str, list[RunResult]]:
 
 def _seconds(runs: list[RunResult], point: Mapping[str, Any]) -> float | None:
     """Return a point's step time; None if it ran out of memory; 0 if nothing is known of it."""
-    good = [run for run in runs if run.is_success and not run.contradiction]
+    good = [run for run in runs if run.is_success]
     times = [step.step_time_s for run in good for step in run.counted_steps if step.step_time_s]
     if times:
         return median(times)
