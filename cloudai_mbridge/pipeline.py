@@ -27,7 +27,7 @@ from cloudai_mbridge.training.process.provenance import git_state_of
 
 # Planning starts without what only running needs: that is imported where it is used
 if TYPE_CHECKING:
-    from cloudai_mbridge.report import Report
+    from cloudai_mbridge.report import RunReport
     from cloudai_mbridge.report.write import FindHistory
     from cloudai_mbridge.runner import Observer
     from cloudai_mbridge.runner.search import Chooser
@@ -179,7 +179,7 @@ def execute(
     )
 
 
-def report(root: Path, **options: "FindHistory") -> "Report":
+def report(root: Path, **options: "FindHistory") -> "RunReport":
     """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`.
 
     No other process holds the directory: the caller has `driver_lock`, or `no_driver`.

@@ -15,8 +15,7 @@ import pytest
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole
 from cloudai_mbridge.commands.gate import confirm
-from cloudai_mbridge.commands.run.live_view import PlainObserver
-from cloudai_mbridge.commands.run.live_view import observer_for as live_observer_for
+from cloudai_mbridge.commands.run.screen import observer_for as live_observer_for
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.files.run_index import recorded_runs
@@ -26,6 +25,7 @@ from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.runner import Journal, Observer
+from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 

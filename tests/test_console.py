@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.commands.console import SteadyConsole
-from cloudai_mbridge.commands.run.live_view import PlainObserver, observer_for
-from cloudai_mbridge.commands.run.run_clock import RunClock, counts_text, time_text
-from cloudai_mbridge.commands.run.screen import Screen
+from cloudai_mbridge.commands.run.screen import Screen, observer_for
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.run_plan import SearchPlan
+from cloudai_mbridge.runner.clock import RunClock, counts_text, time_text
+from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
@@ -73,7 +73,7 @@ def test_the_screen_follows_the_log(plan: ScenarioPlan, tmp_path: Path) -> None:
 
 def test_plain_lines_tell_each_change_once(plan: ScenarioPlan) -> None:
     console = Console(file=io.StringIO(), width=40)
-    with PlainObserver(console, plan) as observer:
+    with PlainObserver(console.file, plan) as observer:
         observer.saw(plan.runs[0], RUNNING)
         observer.saw(plan.runs[0], RUNNING)
         observer.notice("squeue is silent")
@@ -94,7 +94,7 @@ def plain(console: Console) -> list[str]:
 
 def test_a_job_that_completed_is_told_by_its_verdict(plan: ScenarioPlan) -> None:
     console = Console(file=io.StringIO(), width=40)
-    observer = PlainObserver(console, plan)
+    observer = PlainObserver(console.file, plan)
     for run, verdict in zip(plan.runs, ("success", "failed"), strict=True):
         observer.saw(run, COMPLETED)
         observer.decided(run, verdict, ("the loss of step 3 is nan",))
@@ -104,11 +104,7 @@ def test_a_job_that_completed_is_told_by_its_verdict(plan: ScenarioPlan) -> None
 
 def test_where_nothing_changes_there_is_a_heartbeat(plan: ScenarioPlan) -> None:
     reading, writing = os.pipe()
-    with (
-        os.fdopen(writing, "w") as file,
-        os.fdopen(reading) as lines,
-        PlainObserver(Console(file=file), plan, heartbeat_s=0.01),
-    ):
+    with os.fdopen(writing, "w") as file, os.fdopen(reading) as lines, PlainObserver(file, plan, heartbeat_s=0.01):
         assert "2 waiting; 00:00:00 elapsed" in lines.readline()
         assert "2 waiting; " in lines.readline()
 
@@ -131,7 +127,7 @@ def test_a_reader_that_goes_away_ends_nothing() -> None:
 def test_a_full_disk_below_the_output_ends_nothing(plan: ScenarioPlan) -> None:
     file = open("/dev/full", "w")  # noqa: SIM115 - closing it fails, too
     try:
-        observer = PlainObserver(SteadyConsole(file=file), plan)
+        observer = PlainObserver(file, plan)
         observer.saw(plan.runs[0], RUNNING)
         observer.notice("squeue is silent")
     finally:
@@ -141,7 +137,7 @@ def test_a_full_disk_below_the_output_ends_nothing(plan: ScenarioPlan) -> None:
 
 def test_runs_that_are_cancelled_together_have_no_line_each(plan: ScenarioPlan) -> None:
     console = Console(file=io.StringIO(), width=120)
-    observer = PlainObserver(console, plan)
+    observer = PlainObserver(console.file, plan)
     observer.saw(plan.runs[0], RUNNING)
     observer.notice("cancelling 2 active jobs")
     for run in plan.runs:

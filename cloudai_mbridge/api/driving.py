@@ -5,16 +5,17 @@ import sqlite3
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TextIO, cast
+from typing import IO, cast
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.console import SteadyConsole
-from cloudai_mbridge.commands.run.drive import choosers_for
-from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import MBridgeError
+from cloudai_mbridge.runner.clock import clock_of
+from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.tune.choosers import choosers_for
 
 Progress = Callable[[str], object]
 
@@ -24,11 +25,13 @@ def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) ->
 
     InUse: another process holds it. Paused, Interrupted, ToolFailure: it has not come to its end.
     """
-    console = SteadyConsole(file=cast(TextIO, _Lines(progress)), force_terminal=False, highlight=False)
-    with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
+    lines = cast(IO[str], _Lines(progress))
+    with completion(prepared.plan, root, partial(print, file=lines)) as ended, driver_lock(root):
         try:
-            with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(prepared, root, observer, choosers=choosers_for(prepared, root))
+            with PlainObserver(lines, prepared.plan, clock_of(prepared.plan, root)) as observer:
+                pipeline.execute(
+                    prepared, root, observer, choosers=choosers_for(pipeline.with_defaults(prepared), root)
+                )
         except MBridgeError as error:
             error.add_note(f"results: {root}; continue with: open_run({str(root)!r}).resume()")
             with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more

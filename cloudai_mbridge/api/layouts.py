@@ -11,7 +11,6 @@ from typing import Any
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.scenarios import Scenario
 from cloudai_mbridge.api.tables import Table, Tabular
-from cloudai_mbridge.commands.plan.tune import search_request
 from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.estimate.headline import Price, price_of
 from cloudai_mbridge.files.toml_text import render_toml
@@ -19,6 +18,7 @@ from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import load_system, load_test_definition
 from cloudai_mbridge.report.rows import axis_types, axis_values
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
+from cloudai_mbridge.tune.request import search_request
 from cloudai_mbridge.tune.scenario import search_scenario
 from cloudai_mbridge.tune.space import SearchRequest
 

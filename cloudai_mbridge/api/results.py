@@ -8,7 +8,7 @@ from pathlib import Path
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.driving import Progress, drive
 from cloudai_mbridge.api.tables import Table, Tabular
-from cloudai_mbridge.commands.run_names import find_run
+from cloudai_mbridge.plan.find import find_run
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report, model
 from cloudai_mbridge.report.formats.steps import COLUMNS, NUMBERS, TEXTS, step_rows
@@ -69,7 +69,7 @@ class Run:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(model.Report, Tabular):
+class Report(model.RunReport, Tabular):
     """What came of a run: `points`, `counts`, `succeeded` and more. Its table has a row per run of a point."""
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 from cloudai_mbridge.errors import MBridgeError, Paused
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.report.formats.text import count_text
-from cloudai_mbridge.report.model import Report, plain
+from cloudai_mbridge.report.model import RunReport, plain
 from cloudai_mbridge.report.ranking import PointSummary, gpu_hours, rank
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.training.credentials.scrub import redacted_in
@@ -14,7 +14,9 @@ from cloudai_mbridge.training.credentials.scrub import redacted_in
 _MOST_FASTEST = 3  # of each test
 
 
-def body_of(scenario: str, system: str, root: Path, report: Report | None, error: Exception | None) -> dict[str, Any]:
+def body_of(
+    scenario: str, system: str, root: Path, report: RunReport | None, error: Exception | None
+) -> dict[str, Any]:
     """Return plain data without credentials. What is not known is null.
 
     report: None if none could be written. error: that ended the run before its points had ended.
@@ -37,7 +39,7 @@ def body_of(scenario: str, system: str, root: Path, report: Report | None, error
     return dict(plain(redacted_in(body)))
 
 
-def _state(report: Report | None, error: Exception | None) -> str:
+def _state(report: RunReport | None, error: Exception | None) -> str:
     if isinstance(error, Interrupted):
         return "cancelled"
     if isinstance(error, Paused):

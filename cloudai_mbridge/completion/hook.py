@@ -12,7 +12,7 @@ from cloudai_mbridge.completion.command import Command
 from cloudai_mbridge.completion.webhook import Webhook
 from cloudai_mbridge.errors import InUse, shortened
 from cloudai_mbridge.plan import ScenarioPlan
-from cloudai_mbridge.report.model import Report
+from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts
 
 LONGEST_S = 30.0
@@ -23,7 +23,7 @@ _SLICE_S = 0.05
 class Ended:
     """How a run has ended. report: None until one is written."""
 
-    report: Report | None = None
+    report: RunReport | None = None
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def completion(plan: ScenarioPlan, root: Path, note: Callable[[str], None]) -> I
 
 
 def _tell(
-    plan: ScenarioPlan, root: Path, report: Report | None, error: Exception | None, note: Callable[[str], None]
+    plan: ScenarioPlan, root: Path, report: RunReport | None, error: Exception | None, note: Callable[[str], None]
 ) -> None:
     if (asked := plan.runner.on_completion) is None:
         return

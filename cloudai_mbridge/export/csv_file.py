@@ -6,11 +6,11 @@ import json
 from datetime import datetime
 from typing import Any
 
-from cloudai_mbridge.export.table import Table
+from cloudai_mbridge.export.table import RunTable
 from cloudai_mbridge.report.formats.steps import spreadsheet_text
 
 
-def render_csv(table: Table) -> str:
+def render_csv(table: RunTable) -> str:
     """Return the table with a head."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

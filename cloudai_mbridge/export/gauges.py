@@ -6,7 +6,7 @@ Names and labels are the same from one run of a scenario to the next, so that ea
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cloudai_mbridge.export.table import ARGUMENTS, Table
+from cloudai_mbridge.export.table import ARGUMENTS, RunTable
 from cloudai_mbridge.gate.results.model import SUCCESS as SUCCEEDED
 
 _LABELS = ("scenario", "system", "test", "point", "iteration", "recipe", "world_size", *ARGUMENTS)
@@ -36,12 +36,12 @@ GAUGES = (
 SUCCESS = Gauge("success", "verdict", "", "1 if the run succeeded, else 0.")
 
 
-def names_of_labels(table: Table) -> tuple[str, ...]:
+def names_of_labels(table: RunTable) -> tuple[str, ...]:
     """Return the labels that any row has a value of."""
     return tuple(name for name in _LABELS if any(row[name] is not None for row in table.ran))
 
 
-def samples(table: Table) -> Iterator[tuple[Gauge, Mapping[str, str], float]]:
+def samples(table: RunTable) -> Iterator[tuple[Gauge, Mapping[str, str], float]]:
     """Yield the numbers that are known, in base units, and whether each run succeeded. An unknown label is empty.
 
     Of a run that did not succeed, only what it cost: a query for the fastest must not find it.

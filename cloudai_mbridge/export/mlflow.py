@@ -11,7 +11,7 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.export.library import errors_of, load
 from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
-from cloudai_mbridge.export.table import Row, Table, digest
+from cloudai_mbridge.export.table import Row, RunTable, digest
 from cloudai_mbridge.training.credentials.scrub import redacted
 
 _PACKAGE = "mlflow-skinny"
@@ -20,7 +20,7 @@ _LONGEST_VALUE = 500  # what every MLflow server takes
 _STATUS = {"success": "FINISHED", "failed": "FAILED"}
 
 
-def send_mlflow(table: Table) -> str:
+def send_mlflow(table: RunTable) -> str:
     """Write the runs and say how many. ToolFailure: the server or store refuses them."""
     tracking = load("mlflow.tracking", _PACKAGE)
     with errors_of("mlflow", "mlflow"):
@@ -28,7 +28,7 @@ def send_mlflow(table: Table) -> str:
 
 
 class _Export:
-    def __init__(self, client: Any, table: Table) -> None:
+    def __init__(self, client: Any, table: RunTable) -> None:
         self._client, self._table = client, table
         self._name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_NAME
         self._experiment = self._experiment_id()

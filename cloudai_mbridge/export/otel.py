@@ -5,13 +5,13 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, samples
 from cloudai_mbridge.export.library import errors_of, load
-from cloudai_mbridge.export.table import Table
+from cloudai_mbridge.export.table import RunTable
 from cloudai_mbridge.version import __version__
 
 _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 
-def send_otel(table: Table) -> str:
+def send_otel(table: RunTable) -> str:
     """Send the gauges once, and say how many. ToolFailure: no collector takes them."""
     exporter = load("opentelemetry.exporter.otlp.proto.http.metric_exporter", _PACKAGE)
     result = load("opentelemetry.sdk.metrics.export", _PACKAGE).MetricExportResult
@@ -26,7 +26,7 @@ def send_otel(table: Table) -> str:
     return f"otel: {counted(number, 'sample')} sent"
 
 
-def _collected(table: Table) -> tuple[Any, int]:
+def _collected(table: RunTable) -> tuple[Any, int]:
     """Return the gauges as the exporter takes them, and the number of samples. They have the time of the export."""
     metrics, export = load("opentelemetry.sdk.metrics", _PACKAGE), load("opentelemetry.sdk.metrics.export", _PACKAGE)
     resource = load("opentelemetry.sdk.resources", _PACKAGE).Resource

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudai_mbridge.export.library import load
-from cloudai_mbridge.export.table import ARGUMENTS, METRICS, TIMES, Table
+from cloudai_mbridge.export.table import ARGUMENTS, METRICS, TIMES, RunTable
 
 _COUNTS = ("iteration", "num_nodes", "world_size", "runs", "good_runs", "attempts", "step_time_n")
 
 
-def render_parquet(table: Table) -> bytes:
+def render_parquet(table: RunTable) -> bytes:
     """Return the file. Only the type of an axis depends on the values; columns that are always there have one type."""
     pa, parquet = load("pyarrow", "pyarrow"), load("pyarrow.parquet", "pyarrow")
     columns = {name: [row[name] for row in table.rows] for name in table.columns}

@@ -2,13 +2,13 @@
 
 from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, Gauge, names_of_labels, samples
 from cloudai_mbridge.export.library import load
-from cloudai_mbridge.export.table import Table
+from cloudai_mbridge.export.table import RunTable
 
 _UNITS = {"s": "_seconds", "By": "_bytes"}
 _RUN_LABELS = ("scenario", "system", "run")
 
 
-def render_prometheus(table: Table) -> bytes:
+def render_prometheus(table: RunTable) -> bytes:
     """Return the gauges of a run's points, and of the run: its name, when it was reported, its runs by verdict."""
     client = load("prometheus_client", "prometheus-client")
     registry = client.CollectorRegistry()

@@ -1,6 +1,6 @@
 """What MLflow and W&B are given of a row: parameters and metrics, none of them where something is not known."""
 
-from cloudai_mbridge.export.table import ARGUMENTS, METRICS, Row, Table
+from cloudai_mbridge.export.table import ARGUMENTS, METRICS, Row, RunTable
 
 _PARAMETERS = (
     *("scenario", "system", "test", "point", "iteration", *ARGUMENTS),
@@ -10,7 +10,7 @@ _RESULTS = ("verdict", "reason", "failure", "job_id", "attempts", "nodes", "memo
 DEFAULT_NAME = "mbridge"  # of an experiment or project
 
 
-def parameters(table: Table, row: Row) -> dict[str, object]:
+def parameters(table: RunTable, row: Row) -> dict[str, object]:
     """Return what was asked for."""
     return {name: row[name] for name in (*_PARAMETERS, *table.axes) if row[name] is not None}
 

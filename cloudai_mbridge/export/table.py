@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
 from cloudai_mbridge.gate.results.read import read_report
 from cloudai_mbridge.metrics import Statistic, summarize
 from cloudai_mbridge.report.build import build_report
-from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.runner.lock import reading
@@ -40,7 +40,7 @@ TIMES = ("started_at", "ended_at")
 
 
 @dataclass(frozen=True)
-class Table:
+class RunTable:
     """The rows of a run; every row has every column, and None where something is not known or not finite.
 
     axes: columns of axes that are not in `ARGUMENTS`. run: the name of the run's directory.
@@ -75,7 +75,7 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-def read_table(path: Path, *, by_point: bool = False) -> Table:
+def read_table(path: Path, *, by_point: bool = False) -> RunTable:
     """Read the report of a run's directory, or a report.json. BadInput as `read_report`.
 
     Of a run that a process still drives, the table has what has ended so far.
@@ -86,7 +86,7 @@ def read_table(path: Path, *, by_point: bool = False) -> Table:
     names = dict.fromkeys(name for point in report.points for name in point.coordinates if name not in ARGUMENTS)
     taken = {*_NAMES, *_FOUND, *METRICS, *_LAST}
     axes = {name: visible(f"axis.{name}" if name in taken else name) for name in names}
-    table = Table(
+    table = RunTable(
         run=visible(name),
         scenario=visible(report.scenario),
         system=visible(report.system),
@@ -97,7 +97,7 @@ def read_table(path: Path, *, by_point: bool = False) -> Table:
     )
     groups = _points(report).values() if by_point else ([point] for point in report.points)
     rows = (_row(table, runs, axes, by_point=by_point) for runs in groups)
-    return Table(**{**vars(table), "rows": tuple(rows)})
+    return RunTable(**{**vars(table), "rows": tuple(rows)})
 
 
 def _report(path: Path) -> tuple[ReportModel, str, str]:
@@ -123,7 +123,7 @@ def _points(report: ReportModel) -> dict[tuple[str, str], list[PointModel]]:
     return groups
 
 
-def _row(table: Table, runs: Sequence[PointModel], axes: Mapping[str, str], *, by_point: bool) -> Row:
+def _row(table: RunTable, runs: Sequence[PointModel], axes: Mapping[str, str], *, by_point: bool) -> Row:
     """Return the row of a run, or of all runs of a point: of these, the first that did not succeed is shown."""
     good = [run for run in runs if run.verdict == SUCCESS]
     shown = next((run for run in runs if run.verdict != SUCCESS), runs[0])

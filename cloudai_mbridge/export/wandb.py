@@ -10,12 +10,12 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.export.library import errors_of, load
 from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
-from cloudai_mbridge.export.table import Row, Table
+from cloudai_mbridge.export.table import Row, RunTable
 
 _LONGEST_NAME = 128
 
 
-def send_wandb(table: Table) -> str:
+def send_wandb(table: RunTable) -> str:
     """Write the runs and say how many. ToolFailure: W&B cannot be reached, or has no key."""
     wandb = load("wandb", "wandb")
     project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME
@@ -35,7 +35,7 @@ def _settings(wandb: Any) -> Any:
     return wandb.Settings(silent=True, console="off", x_save_requirements=False, **off)
 
 
-def _write(wandb: Any, settings: Any, project: str, table: Table, row: Row) -> Path | None:
+def _write(wandb: Any, settings: Any, project: str, table: RunTable, row: Row) -> Path | None:
     """Write a row; return the directory of its files if they stay on this machine."""
     run = wandb.init(
         project=project,

@@ -1,10 +1,8 @@
 """Run a gate: read the results, find what they are compared with, judge."""
 
-import math
 import os
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -12,17 +10,13 @@ from cloudai_mbridge.errors import BadInput, NonePromoted, counted
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.groups import group_by_point
 from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.nightly import Nightly
 from cloudai_mbridge.gate.compare.policy import GatePolicy, LoadedPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.results.read import RunResult, read_results
-from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
-from cloudai_mbridge.gate.statistics.nights import NightLevels, night_levels
 
 LONGEST_WITHOUT = timedelta(days=31)  # that a gate waits for a first baseline
-_MOST_RUNS = 100_000  # of a point, in a history
 
 
 def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judgements: int = 1) -> GateResult:
@@ -32,32 +26,7 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
     """
     results = [run for path in paths for run in read_results(path)]
     references, where = references_for(policy, results, today)
-    history, nights = policy.policy.history, None
-    if policy.history_path is not None and history is not None and history.nights is not None:
-        nights = Nightly(history.nights, _levels(policy.history_path, results, history.since, history.nights))
-    return judge_results(
-        policy.policy, references, results, where=where, today=today, num_judgements=num_judgements, nightly=nights
-    )
-
-
-def _levels(path: Path, results: Sequence[RunResult], since: date | None, nights: int) -> NightLevels:
-    """Return the levels of the nights since then, with the results' own, in blocks of so many nights: the last one."""
-    good = [run for point in group_by_point(results)[0] for run in point.good]
-    found: dict[str, list[tuple[str, float]]] = {}
-    with History(path) as history:
-        for key in {run.comparability_id for run in good if run.comparability_id}:
-            runs = history.series(key, PRIMARY, _MOST_RUNS).runs
-            found[key] = [(run.ended_at, math.log(run.value)) for run in runs if run.value]
-            known = {run.run_id for run in runs}
-            own = [(run, METRICS[PRIMARY].of(run)) for run in good if run.comparability_id == key]
-            found[key] += [
-                (run.ended_at, math.log(value[0])) for run, value in own if value and run.run_id not in known
-            ]
-    if since is not None:
-        found = {key: [each for each in runs if each[0][:10] >= since.isoformat()] for key, runs in found.items()}
-    levels = night_levels(found)
-    start = (len(levels.levels) - 1) // nights * nights if levels.levels else 0
-    return replace(levels, began=levels.began[start:], levels=levels.levels[start:])
+    return judge_results(policy.policy, references, results, where=where, today=today, num_judgements=num_judgements)
 
 
 def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:

@@ -16,7 +16,7 @@ from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_al
 from cloudai_mbridge.models.loading.load import load_scenario, load_system, validate
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS
 from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY, find_test_files
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
 _PATH = click.Path(path_type=Path)
@@ -63,13 +63,13 @@ def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.
     return click.Command(name, callback=callback, params=options, help=text)
 
 
-def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[MegatronBridgeTestDefinition]:
+def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[TestDefinition]:
     if test_scenario is not None:
         return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=NO_HOOKS).tests]
     if tests_dir is None:
         raise BadInput("no tests to install for; give --tests-dir or --test-scenario")
     return [
-        validate(MegatronBridgeTestDefinition, source.data, source)
+        validate(TestDefinition, source.data, source)
         for source in find_test_files(tests_dir)
         if source.data.get(TEMPLATE_KEY, TEMPLATE) == TEMPLATE
     ]

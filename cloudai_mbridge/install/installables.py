@@ -15,7 +15,7 @@ from cloudai_mbridge.install.process import run_tool
 from cloudai_mbridge.install.python_env import EXTRA_PACKAGES, PythonEnvInstall
 from cloudai_mbridge.megatron_bridge.pins import image_path
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, TestDefinition
 from cloudai_mbridge.training.credentials.scrub import redacted
 
 
@@ -45,7 +45,7 @@ class ImageInstall(Installable):
 
 
 def installables_of(
-    definitions: Iterable[MegatronBridgeTestDefinition],
+    definitions: Iterable[TestDefinition],
     packages: tuple[str, ...] = EXTRA_PACKAGES,
     exists: Callable[[Path], bool] = Path.exists,
 ) -> list[Installable]:
@@ -67,7 +67,7 @@ def installables_of(
 
 
 def _needed(
-    definition: MegatronBridgeTestDefinition, packages: tuple[str, ...], exists: Callable[[Path], bool]
+    definition: TestDefinition, packages: tuple[str, ...], exists: Callable[[Path], bool]
 ) -> Iterator[tuple[str, Installable]]:
     """Yield what one test needs, with the key that says so."""
     for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]

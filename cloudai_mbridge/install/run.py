@@ -11,9 +11,9 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.install.installables import installables_of
 from cloudai_mbridge.install.place import Installable, Notify, remove_leftovers
 from cloudai_mbridge.install.python_env import EXTRA_PACKAGES, PythonEnvInstall
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 
-Definitions = Iterable[MegatronBridgeTestDefinition]
+Definitions = Iterable[TestDefinition]
 
 
 @dataclass(frozen=True)

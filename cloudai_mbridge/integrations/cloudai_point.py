@@ -17,13 +17,13 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch import write_plan, write_runs
-from cloudai_mbridge.models import Scenario
+from cloudai_mbridge.models import TestScenario
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan_data
@@ -76,7 +76,7 @@ def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition
             "exclude_nodes": [] if nodes else list(getattr(tr, "exclude_nodes", None) or []),
             "time_limit": tr.time_limit,
         }
-        scenario = Scenario.model_validate({"name": tr.name, "Tests": [entry]})
+        scenario = TestScenario.model_validate({"name": tr.name, "Tests": [entry]})
         loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], ours)])
         plan = build_plan(loaded, _system(system, tr))
         if names := sorted({name for run in plan.runs for name in run.secret_env}):  # CloudAI dumps a test as it is
@@ -189,12 +189,12 @@ def judged(output_path: Path) -> PointReport:
         raise BadInput(f"{root}: cannot be judged ({error})") from None
 
 
-def _definition(theirs: Any, launcher: Launcher = Launcher.EMBEDDED) -> MegatronBridgeTestDefinition:
+def _definition(theirs: Any, launcher: Launcher = Launcher.EMBEDDED) -> TestDefinition:
     shared = _SHARED if launcher is Launcher.EMBEDDED else _SHARED | {"git_repos"}
     data = theirs.model_dump(mode="json", include=shared, exclude_none=True)
     # CloudAI writes every default out when a scenario refers to a test; only what differs was asked for
     args = theirs.cmd_args.model_dump(mode="json", exclude_defaults=True)
-    return MegatronBridgeTestDefinition.model_validate(
+    return TestDefinition.model_validate(
         {**data, "test_template_name": OUR_TEMPLATE, "cmd_args": {**args, "launcher": launcher}}
     )
 

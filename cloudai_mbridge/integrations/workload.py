@@ -54,7 +54,7 @@ class JobStatusResult:
     error_message: str = ""
 
 
-class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
+class MegatronBridgeTestDefinition(models.TestDefinition):
     """A test definition with CloudAI's questions answered."""
 
     __test__ = False

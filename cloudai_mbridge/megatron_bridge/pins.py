@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 
 MOUNT = "/opt/Megatron-Bridge"
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
@@ -17,7 +17,7 @@ def install_root(system: System) -> Path:
     return Path(system.install_path or "").expanduser().absolute()
 
 
-def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
+def megatron_bridge_of(definition: TestDefinition) -> GitRepo | None:
     """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
     for repo in definition.git_repos:
         if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:

@@ -4,21 +4,21 @@ from importlib import import_module
 from typing import Any
 
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
-from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition, MetricsConfig
+from cloudai_mbridge.models.test_definition import GitRepo, MetricsConfig, TestDefinition
 
 __all__ = [
     "GitRepo",
     "LocalSystem",
     "MegatronBridgeCmdArgs",
-    "MegatronBridgeTestDefinition",
     "MetricsConfig",
     "ResolvedCmdArgs",
-    "Scenario",
     "SlurmSystem",
     "System",
+    "TestDefinition",
     "TestRun",
+    "TestScenario",
 ]
 
 

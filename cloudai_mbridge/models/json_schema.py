@@ -11,8 +11,8 @@ from pydantic_core import core_schema
 
 from cloudai_mbridge.models.loading.load import FOREIGN_SCHEDULERS, SCHEDULERS
 from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY
-from cloudai_mbridge.models.scenario import DEFINITION_KEYS, Scenario
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.scenario import DEFINITION_KEYS, TestScenario
+from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 
 Schema = dict[str, Any]
 
@@ -103,7 +103,7 @@ def _inlined(schema: Any, definitions: Schema) -> Any:
 
 def definition_schema() -> Schema:
     """Return the schema of a test definition. Of another template's, it says nothing."""
-    made = toml_schema(MegatronBridgeTestDefinition, "mbridge test definition")
+    made = toml_schema(TestDefinition, "mbridge test definition")
     return {
         **{key: made.pop(key) for key in ("$schema", "title")},
         **_if_ours("#/definitions/test"),
@@ -116,9 +116,9 @@ def scenario_schema() -> Schema:
 
     Whether `test_name` is a test of another template stands in another file: it counts as ours.
     """
-    made = toml_schema(Scenario, "mbridge scenario")
+    made = toml_schema(TestScenario, "mbridge scenario")
     entry = made["properties"]["Tests"]["items"]
-    definition = toml_schema(MegatronBridgeTestDefinition, "")["properties"]
+    definition = toml_schema(TestDefinition, "")["properties"]
     for key in DEFINITION_KEYS:
         entry["properties"][key]["description"] = definition[key]["description"]
     entry |= _if_ours("#/definitions/test")

@@ -144,8 +144,10 @@ class TestRun(StrictModel):
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
 
-class Scenario(StrictModel):
+class TestScenario(StrictModel):
     """A named list of tests."""
+
+    __test__ = False
 
     name: Text = Field(description="in reports and names of directories")
     tests: list[TestRun] = Field(alias="Tests", min_length=1, description="what runs, one entry a test")

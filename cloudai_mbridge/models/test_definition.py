@@ -122,7 +122,7 @@ class MetricsConfig(StrictModel):
     warmup_steps: int = Field(3, ge=0, description="first steps left out of every statistic")
 
 
-class MegatronBridgeTestDefinition(StrictModel):
+class TestDefinition(StrictModel):
     """One benchmark; list values in `cmd_args` make it a sweep."""
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
@@ -172,7 +172,7 @@ class MegatronBridgeTestDefinition(StrictModel):
         return max(0, min(self.metrics.warmup_steps, num_steps - 1))
 
     @model_validator(mode="after")
-    def _known_template(self) -> "MegatronBridgeTestDefinition":
+    def _known_template(self) -> "TestDefinition":
         if self.test_template_name != TEMPLATE:
             raise ValueError(f"test_template_name is {self.test_template_name!r}; this tool runs {TEMPLATE!r} only")
         return self

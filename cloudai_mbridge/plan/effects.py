@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from pydantic import BaseModel
 
-from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, Partition, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition, TrainingReportConfig
+from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition, TrainingReportConfig
 
 # Keys that files of CloudAI have, and that nothing here reads
 NO_EFFECT: Mapping[type[BaseModel], tuple[str, ...]] = {
@@ -16,9 +16,9 @@ NO_EFFECT: Mapping[type[BaseModel], tuple[str, ...]] = {
         *("group_allocated", "ntasks_per_node"),
     ),
     Partition: ("slurm_nodes",),
-    Scenario: ("job_status_check", "sol_path", "reports"),
+    TestScenario: ("job_status_check", "sol_path", "reports"),
     TestRun: ("weight", "sol", "ideal_perf"),
-    MegatronBridgeTestDefinition: ("predictor", "agent_metrics", "agent_reward_function", "agent_config"),
+    TestDefinition: ("predictor", "agent_metrics", "agent_reward_function", "agent_config"),
     TrainingReportConfig: ("exclude_post_profiling_steps",),
     GitRepo: ("installed_path",),
 }

@@ -13,7 +13,7 @@ from cloudai_mbridge.megatron_bridge.presets.find import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.models.values.host_paths import absolute_mount
 from cloudai_mbridge.models.values.references import expand
@@ -101,9 +101,7 @@ def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
     return tuple(dependency.id for dependency in dependencies if dependency.type == kind)
 
 
-def _mounts(
-    definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs, needed: tuple[str, ...]
-) -> tuple[str, ...]:
+def _mounts(definition: TestDefinition, args: ResolvedCmdArgs, needed: tuple[str, ...]) -> tuple[str, ...]:
     custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
     return tuple(map(absolute_mount, (*definition.extra_container_mounts, *custom, *needed)))
 
@@ -125,9 +123,7 @@ def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
 
 
-def resolved_definition(
-    definition: MegatronBridgeTestDefinition, point: SweepPoint, args: ResolvedCmdArgs
-) -> dict[str, Any]:
+def resolved_definition(definition: TestDefinition, point: SweepPoint, args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return the point as a test definition of its own: no lists, no credentials."""
     env = {name: value for name, value in point.env.items() if not is_secret_variable(name, value)}
     agent = {"agent", "agent_steps", "agent_metrics", "agent_reward_function", "agent_config", "predictor"}

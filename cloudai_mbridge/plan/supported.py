@@ -11,7 +11,7 @@ from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.loading.loaded import with_path
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, TestDefinition
 from cloudai_mbridge.models.values.references import has_other_forms
 from cloudai_mbridge.plan.effects import NOT_EMBEDDED, not_upstream, notes_on_keys, set_without_effect
 from cloudai_mbridge.sweep import credentials_in_sweep
@@ -100,7 +100,7 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
         yield f"{where}: [nsys] does not reach the upstream launcher, as in CloudAI; use cmd_args.enable_nsys"
 
 
-def _partly_literal(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
+def _partly_literal(definition: TestDefinition) -> Iterator[str]:
     """Yield the keys of values that a shell would act on; the values themselves may be credentials."""
     args = definition.cmd_args.model_dump(mode="json") if may_be_upstream(definition) else {}
     values: dict[str, Any] = {
@@ -114,7 +114,7 @@ def _partly_literal(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
             yield key
 
 
-def _of_our_scripts(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
+def _of_our_scripts(definition: TestDefinition) -> Iterator[str]:
     """Yield what a test sets that only scripts of our own do."""
     if profiles(definition):
         yield "[nsys]"
@@ -124,5 +124,5 @@ def _of_our_scripts(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
             yield f"cmd_args.{name}"
 
 
-def profiles(definition: MegatronBridgeTestDefinition) -> bool:
+def profiles(definition: TestDefinition) -> bool:
     return definition.nsys is not None and definition.nsys.enable

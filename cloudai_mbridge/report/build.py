@@ -15,7 +15,7 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.comparability import compare_by
 from cloudai_mbridge.report.environment import definitions_of, machine_environment, run_environment
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.searches import in_words, is_untried, read_searches
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
@@ -28,7 +28,7 @@ from cloudai_mbridge.version import __version__
 EVIDENCE_LINES = 15
 
 
-def build_report(root: Path, held_by: str | None = None) -> Report:
+def build_report(root: Path, held_by: str | None = None) -> RunReport:
     """Read a run's directory. What looks like a credential is redacted, in everything but names of points.
 
     held_by: the process that drives the run: the report is of results so far, and its first note says so.
@@ -48,7 +48,7 @@ def build_report(root: Path, held_by: str | None = None) -> Report:
     points += [_report_rejected(point) for point in plan["rejected"]]
     points = [_without_credentials(point) for point in points]
     searches = tuple(read_searches(plan["runs"], past.entries, filter(_has_ended, points)))
-    return Report(
+    return RunReport(
         tool_version=__version__,
         scenario=plan["scenario"],
         system=plan["system"],

@@ -105,7 +105,7 @@ _WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """A whole run of a scenario. Points that a search has not tried are not in it.
 
     excluded_nodes: name -> why no further job used it. tests: the scenario's, by id. environment: of the machine that
@@ -166,11 +166,11 @@ class Report:
 
 
 @cache
-def _adapter() -> TypeAdapter[Report]:
-    return TypeAdapter(Report)
+def _adapter() -> TypeAdapter[RunReport]:
+    return TypeAdapter(RunReport)
 
 
-def report_of(data: Mapping[str, Any]) -> Report:
+def report_of(data: Mapping[str, Any]) -> RunReport:
     """Return the report of its published form. Raise ValueError if it lacks a part other than a later metric."""
     points = [_with_later_metrics(point) for point in data["points"]]
     return _adapter().validate_python({**data, "points": points, "tool_version": data["tool"]["version"]})

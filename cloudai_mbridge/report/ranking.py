@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from cloudai_mbridge.metrics import Statistic, over_runs
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
 _NO_CAUSE = (Verdict.SUCCESS, Verdict.REJECTED, Verdict.UNFINISHED)
@@ -61,7 +61,7 @@ class Cause:
     excerpt: tuple[str, ...]
 
 
-def rank(report: Report) -> list[TestRanking]:
+def rank(report: RunReport) -> list[TestRanking]:
     """Return the tests that have points which succeeded, in the report's order."""
     by_test: dict[str, dict[str, list[PointReport]]] = {}
     for point in report.points:
@@ -71,7 +71,7 @@ def rank(report: Report) -> list[TestRanking]:
     return [_ranking(points) for points in found if points]
 
 
-def causes(report: Report) -> list[Cause]:
+def causes(report: RunReport) -> list[Cause]:
     """Return why runs did not succeed, the commonest cause first. What only tells a search something is not in it."""
     groups: dict[tuple[Verdict, str], list[PointReport]] = {}
     for point in report.points:

@@ -13,13 +13,13 @@ from cloudai_mbridge.report.formats.markdown import render_markdown
 from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
 from cloudai_mbridge.report.formats.text import render_point, render_summary
 from cloudai_mbridge.report.html import render_html
-from cloudai_mbridge.report.model import Report
+from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.verdict import Verdict
 
 FindHistory = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
-def write_report(report: Report, root: Path, find_history: FindHistory = lambda report: ()) -> Path:
+def write_report(report: RunReport, root: Path, find_history: FindHistory = lambda report: ()) -> Path:
     """Write report.json, everything that is rendered from it, and a report.txt per run; return report.json's path.
 
     report.json comes first: it is the contract, and stands whatever becomes of the rest. Where a link takes the place

@@ -70,9 +70,12 @@ class Submitter:
             return
         for batch in batches:
             interrupts.check()
-            if self._context.stop is not None:
+            slots = self._schedule.free_slots(self._parallel_of)
+            if self._context.stop is not None or (slots is not None and slots <= 0):
                 return
-            if not self._submit_batch([self._context.by_key[plan.key] for plan in batch]):
+            chosen = self._affordable([self._context.by_key[plan.key] for plan in batch])
+            parallel = slots if slots is not None and slots < len(chosen) else None
+            if chosen and not self._submit(chosen, parallel):
                 return
 
     def resubmit_moved(self) -> None:
@@ -112,20 +115,15 @@ class Submitter:
             self._context.skip([run], reason)
         return not reason
 
-    def _submit_batch(self, batch: list[Tracked]) -> bool:
-        """Submit as many as the limits allow; return whether there may be room for more."""
-        slots = self._schedule.free_slots(self._parallel_of)
-        if slots is not None and slots <= 0:
-            return False
+    def _affordable(self, batch: list[Tracked]) -> list[Tracked]:
+        """Return as many as the limits allow; skip all if that is none, for good."""
         chosen = self._schedule.affordable(batch)[: self._most]
-        if not chosen:
-            if not self._context.active() and not self._context.unsure:
-                reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
-                untried = [run for run in batch if run.plan.search is not None and not run.number]
-                self._context.leave_untried(untried, reason)
-                self._context.skip([run for run in batch if run not in untried], reason)
-            return True
-        return self._submit(chosen, slots if slots is not None and slots < len(chosen) else None)
+        if not chosen and not self._context.active() and not self._context.unsure:
+            reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
+            untried = [run for run in batch if run.plan.search is not None and not run.number]
+            self._context.leave_untried(untried, reason)
+            self._context.skip([run for run in batch if run not in untried], reason)
+        return chosen
 
     def _submit(self, runs: list[Tracked], parallel: int | None) -> bool:
         """Submit runs together; return whether the scheduler takes more."""

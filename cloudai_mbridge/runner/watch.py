@@ -5,7 +5,7 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,19 @@ def run_all(
             context = RunnerContext(plan, root, scheduler, journal, observer)
             restore_tokens(journal, context.log)
             require_known(root, journal.entries().values(), context.log)
-            _drive(Watcher(context, judge, keep_open, choosers, may_be_late=may_be_late), pace, interrupts)
+            watcher = Watcher(context, judge, keep_open, choosers, may_be_late=may_be_late)
+            with _ends(watcher, interrupts):
+                restore_runs(context, watcher.submitter.strays, watcher.finalizer)
+                watcher.submitter.resubmit_moved()
+                watcher.poll()
+                if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
+                    _check(root, interrupts)
+                while not context.is_over:
+                    _check(root, interrupts)
+                    _require_journal(root)
+                    watcher.submitter.submit_ready(interrupts)
+                    _require_journal(root)
+                    _wait(watcher, pace, interrupts, has_ended=watcher.poll())
 
 
 def _journal(root: Path) -> Journal:
@@ -92,27 +104,24 @@ def _journal(root: Path) -> Journal:
         raise
 
 
-def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
+def _wait(watcher: "Watcher", pace: Pace, interrupts: Interrupts, *, has_ended: bool) -> None:
+    """Wait for the next poll, unless a run that has ended makes room: a submission is followed by a poll."""
+    context = watcher.context
+    if context.has_changed:
+        context.has_changed = False
+        pace.changed()
+    if has_ended and watcher.submitter.may_submit():
+        return
+    if not context.is_over:
+        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(context.root))
+
+
+@contextlib.contextmanager
+def _ends(watcher: "Watcher", interrupts: Interrupts) -> Iterator[None]:
+    """Stop everything at an interrupt; name the jobs that may still run after any other error."""
     context = watcher.context
     try:
-        restore_runs(context, watcher.submitter.strays, watcher.finalizer)
-        watcher.submitter.resubmit_moved()
-        watcher.poll()
-        if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
-            _check(context.root, interrupts)
-        while not context.is_over:
-            _check(context.root, interrupts)
-            _require_journal(context.root)
-            watcher.submitter.submit_ready(interrupts)
-            _require_journal(context.root)
-            has_ended = watcher.poll()
-            if context.has_changed:
-                context.has_changed = False
-                pace.changed()
-            if has_ended and watcher.submitter.may_submit():
-                continue  # every submission is still followed by a poll, before a signal is taken
-            if not context.is_over:
-                interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(context.root))
+        yield
     except Interrupted as interrupted:
         _stop(watcher, interrupts, interrupted)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:

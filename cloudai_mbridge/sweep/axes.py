@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.models.values.credentials import find_credential
 from cloudai_mbridge.training.credentials.find import is_secret
 
@@ -27,7 +27,7 @@ class Axis:
         return self.path.removeprefix("cmd_args.").replace("extra_env_vars.", ENV, 1)
 
 
-def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Axis]:
+def find_axes(definition: TestDefinition, run: TestRun) -> list[Axis]:
     """Return the axes in field order: arguments, environment variables, nodes. The last one varies fastest."""
     args = definition.cmd_args
     values = {f"cmd_args.{name}": getattr(args, name) for name in type(args).model_fields}
@@ -39,7 +39,7 @@ def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Ax
     return axes
 
 
-def credentials_in_sweep(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[str]:
+def credentials_in_sweep(definition: TestDefinition, run: TestRun) -> Iterator[str]:
     """Yield a line for every credential among the axes and patterns, whose values are names of points and columns."""
     for axis in find_axes(definition, run):
         if is_secret(axis.name) or any(map(_is_credential, axis.values)):
@@ -60,7 +60,7 @@ def _names_credential(name: str, value: Any) -> bool:
     return is_secret(name.removeprefix(ENV)) or any(map(_is_credential, values))
 
 
-def _is_axis(value: Any, path: str, definition: MegatronBridgeTestDefinition) -> bool:
+def _is_axis(value: Any, path: str, definition: TestDefinition) -> bool:
     """A list is an axis unless its path, or a parent of it, is excluded. Only arguments can hold a list as a value."""
     excluded = any(path == prefix or path.startswith(f"{prefix}.") for prefix in definition.dse_excluded_args)
     if excluded and isinstance(value, list) and not path.startswith("cmd_args."):

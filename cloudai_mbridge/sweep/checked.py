@@ -17,7 +17,7 @@ from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
 from cloudai_mbridge.sweep.grid import Values
 from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key
-from cloudai_mbridge.sweep.screen import Screen
+from cloudai_mbridge.sweep.screen import RuleScreen
 
 _NOTHING_PINNED = Pinned()
 _Answers = tuple[Violation | NotEvaluated | Lifted, ...]
@@ -103,10 +103,10 @@ class _Screens:
         names = sweep.grid.names
         self._choosing = {name: names.index(name) for name in CHOOSING if name in names}
         self._indices = tuple(self._choosing.values())
-        self._by_choice: dict[Values, Screen] = {}
-        self._made: dict[tuple[Any, ...], Screen] = {}
+        self._by_choice: dict[Values, RuleScreen] = {}
+        self._made: dict[tuple[Any, ...], RuleScreen] = {}
 
-    def of(self, values: Values) -> Screen:
+    def of(self, values: Values) -> RuleScreen:
         """Return the screen of a point."""
         choice = tuple([values[i] for i in self._indices])
         screen = self._by_choice.get(choice)
@@ -114,7 +114,7 @@ class _Screens:
             screen = self._by_choice[choice] = self._screen(values)
         return screen
 
-    def _screen(self, values: Values) -> Screen:
+    def _screen(self, values: Values) -> RuleScreen:
         chosen = {name: values[i] for name, i in self._choosing.items()}
         launcher = Launcher(chosen.get("launcher", self._base.launcher))
         args = self._base.model_copy(update={**chosen, "launcher": launcher})
@@ -127,5 +127,5 @@ class _Screens:
             nodes, overridden = self._sweep.num_nodes, self._pinned.overridden
             env = {**(self._system.global_env_vars if self._system else {}), **self._sweep.env}
             own = (preset, given_to_loop(self._base)) if preset and upstream is None else None
-            self._made[key] = Screen(grid, base, self._system, recipe, nodes, upstream, overridden, env, own)
+            self._made[key] = RuleScreen(grid, base, self._system, recipe, nodes, upstream, overridden, env, own)
         return self._made[key]

@@ -10,7 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep.axes import NUM_NODES, credentials_in_sweep, find_axes
 from cloudai_mbridge.sweep.grid import Values, build_grid
 
@@ -30,7 +30,7 @@ class SweepPoint:
 class SweepSpace:
     """The points of one test: a grid, and the points that `[sweep] include` adds."""
 
-    def __init__(self, definition: MegatronBridgeTestDefinition, run: TestRun) -> None:
+    def __init__(self, definition: TestDefinition, run: TestRun) -> None:
         if problems := list(credentials_in_sweep(definition, run)):
             raise BadInput("\n".join(problems))
         self._definition, self._run = definition, run
@@ -98,7 +98,7 @@ class SweepSpace:
             raise BadInput(f"{where}: {detail['msg']}") from None
 
 
-def expand(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[SweepPoint]:
+def expand(definition: TestDefinition, run: TestRun) -> Iterator[SweepPoint]:
     """Yield the points of the Cartesian product, last axis fastest, then the included ones."""
     sweep = SweepSpace(definition, run)
     for values in sweep.grid:

@@ -13,7 +13,7 @@ from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 
 # The arguments that choose a recipe, and those that choose a preset
 STRUCTURAL = ("launcher", "model_recipe_name")
@@ -75,9 +75,7 @@ class Pinned:
         return find_preset(args, self.release)
 
 
-def pinned_by(
-    definition: MegatronBridgeTestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE
-) -> Pinned:
+def pinned_by(definition: TestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE) -> Pinned:
     """Return what a test pins. An installed clone says its release itself, else the pinned commit does."""
     release = None
     if (repo := megatron_bridge_of(definition)) is not None:

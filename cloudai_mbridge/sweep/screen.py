@@ -43,7 +43,7 @@ Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 Rule = Callable[[Point], Answer]
 
 
-class Screen:
+class RuleScreen:
     """All rules over the points of one grid, for one recipe.
 
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, unless an axis.
@@ -151,7 +151,7 @@ class Screen:
 class _Table:
     """Answers of some rules by the values of the axes that they look at."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: RuleScreen) -> None:
         self._screen = screen
         self.rules: list[Rule] = []
         self.looks: set[str] = set()

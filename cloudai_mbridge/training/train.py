@@ -116,7 +116,7 @@ def train(
     """
     state, cfg, progress = global_state, global_state.cfg, global_state.train_state
     state.callback_manager = callback_manager or state.callback_manager
-    run = _Run(forward_step_func, model, optimizer, state)
+    run = _LoopState(forward_step_func, model, optimizer, state)
     args = (model, optimizer, scheduler)
     fire = partial(run.fire, optimizer=optimizer, scheduler=scheduler)
     should_exit, exit_code = False, 0
@@ -165,7 +165,7 @@ def train(
         raise EarlyExit(exit_code)
 
 
-class _Run:
+class _LoopState:
     """What the loop keeps from step to step besides the counters, and what it does around `train_step`."""
 
     def __init__(self, forward_step_func: Any, model: list[Any], optimizer: Any, state: GlobalState) -> None:

@@ -44,7 +44,7 @@ def choosers_of(plan: ScenarioPlan, judge: Judge) -> dict[str, Chooser]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TriedPoint:
     """Of a point that has been tried. step_time_s: None where it failed. error: of its logarithm, standard deviation.
 
     is_cut: it was ended early, so that it is not the best.
@@ -104,7 +104,7 @@ class PointSearch:
         known = [search for label in self._labels if (search := firsts[label].search) is not None]
         self._most = next((each.max_trials for each in known), None) or len(self._labels)
         self._judged: dict[tuple[str, int], Judgement] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, TriedPoint] = {}
         self._noise = NOISE
         self._last: tuple[object, Choice] | None = None
 
@@ -156,7 +156,7 @@ class PointSearch:
                 counted = [each for run, each in both if each.is_success or _was_ended_early(run)]
                 measured[point.label] = [each for each in counted if each.step_time_s]
             is_out_of_memory = any(each.failure == OUT_OF_MEMORY for each in failed)
-            self._outcomes[point.label] = Outcome(None, is_cut=is_cut, is_out_of_memory=is_out_of_memory)
+            self._outcomes[point.label] = TriedPoint(None, is_cut=is_cut, is_out_of_memory=is_out_of_memory)
         self._noise = noise_of([[each.step_time_s or math.nan for each in own] for own in measured.values()])
         for label, own in measured.items():
             if not own:

@@ -9,7 +9,7 @@ from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES
 from cloudai_mbridge.megatron_bridge.release import version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.tune.ranking import Candidate, Predictor, Ranking
-from cloudai_mbridge.tune.space import SearchRequest, Sizes, newest_preset
+from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest, newest_preset
 
 _MOST_TERMS = 3
 
@@ -75,9 +75,9 @@ def _text(value: Any) -> Any:
     return ",".join(value) if isinstance(value, list) else value
 
 
-def sizes_of(args: ResolvedCmdArgs) -> Sizes:
+def sizes_of(args: ResolvedCmdArgs) -> ParallelSizes:
     """Return the sizes that arguments set; what they leave out is 1."""
-    return Sizes(*(getattr(args, name) or 1 for name in Sizes._fields))
+    return ParallelSizes(*(getattr(args, name) or 1 for name in ParallelSizes._fields))
 
 
 def _is_asked_for(args: ResolvedCmdArgs, request: SearchRequest) -> bool:

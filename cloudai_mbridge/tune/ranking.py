@@ -32,7 +32,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.checked import with_recipe
-from cloudai_mbridge.tune.space import ALL_LAYERS, Options, SearchRequest, Sizes
+from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest
 
 # Standard deviation of the logarithm of a predicted peak. An assumption: the terms were compared with measurements
 # (docs/models.md), the allocator was not
@@ -46,7 +46,7 @@ _INTERVAL = NormalDist().inv_cdf(0.95)
 class Candidate:
     """A layout that breaks no rule and is predicted to fit. fits: the probability of it. cmd_args: of its test."""
 
-    sizes: Sizes
+    sizes: ParallelSizes
     options: Options
     cmd_args: dict[str, Any]
     headline: Headline
@@ -108,7 +108,7 @@ def rank(request: SearchRequest, count: int) -> Ranking:
     too_large: set[_Place] = set()
     illegal: dict[_Place, dict[str, str]] = {}
     heapq.heapify(queue)
-    seen: set[tuple[Sizes, Options]] = set()
+    seen: set[tuple[ParallelSizes, Options]] = set()
     while queue and len(ranking.best) < count:
         _, sizes, options = heapq.heappop(queue)
         if (sizes, options) in seen:  # less memory is needed in two ways
@@ -142,8 +142,8 @@ def rank(request: SearchRequest, count: int) -> Ranking:
     return ranking
 
 
-_Place = tuple[Sizes, Precision, bool]
-Entry = tuple[tuple[Any, ...], Sizes, Options]
+_Place = tuple[ParallelSizes, Precision, bool]
+Entry = tuple[tuple[Any, ...], ParallelSizes, Options]
 
 
 class Fit(NamedTuple):
@@ -153,7 +153,7 @@ class Fit(NamedTuple):
     headline: Headline | None
 
 
-class _Base(NamedTuple):
+class _BaseLayout(NamedTuple):
     layout: ParallelLayout
     times: TimeModel
 
@@ -165,17 +165,17 @@ class Predictor:
         self._request = request
         self._headlines = Headlines()
         self._fits = Kept[Fit | None]()
-        self._bases: dict[tuple[int, Options], _Base] = {}
+        self._bases: dict[tuple[int, Options], _BaseLayout] = {}
         self._text = cache(request.pipeline_layout)
         self.errors: dict[str, HeldOutError] = {}
 
-    def entry(self, sizes: Sizes, options: Options) -> Entry:
+    def entry(self, sizes: ParallelSizes, options: Options) -> Entry:
         """Return a layout with what sorts it: its time; of equal ones those first that shard and recompute less."""
         seconds = float(f"{self.step_time_s(sizes, options):.5g}")
         kind = options.use_megatron_fsdp, options.recompute, options.without_graphs
         return (seconds, *kind, math.prod(sizes)), sizes, options
 
-    def step_time_s(self, sizes: Sizes, options: Options) -> float:
+    def step_time_s(self, sizes: ParallelSizes, options: Options) -> float:
         """Return the predicted seconds of a step; infinity where the sizes do not fit together."""
         base = self._base(sizes, options)
         layout, pp, vp = base.layout, sizes.pp, sizes.vp
@@ -190,7 +190,7 @@ class Predictor:
         except BadInput:
             return math.inf
 
-    def rules_broken(self, sizes: Sizes, options: Options) -> dict[str, str]:
+    def rules_broken(self, sizes: ParallelSizes, options: Options) -> dict[str, str]:
         """Return the rules that a layout breaks with what its launcher's newest release fills in, and why."""
         args = self.question(sizes, options).args
         preset = find_preset(args, newest_release())  # the embedded loop's is in the arguments already
@@ -198,7 +198,7 @@ class Predictor:
         violations = check(args, None, self._request.recipe, None, upstream).violations
         return {violation.rule_id: str(violation) for violation in violations}
 
-    def recomputing(self, sizes: Sizes, options: Options) -> Iterator[Options]:
+    def recomputing(self, sizes: ParallelSizes, options: Options) -> Iterator[Options]:
         """Yield the options with something else to recompute than what the recipe does."""
         as_it_is = self._base(sizes, options).layout.recompute
         for recompute in self._request.recomputable[1:]:
@@ -206,21 +206,21 @@ class Predictor:
             if self._base(sizes, other).layout.recompute != as_it_is:
                 yield other
 
-    def _base(self, sizes: Sizes, options: Options) -> _Base:
+    def _base(self, sizes: ParallelSizes, options: Options) -> _BaseLayout:
         """Return what layouts of this tensor parallel size and these options share."""
         key = (sizes.tp, options)
         if key not in self._bases:
             self._bases[key] = self._work_out(sizes, options)
         return self._bases[key]
 
-    def _work_out(self, sizes: Sizes, options: Options) -> _Base:
+    def _work_out(self, sizes: ParallelSizes, options: Options) -> _BaseLayout:
         question = self.question(sizes, options)
         model = question.architecture
         times = times_of(question, model)
         self.errors[str(options.precision)] = times.held_out_error
-        return _Base(question.layout_of(model), times)
+        return _BaseLayout(question.layout_of(model), times)
 
-    def fit(self, sizes: Sizes, options: Options) -> Fit | None:
+    def fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
         """Return whether a layout's memory suffices; None where memory or time are not known.
 
         More sequences in a micro-batch need more memory, so one that is too large for one sequence is so for any.
@@ -230,10 +230,10 @@ class Predictor:
             return least
         return self._kept_fit(sizes, options)
 
-    def _kept_fit(self, sizes: Sizes, options: Options) -> Fit | None:
+    def _kept_fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
         return self._fits.once((sizes, options), lambda: self._fit(sizes, options))
 
-    def _fit(self, sizes: Sizes, options: Options) -> Fit | None:
+    def _fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
         found = self._headlines.of(self.question(sizes, options))
         if not found.step_time_s or not found.peak_memory_gib or not found.gpu_memory_gib:
             return None
@@ -246,7 +246,7 @@ class Predictor:
         model = question.architecture
         return times_of(question, model).step_time(question.layout_of(model))
 
-    def question(self, sizes: Sizes, options: Options) -> EstimateRequest:
+    def question(self, sizes: ParallelSizes, options: Options) -> EstimateRequest:
         """Return a layout as an estimate is asked for it."""
         return self._request_of(self._request.cmd_args(sizes, options))
 

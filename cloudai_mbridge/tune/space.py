@@ -31,7 +31,7 @@ _LATENT = ("", "mla_up_proj", "moe_act", "moe", ALL_LAYERS)
 _FULL_ITERATION = "full_iteration"
 
 
-class Sizes(NamedTuple):
+class ParallelSizes(NamedTuple):
     """Parallel sizes, and the sequences of a micro-batch."""
 
     tp: int
@@ -80,7 +80,7 @@ class SearchRequest:
             return _DENSE
         return _LATENT if self.model.multi_latent_attention else _EXPERTS
 
-    def cmd_args(self, sizes: Sizes, options: Options) -> dict[str, Any]:
+    def cmd_args(self, sizes: ParallelSizes, options: Options) -> dict[str, Any]:
         """Return the arguments of a test with this layout."""
         args: dict[str, Any] = {
             "launcher": str(self.launcher),
@@ -106,7 +106,7 @@ class SearchRequest:
             args |= {"cuda_graph_impl": "none"} if options.without_graphs else graphs
         return args | (self._switched_off(sizes, options) if self.launcher is Launcher.EMBEDDED else {})
 
-    def _switched_off(self, sizes: Sizes, options: Options) -> dict[str, Any]:
+    def _switched_off(self, sizes: ParallelSizes, options: Options) -> dict[str, Any]:
         """Return what the recipe has and the layout cannot have; only the embedded loop lets a test take it back."""
         values = preset_values(self.recipe, self.gpu, self.num_gpus, options.precision)
         has_stages, is_interleaved = sizes.pp > 1, sizes.vp > 1
@@ -135,7 +135,7 @@ class SearchRequest:
             return False
         return bool(preset_values(self.recipe, self.gpu, self.num_gpus, precision).get("use_megatron_fsdp"))
 
-    def layouts(self) -> Iterator[tuple[Sizes, bool]]:
+    def layouts(self) -> Iterator[tuple[ParallelSizes, bool]]:
         """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
         num_gpus = self.num_gpus
         for tp in _divisors(num_gpus, self.model.num_attention_heads):
@@ -146,15 +146,15 @@ class SearchRequest:
                 for cp in _divisors(num_gpus // (tp * pp)) if stages else ():
                     for mb in self._micro_batches(num_gpus // (tp * pp * cp), cp):
                         for ep, et in self._expert_sizes(tp, pp):
-                            yield from ((Sizes(tp, pp, cp, vp, ep, et, mb), False) for vp in stages)
+                            yield from ((ParallelSizes(tp, pp, cp, vp, ep, et, mb), False) for vp in stages)
                             if pp == cp == 1:
-                                yield Sizes(tp, pp, cp, 1, ep, et, mb), True
+                                yield ParallelSizes(tp, pp, cp, 1, ep, et, mb), True
 
     def pipeline_layout(self, pp: int, vp: int) -> str | None:
         """Return the recipe's explicit layout of these stages, if it has one."""
         return recipe_layout(self.recipe, pp, vp, with_mtp=self.model.mtp_num_layers > 0) if pp > 1 else None
 
-    def layers_per_chunk(self, sizes: Sizes) -> int:
+    def layers_per_chunk(self, sizes: ParallelSizes) -> int:
         """Return the most layers of a virtual stage."""
         return -(-self.model.num_layers // (sizes.pp * sizes.vp))
 

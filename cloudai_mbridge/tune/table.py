@@ -34,7 +34,7 @@ _SHORTEST_S, _LONGEST_S = 1e-7, 1e9
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredLayout:
     """A measured layout. step_time_s: None where it ran out of memory."""
 
     layout: ParallelLayout
@@ -49,7 +49,7 @@ class Space:
     model: Architecture
     gpu: Gpu
     precision: Precision
-    rows: tuple[Row, ...]
+    rows: tuple[MeasuredLayout, ...]
 
     def model_of(self, tp: int) -> Architecture:
         """Return the model as this tensor parallel size pads its vocabulary."""
@@ -77,7 +77,7 @@ def read_table(path: Path) -> list[Space]:
         raise BadInput(f"{path}: line {reader.line_num + 1}: {error}; check the line") from None
 
 
-def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, Row]]:
+def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, MeasuredLayout]]:
     names = reader.fieldnames or ()
     needed = _NEEDED if "recipe" in names else (*_NEEDED, *_MODEL)
     if missing := [name for name in needed if name not in names]:
@@ -87,7 +87,7 @@ def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, Row]]:
     yield from (_read(row) for row in reader if any(isinstance(text, str) and text.strip() for text in row.values()))
 
 
-def _spaces(rows: Iterable[tuple[Space, Row]]) -> list[Space]:
+def _spaces(rows: Iterable[tuple[Space, MeasuredLayout]]) -> list[Space]:
     spaces: dict[tuple[object, ...], dict[ParallelLayout, list[float | None]]] = {}
     heads: dict[tuple[object, ...], Space] = {}
     for space, row in rows:
@@ -102,7 +102,7 @@ def _spaces(rows: Iterable[tuple[Space, Row]]) -> list[Space]:
         heads.setdefault(key, space)
         spaces.setdefault(key, {}).setdefault(layout, []).append(row.step_time_s)
     return [
-        replace(head, rows=tuple(Row(layout, _median(times)) for layout, times in spaces[key].items()))
+        replace(head, rows=tuple(MeasuredLayout(layout, _median(times)) for layout, times in spaces[key].items()))
         for key, head in heads.items()
     ]
 
@@ -112,7 +112,7 @@ def _median(times: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _read(columns: Mapping[str, str]) -> tuple[Space, Row]:
+def _read(columns: Mapping[str, str]) -> tuple[Space, MeasuredLayout]:
     """Return a row, and a space that has no rows yet."""
     size: dict[str, Any] = {name: _size(columns, name) for name in ("num_gpus", "gbs", "mbs", "seq_length", *_SIZES)}
     etp = _size(columns, "etp") if columns.get("etp", "").strip() else None
@@ -124,7 +124,7 @@ def _read(columns: Mapping[str, str]) -> tuple[Space, Row]:
     if layout.ep > 1 and model.num_moe_experts is None:
         raise BadInput(f"ep: {layout.ep}, but the model ({name}) has no experts; use 1, or a recipe with experts")
     where = f"{name} on {layout.num_gpus} {gpu.name}, batch {layout.gbs} x {layout.seq_length}"
-    return Space(where, model, gpu, precision, ()), Row(layout, _seconds(columns["step_time_s"]))
+    return Space(where, model, gpu, precision, ()), MeasuredLayout(layout, _seconds(columns["step_time_s"]))
 
 
 def _recipe_model(name: str, size: Mapping[str, int]) -> Architecture:

@@ -88,7 +88,7 @@ class Entry(KnownFailure):
 
 
 @dataclass(frozen=True)
-class State(KnownFailure):
+class EndState(KnownFailure):
     """One `[[state]]` of the catalogue: a job's end that says why by itself."""
 
     state: str
@@ -104,8 +104,8 @@ class State(KnownFailure):
         return base_state(status.state) == self.state and (self.reason is None or self.reason.search(text) is not None)
 
 
-_Known = TypeVar("_Known", Entry, State)
-_OTHER_INFRASTRUCTURE = State(
+_Known = TypeVar("_Known", Entry, EndState)
+_OTHER_INFRASTRUCTURE = EndState(
     state="",
     id="job_infrastructure",
     kind=FailureKind.INFRASTRUCTURE,
@@ -113,7 +113,7 @@ _OTHER_INFRASTRUCTURE = State(
     remedy="look the state up in sacct(1); retry it on other nodes",
     wins=True,
 )
-_LOST = State(
+_LOST = EndState(
     state="",
     id="job_lost",
     kind=FailureKind.APPLICATION,
@@ -154,24 +154,24 @@ def load_catalogue() -> tuple[Entry, ...]:
     return _catalogue()[0]
 
 
-def load_states() -> tuple[State, ...]:
+def load_states() -> tuple[EndState, ...]:
     """Return the job states that say by themselves why a run failed."""
     return _catalogue()[1]
 
 
 @cache
-def _catalogue() -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+def _catalogue() -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
     return parse_catalogue((resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8"))
 
 
-def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
     """Return the entries and the states of a catalogue's text.
 
     ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
     """
     data = tomllib.loads(text)
     entries = tuple(_parsed(Entry, table) for table in data.get("failure", ()))
-    states = tuple(_parsed(State, table) for table in data.get("state", ()))
+    states = tuple(_parsed(EndState, table) for table in data.get("state", ()))
     ids = [known.id for known in (*entries, *states)]
     if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
         raise ValueError(f"failures.toml: ids that appear twice: {sorted(twice)}")
@@ -199,7 +199,7 @@ def _parsed(kind: type[_Known], table: Mapping[str, Any]) -> _Known:
         raise ValueError(f"failures.toml: {table.get('id', unnamed)}: {error}") from error
 
 
-def _state_of(status: JobStatus | None) -> State | None:
+def _state_of(status: JobStatus | None) -> EndState | None:
     if status is None or status.job_class is JobClass.SUCCEEDED:
         return None
     if status.job_class is JobClass.LOST:

@@ -1,7 +1,9 @@
 """`import cloudai_mbridge as mb`: its names, and what it does not import."""
 
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,13 @@ def test_the_package_has_the_names_of_its_api() -> None:
 def test_no_name_is_that_of_a_package_which_would_take_its_place() -> None:
     modules = {path.stem for path in Path(api.__file__).parents[1].iterdir()}
     assert not modules & set(mb.__all__)
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    modules = [path.read_text() for path in Path(mb.__file__).parent.rglob("*.py")]
+    names = Counter(name for text in modules for name in re.findall(r"^ *class (\w+)[(:\[]", text, re.MULTILINE))
+    assert len(names) > 100
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 @pytest.mark.parametrize("name", api.__all__)

@@ -20,14 +20,14 @@ from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition, SweepConfig
+from cloudai_mbridge.models.test_definition import SweepConfig, TestDefinition
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.axes import find_axes
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.grid import build_grid
-from cloudai_mbridge.sweep.screen import Screen
+from cloudai_mbridge.sweep.screen import RuleScreen
 
 AXES = {
     "tp": [1, 2, 3, 4, 8],
@@ -76,7 +76,7 @@ GRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main(points: int) -> None:
     args = MegatronBridgeCmdArgs(launcher="megatron_bridge", model_recipe_name="llama3_70b", max_steps=50, **AXES)
-    definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
+    definition = TestDefinition(name="bench", description="", cmd_args=args)
     run = TestRun(id="bench", test_name="bench")
     system = SlurmSystem(
         name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=8
@@ -88,7 +88,7 @@ def main(points: int) -> None:
     print(f"grid: {grid.size} points over {len(AXES)} axes; the first {min(points, grid.size)} are taken")
 
     start = time.perf_counter()
-    screen = Screen(grid, with_recipe_defaults(base, recipe), system, recipe)
+    screen = RuleScreen(grid, with_recipe_defaults(base, recipe), system, recipe)
     counts: Counter[str] = Counter()
     total = accepted = 0
     for values in itertools.islice(grid, points):
@@ -127,7 +127,7 @@ def estimate(points: int) -> None:
         args = MegatronBridgeCmdArgs(
             launcher="megatron_bridge", model_recipe_name=recipe, gpu_type="gb200", max_steps=50, **axes
         )
-        definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
+        definition = TestDefinition(name="bench", description="", cmd_args=args)
         sweep = SweepSpace(definition, TestRun(id="bench", test_name="bench"))
         for is_estimated in (False, True):
             seen = _go_through(sweep, system, points, is_estimated)

@@ -1,4 +1,4 @@
-"""A history that others wrote, or that is damaged, is refused in one line: nothing in it is believed unchecked."""
+"""A history that cannot be read, or whose SQL is not mbridge's, is refused in one line."""
 
 import contextlib
 import json
@@ -79,34 +79,18 @@ def read_all(file: Path, tmp_path: Path) -> list[MBridgeError]:
 @pytest.mark.parametrize(
     ("statement", "named"),
     [
-        (
-            "UPDATE metrics SET value = 'x' WHERE name = 'step_time_s'",
-            "(metrics, point 't/tp=1': 'x' is not a step_time_s)",
-        ),
+        ("UPDATE metrics SET value = 'x' WHERE name = 'step_time_s'", "'x' is not a step_time_s"),
         ("UPDATE metrics SET value = 7 WHERE name = 'step_time_s'", "7 is not a step_time_s"),
         ("UPDATE metrics SET value = x'00ff' WHERE name = 'step_time_s'", r"b'\x00\xff' is not a step_time_s"),
-        ("UPDATE metrics SET value = '[1.0,2.0]' WHERE name = 'step_time_s'", "'[1.0,2.0]' is not a step_time_s"),
         ("UPDATE metrics SET value = 0.0 WHERE name = 'step_time_s'", "0.0 is not a step_time_s"),
-        ("UPDATE metrics SET value = -1.0 WHERE name = 'tflops_per_gpu'", "-1.0 is not a tflops_per_gpu"),
-        ("UPDATE metrics SET value = 9e999 WHERE name = 'step_time_s'", "inf is not a step_time_s"),
-        ("UPDATE metrics SET value = '[]' WHERE name = 'loss_curve'", "'[]' is not a loss_curve"),
-        ("UPDATE metrics SET value = '[\"a\"]' WHERE name = 'loss_curve'", "is not a loss_curve"),
         ("UPDATE metrics SET value = '[1.0,NaN]' WHERE name = 'loss_curve'", "'[1.0,NaN]' is not a loss_curve"),
         ("UPDATE metrics SET value = '5' WHERE name = 'loss_curve'", "'5' is not a loss_curve"),
-        ("UPDATE runs SET nodes = 'x'", "nodes is 'x': not JSON)"),
-        ("UPDATE runs SET nodes = '5'", "nodes is '5'"),
-        ("UPDATE runs SET nodes = '[5]'", "nodes is '[5]'"),
-        ("UPDATE runs SET reasons = '{}'", "reasons is '{}'"),
-        ("UPDATE runs SET ended_at = 'zzz'", "(runs, point 't/tp=1': ended_at is 'zzz': not a time in UTC)"),
-        ("UPDATE runs SET ended_at = '2026-01-01'", "not a time in UTC"),
-        ("UPDATE runs SET verdict = 'good'", "verdict is 'good'"),
+        ("UPDATE runs SET nodes = 'x'", "'x' is not a list of texts"),
+        ("UPDATE runs SET nodes = '[5]'", "'[5]' is not a list of texts"),
         ("UPDATE runs SET environment = 99", "there is no environment 99"),
-        ("UPDATE environments SET fields = '[]'", "(environments, id 1: fields is '[]'"),
-        ("UPDATE environments SET fields = '{'", "not JSON"),
-        (f"UPDATE environments SET fields = '{{\"a\": {DEEP}}}'", "nested too deep"),
-        (f"UPDATE environments SET fields = '{'[' * 100_000}'", "not JSON"),
-        ("UPDATE keys SET fields = '[1]'", "fields is '[1]'"),
-        ('UPDATE keys SET fields = \'{"test":"other"}\'', "its fields have another digest"),
+        ("UPDATE environments SET fields = '[]'", "'[]' is not a table"),
+        (f"UPDATE environments SET fields = '{'[' * 100_000}'", "is not a table"),
+        ("UPDATE keys SET fields = '[1]'", "'[1]' is not a table"),
         ("DELETE FROM keys", "there is no key"),
         ("UPDATE runs SET point = CAST(x'ff' AS TEXT)", "is damaged (Could not decode to UTF-8"),
         ("DROP TABLE metrics", "the table 'metrics' is not one that mbridge made"),
@@ -114,7 +98,7 @@ def read_all(file: Path, tmp_path: Path) -> list[MBridgeError]:
         ("CREATE TRIGGER x AFTER INSERT ON runs BEGIN SELECT 1; END", "the trigger 'x' is not one that mbridge made"),
     ],
 )
-def test_what_no_import_stored_is_damage(file: Path, tmp_path: Path, statement: str, named: str) -> None:
+def test_what_cannot_be_read_is_damage(file: Path, tmp_path: Path, statement: str, named: str) -> None:
     tamper(file, statement)
     errors = read_all(file, tmp_path)
     assert errors
@@ -141,7 +125,7 @@ def test_every_command_says_it_in_one_line_and_exits_with_7(
         cli.main()
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 7
-    assert "history.sqlite: is damaged (metrics, " in line
+    assert "history.sqlite: is damaged ('x' is not a step_time_s)" in line
 
 
 def test_a_damaged_definition_of_a_table_is_one_line(file: Path, tmp_path: Path) -> None:

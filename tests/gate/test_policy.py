@@ -77,6 +77,14 @@ def test_what_is_shipped_is_what_the_code_has_by_default() -> None:
     [
         ('name = "p"\n', "policy.toml: names no reference; set baseline to a file, or write a [history]"),
         (HEAD + '[history]\nfile = "h"\n', "policy.toml:3: history: baseline is set as well"),
+        *(
+            (
+                f'name = "p"\n[history]\nfile = "h"\n{key}\n',
+                f"policy.toml:4: history.{key.split()[0]}: the keys nights and since are not supported any more; remove"
+                " them, find drifts over many nights with `mbridge history trend`",
+            )
+            for key in ("nights = 60", "since = 2026-01-20", "nights = 'x'\nsince = 1")
+        ),
         (HEAD + "min_run = 3\n", "policy.toml:3: min_run: unknown key; did you mean 'min_runs'"),
         (HEAD + "min_runs = 0\n", "policy.toml:3: min_runs: 0 must be greater than or equal to 1"),
         (HEAD + 'min_runs = "3"\n', "policy.toml:3: min_runs: '3' must be a valid integer"),

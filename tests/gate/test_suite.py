@@ -16,6 +16,7 @@ from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_fro
 from cloudai_mbridge.gate.compare.suite import FEWEST_POINTS
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.statistics.nights import night_numbers
 from tests.gate.some_runs import KEY, make_run
 
 POINTS, RUNS, NOISE = 40, 5, 0.01
@@ -180,6 +181,12 @@ def test_a_point_that_only_ran_on_one_node_is_not_excused_by_it():
     result = judged(references, moved)
     assert reds(result) == ["sweep1/tp8-7"]
     assert not result.slow_nodes
+
+
+def test_nights_are_apart_by_six_hours() -> None:
+    evening, morning = "2026-03-01T23:00:00+00:00", "2026-03-02T04:00:00+02:00"
+    next_evening = "2026-03-02T23:30:00+00:00"
+    assert list(night_numbers([next_evening, evening, "", morning, "2026-03-03"])) == [1, 0, -1, 0, -1]
 
 
 def nights(side: int, run: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 
 # A build backend inside the package, so that pip has nothing to download
 BACKEND = """\
@@ -134,10 +134,10 @@ def enroot_calls(tmp_path: Path, fake_command: Callable[[str, str], Path]) -> Ca
 
 
 @pytest.fixture
-def make_test() -> Callable[..., MegatronBridgeTestDefinition]:
+def make_test() -> Callable[..., TestDefinition]:
     """Build a test of the upstream launcher that needs these repositories, as a TOML would."""
 
-    def make(nemo_run: Repo, *repos: Any, image: str = "", name: str = "t") -> MegatronBridgeTestDefinition:
+    def make(nemo_run: Repo, *repos: Any, image: str = "", name: str = "t") -> TestDefinition:
         args = {"model_family_name": "f", "model_recipe_name": "r", "hf_token": "t0ken-in-a-toml"}
         data = {
             "name": name,
@@ -146,6 +146,6 @@ def make_test() -> Callable[..., MegatronBridgeTestDefinition]:
             "nemo_run_repo": {"url": nemo_run.url, "commit": "main"},
             "git_repos": [*repos],
         }
-        return MegatronBridgeTestDefinition.model_validate(data)
+        return TestDefinition.model_validate(data)
 
     return make

@@ -14,12 +14,12 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install import install_all, is_everything_installed, uninstall_all
 from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 
 pytestmark = pytest.mark.process
 
 Repo = Any  # of conftest.py
-MakeTest = Callable[..., MegatronBridgeTestDefinition]
+MakeTest = Callable[..., TestDefinition]
 IMAGE = "nvcr.io#nvidia/nemo:26.02.00"
 
 INSTALL = """\
@@ -34,7 +34,7 @@ sys.exit("; ".join(result.failures) or 0)
 """
 
 
-def start(definition: MegatronBridgeTestDefinition, root: Path) -> "subprocess.Popen[str]":
+def start(definition: TestDefinition, root: Path) -> "subprocess.Popen[str]":
     argv = [sys.executable, "-c", INSTALL, definition.model_dump_json(exclude_defaults=True), str(root)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

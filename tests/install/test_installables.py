@@ -8,15 +8,15 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install import ImageInstall, PythonEnvInstall, RepoInstall, installables_of
 from cloudai_mbridge.install.python_env import EXTRA_PACKAGES
-from cloudai_mbridge.models.test_definition import NEMO_RUN, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import NEMO_RUN, TestDefinition
 
 BRIDGE = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
 ARGS = {"model_family_name": "f", "model_recipe_name": "r", "hf_token": "t"}
 
 
-def definition(args: dict[str, Any] | None = None, **fields: Any) -> MegatronBridgeTestDefinition:
+def definition(args: dict[str, Any] | None = None, **fields: Any) -> TestDefinition:
     data = {"name": "t", "description": "d", "git_repos": [BRIDGE], "cmd_args": {**ARGS, **(args or {})}, **fields}
-    return MegatronBridgeTestDefinition.model_validate(data)
+    return TestDefinition.model_validate(data)
 
 
 def test_upstream_test_needs_image_environment_and_repositories() -> None:

@@ -12,7 +12,7 @@ from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.preview import PlanOptions, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
@@ -42,7 +42,7 @@ def test_all_performance_configurations_are_planned(version: str, tmp_path: Path
             "num_gpus": row.num_gpus,
             "config_variant": row.variant or None,
         }
-        definition = MegatronBridgeTestDefinition.model_validate(
+        definition = TestDefinition.model_validate(
             {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": commit}]}
         )
         system = SlurmSystem(

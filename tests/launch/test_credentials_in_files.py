@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models import MegatronBridgeTestDefinition, Scenario, SlurmSystem
+from cloudai_mbridge.models import SlurmSystem, TestDefinition, TestScenario
 from cloudai_mbridge.models.scenario import TestRun
 
 VALUE = "n0ttobeseen"
@@ -56,7 +56,7 @@ def places() -> Iterator[tuple[str, Place, Any]]:
     yield "system", ("partitions", 0, "groups", 0, "name"), "{}"
     for name, form in text_fields(TestRun):
         yield "test", (name,), form
-    cmd_args = MegatronBridgeTestDefinition.model_fields["cmd_args"].annotation
+    cmd_args = TestDefinition.model_fields["cmd_args"].annotation
     assert cmd_args is not None
     for name, form in text_fields(cmd_args):
         yield "test", ("cmd_args", name), form
@@ -65,7 +65,7 @@ def places() -> Iterator[tuple[str, Place, Any]]:
     yield "test", ("nsys", "extra_args"), ["{}"]
     yield "test", ("sweep", "include"), [{"env.A": "{}"}]
     yield "test", ("extra_env_vars", "SRUN_EXPORT_ENV"), "{}"
-    for name, form in text_fields(Scenario):
+    for name, form in text_fields(TestScenario):
         yield "scenario", (name,), form
 
 

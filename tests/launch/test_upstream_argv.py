@@ -23,9 +23,9 @@ from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids
 from cloudai_mbridge.megatron_bridge.pins import image_path
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
@@ -57,9 +57,9 @@ def _plan(
     entry = {**INLINE, **(run or {})}
     if "test_name" in entry:
         del entry["test_template_name"]
-    scenario = Scenario.model_validate({"name": "s", "Tests": [entry]})
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [entry]})
     data = {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": {**NAMES, **(args or {})}, **keys}
-    definition = MegatronBridgeTestDefinition.model_validate(data)
+    definition = TestDefinition.model_validate(data)
     plan = build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), system or _system())
     assert not plan.rejected
     return plan.runs[0]
@@ -428,8 +428,8 @@ def _image(image: str, *files: str) -> str:
 )
 def test_what_is_missing_gets_one_line(args: dict[str, Any], keys: dict[str, Any], expected: str) -> None:
     data = {name: value for name, value in {**NAMES, **args}.items() if value is not None}
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
-    definition = MegatronBridgeTestDefinition.model_validate(
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
+    definition = TestDefinition.model_validate(
         {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": data, **keys}
     )
     with pytest.raises(BadInput) as caught:
@@ -459,8 +459,8 @@ def test_steps_are_known_only_if_they_are_told() -> None:
 
 
 def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "num_nodes": 2}]})
-    definition = MegatronBridgeTestDefinition.model_validate(
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "num_nodes": 2}]})
+    definition = TestDefinition.model_validate(
         {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": NAMES}
     )
     loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
@@ -473,7 +473,7 @@ def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
 def test_a_scope_that_full_iteration_replaces_is_said() -> None:
     args, repo = {**NAMES, "cuda_graph_impl": "full_iteration"}, {**REPO, "commit": "v0.6.0"}
     for scope, is_noted in (("attn", True), ("", False), ("full_iteration", False)):
-        definition = MegatronBridgeTestDefinition.model_validate(
+        definition = TestDefinition.model_validate(
             {"name": "n", "description": "d", "git_repos": [repo], "cmd_args": {**args, "cuda_graph_scope": scope}}
         )
         loaded = LoadedScenario(scenario := _scenario(), [LoadedTest(scenario.tests[0], definition)])
@@ -481,8 +481,8 @@ def test_a_scope_that_full_iteration_replaces_is_said() -> None:
         assert any("cuda_graph_scope = 'attn' has no effect" in note for note in plan.notes) is is_noted
 
 
-def _scenario() -> Scenario:
-    return Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
+def _scenario() -> TestScenario:
+    return TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
 
 
 def test_a_point_can_be_run_again_from_its_own_definition() -> None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import load_system
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 from cloudai_mbridge.models.values.credentials import find_credential, find_credential_in_words, is_secret_variable
 from cloudai_mbridge.training.credentials.find import is_secret
 
@@ -38,8 +38,8 @@ def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
 
 
-def definition(**keys: Any) -> MegatronBridgeTestDefinition:
-    return MegatronBridgeTestDefinition.model_validate({"name": "t", "description": "d", **keys})
+def definition(**keys: Any) -> TestDefinition:
+    return TestDefinition.model_validate({"name": "t", "description": "d", **keys})
 
 
 @pytest.mark.parametrize(

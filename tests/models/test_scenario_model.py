@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cloudai_mbridge.models.scenario import Scenario, TestRun, find_cycle
+from cloudai_mbridge.models.scenario import TestRun, TestScenario, find_cycle
 
 
-def _scenario(**waits_for: list[str]) -> Scenario:
+def _scenario(**waits_for: list[str]) -> TestScenario:
     tests = [
         {
             "id": test_id,
@@ -17,13 +17,13 @@ def _scenario(**waits_for: list[str]) -> Scenario:
         }
         for test_id, others in waits_for.items()
     ]
-    return Scenario.model_validate({"name": "s", "Tests": tests})
+    return TestScenario.model_validate({"name": "s", "Tests": tests})
 
 
 def test_an_id_may_occur_once() -> None:
     tests = [{"id": test_id, "test_name": "t"} for test_id in ("a", "b", "a")]
     with pytest.raises(ValidationError, match="duplicate test id 'a'"):
-        Scenario.model_validate({"name": "s", "Tests": tests})
+        TestScenario.model_validate({"name": "s", "Tests": tests})
 
 
 def test_a_dependency_must_exist() -> None:
@@ -103,4 +103,4 @@ def test_only_set_definition_keys_are_overrides() -> None:
 
 def test_a_scenario_needs_a_test() -> None:
     with pytest.raises(ValidationError):
-        Scenario.model_validate({"name": "s", "Tests": []})
+        TestScenario.model_validate({"name": "s", "Tests": []})

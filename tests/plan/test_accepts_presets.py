@@ -13,7 +13,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
@@ -42,7 +42,7 @@ def _written_out(version: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preview(version: str, args: dict[str, Any]) -> PointPreview:
-    definition = MegatronBridgeTestDefinition.model_validate(
+    definition = TestDefinition.model_validate(
         {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": f"v{version}"}]}
     )
     per_node = 4 if args["gpu_type"] in ("gb200", "gb300", "vr200") else 8

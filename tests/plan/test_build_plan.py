@@ -12,9 +12,9 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.write import plan_to_dict, write_plan, write_runs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
@@ -35,10 +35,8 @@ ARGS: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny",
 def _loaded(*tests: tuple[dict[str, Any], dict[str, Any]], **scenario: Any) -> LoadedScenario:
     """Load tests given as (keys of the entry, keys of the definition)."""
     runs = [{"id": f"t{i}", "test_name": "n", **run} for i, (run, _) in enumerate(tests)]
-    whole = Scenario.model_validate({"name": "s", "Tests": runs, **scenario})
-    definitions = [
-        MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", **keys}) for _, keys in tests
-    ]
+    whole = TestScenario.model_validate({"name": "s", "Tests": runs, **scenario})
+    definitions = [TestDefinition.model_validate({"name": "n", "description": "d", **keys}) for _, keys in tests]
     return LoadedScenario(whole, [LoadedTest(*pair) for pair in zip(whole.tests, definitions, strict=True)])
 
 
@@ -438,8 +436,8 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
     assert len(plan.runs) == 4
     for run in plan.runs:
         data = tomllib.loads(render(run, LOCAL)["test.toml"])
-        definition = MegatronBridgeTestDefinition.model_validate(data)
-        scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t0", "test_name": "n"}]})
+        definition = TestDefinition.model_validate(data)
+        scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t0", "test_name": "n"}]})
         (again,) = build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), LOCAL).runs
         assert again.label == "single"
         assert again.training_config == run.training_config

@@ -11,9 +11,9 @@ from cloudai_mbridge.commands.console import SteadyConsole, show_rejected
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.launch.write import plan_to_dict, system_to_dict, write_plan
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_system
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
@@ -48,8 +48,8 @@ def _plan(
     sweep: dict[str, Any], system: System = CLUSTER, args: dict[str, Any] | None = None, **run: Any
 ) -> ScenarioPlan:
     data = {"name": "n", "description": "d", "cmd_args": {**ARGS, **(args or {})}, "sweep": sweep}
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **run}]})
-    test = LoadedTest(scenario.tests[0], MegatronBridgeTestDefinition.model_validate(data))
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **run}]})
+    test = LoadedTest(scenario.tests[0], TestDefinition.model_validate(data))
     return build_plan(LoadedScenario(scenario, [test]), system)
 
 

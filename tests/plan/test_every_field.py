@@ -19,14 +19,14 @@ from pydantic import BaseModel
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Dependency, OnCompletion, RunnerConfig, Scenario, TestRun
+from cloudai_mbridge.models.scenario import Dependency, OnCompletion, RunnerConfig, TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, Partition, PartitionGroup, Prices, SlurmSystem
 from cloudai_mbridge.models.test_definition import (
     GitRepo,
-    MegatronBridgeTestDefinition,
     MetricsConfig,
     NsysConfiguration,
     SweepConfig,
+    TestDefinition,
     TrainingReportConfig,
 )
 from cloudai_mbridge.plan.build import build_plan
@@ -73,9 +73,9 @@ BY_MBRIDGE: dict[type[BaseModel], tuple[str, ...]] = {
     Partition: ("name", "nodes", "groups"),
     PartitionGroup: ("name", "nodes"),
     Prices: ("currency", "per_gpu_hour"),
-    Scenario: ("pre_test", "post_test"),
+    TestScenario: ("pre_test", "post_test"),
     TestRun: ("test_name",),
-    MegatronBridgeTestDefinition: ("name", "description", "dse_excluded_args"),
+    TestDefinition: ("name", "description", "dse_excluded_args"),
     GitRepo: ("init_submodules",),
     SweepConfig: ("memory_share", "max_gpu_hours", "seed"),
 }
@@ -100,7 +100,7 @@ VALUES: dict[type[BaseModel], dict[str, Any]] = {
     Partition: {"name": "p2", "nodes": ["n1"], "groups": [{"name": "g", "nodes": ["n1"]}], "slurm_nodes": [1]},
     PartitionGroup: {"name": "g2", "nodes": ["n2"]},
     Prices: {"currency": "EUR", "per_gpu_hour": {"gb200": 1.0}},
-    Scenario: {
+    TestScenario: {
         **{"name": "s2", "tests": [RUN, OTHER_RUN], "job_status_check": False, "sol_path": "/s", "reports": {"a": 1}},
         **{"pre_test": "check", "post_test": "clean", "runner": {"retries": 0}},
     },
@@ -116,7 +116,7 @@ VALUES: dict[type[BaseModel], dict[str, Any]] = {
         "dependencies": [{"type": "start_post_comp", "id": "other"}],
     },
     Dependency: {"type": "end_post_comp", "id": "third"},
-    MegatronBridgeTestDefinition: {
+    TestDefinition: {
         **{"name": "n2", "description": "d2", "test_template_name": "NCCL", "extra_env_vars": {"A": "b"}},
         **{"cmd_args": {}, "extra_cmd_args": {"optimizer.adam_eps": "1e-9"}},
         **{"extra_container_mounts": ["/a:/b"], "git_repos": [{**REPO, "commit": "v0.3.0"}], "nemo_run_repo": REPO},
@@ -158,12 +158,12 @@ PLACES: dict[type[BaseModel], tuple[Any, ...]] = {
     Partition: ("system", "partitions", 0),
     PartitionGroup: ("system", "partitions", 0, "groups", 0),
     Prices: ("system", "prices"),
-    Scenario: ("scenario",),
+    TestScenario: ("scenario",),
     RunnerConfig: ("scenario", "runner"),
     OnCompletion: ("scenario", "runner", "on_completion"),
     TestRun: ("scenario", "Tests", 0),
     Dependency: ("scenario", "Tests", 0, "dependencies", 0),
-    MegatronBridgeTestDefinition: ("test",),
+    TestDefinition: ("test",),
     GitRepo: ("test", "git_repos", 0),
     NsysConfiguration: ("test", "nsys"),
     MetricsConfig: ("test", "metrics"),
@@ -176,12 +176,12 @@ HEADINGS = {
     Partition: "[[partitions]]",
     PartitionGroup: "[[partitions.groups]]",
     Prices: "[prices]",
-    Scenario: "Scenario",
+    TestScenario: "Scenario",
     RunnerConfig: "[runner]",
     OnCompletion: "[runner.on_completion]",
     TestRun: "[[Tests]]",
     Dependency: "[[Tests.dependencies]]",
-    MegatronBridgeTestDefinition: "Test",
+    TestDefinition: "Test",
     GitRepo: "[[git_repos]]",
     NsysConfiguration: "[nsys]",
     MetricsConfig: "[metrics]",
@@ -214,7 +214,7 @@ def files(model: type[BaseModel], launcher: str) -> dict[str, Any]:
         TrainingReportConfig: {"exclude_start_steps": 3},
         SweepConfig: {"repeats": 3},
     }
-    if model not in (SlurmSystem, LocalSystem, Partition, Scenario, TestRun, MegatronBridgeTestDefinition, GitRepo):
+    if model not in (SlurmSystem, LocalSystem, Partition, TestScenario, TestRun, TestDefinition, GitRepo):
         put(data, PLACES[model], around.get(model, {}))
     return data
 
@@ -236,11 +236,11 @@ def planned(data: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
     """Return all that the runs' files hold, the notes, and the plan."""
     kind = SlurmSystem if data["system"]["scheduler"] == "slurm" else LocalSystem
     system = kind.model_validate(data["system"])
-    scenario = Scenario.model_validate(data["scenario"])
+    scenario = TestScenario.model_validate(data["scenario"])
     tests = []
     for run in scenario.tests:
         merged = {**data["test"], **run.overrides()}
-        tests.append(LoadedTest(run, MegatronBridgeTestDefinition.model_validate(merged)))
+        tests.append(LoadedTest(run, TestDefinition.model_validate(merged)))
     plan = build_plan(LoadedScenario(scenario, tests), system)
     texts = [
         f"{name}\n{text}" for run in plan.runs for name, text in render(run, system).items() if name != "test.toml"

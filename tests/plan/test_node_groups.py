@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.node_groups import resolve_groups, unknown_states
 
 SYSTEM = SlurmSystem.model_validate(
@@ -24,8 +24,10 @@ SYSTEM = SlurmSystem.model_validate(
 
 
 def _nodes(*nodes: str, states: Mapping[str, str] | None = None, **keys: Any) -> tuple[list[str], Any]:
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "nodes": nodes, **keys}]})
-    definition = MegatronBridgeTestDefinition(name="n", description="d")
+    scenario = TestScenario.model_validate(
+        {"name": "s", "Tests": [{"id": "t", "test_name": "n", "nodes": nodes, **keys}]}
+    )
+    definition = TestDefinition(name="n", description="d")
     loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
     run = resolve_groups(loaded, SYSTEM, (lambda partition: states) if states else unknown_states).tests[0].run
     return run.nodes, run.num_nodes
@@ -116,8 +118,8 @@ def test_too_few_in_service() -> None:
 
 
 def test_this_machine_has_no_groups() -> None:
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "nodes": ["a:b:1"]}]})
-    definition = MegatronBridgeTestDefinition(name="n", description="d")
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "nodes": ["a:b:1"]}]})
+    definition = TestDefinition(name="n", description="d")
     loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
     with pytest.raises(BadInput, match="no partition 'a' in system 'here'"):
         resolve_groups(loaded, LocalSystem(name="here", scheduler="local"), unknown_states)

@@ -7,9 +7,9 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_scenario
-from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.build import build_plan
 
 ARGS: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 4, "max_steps": 10}
@@ -25,9 +25,9 @@ def _slurm(**partition: Any) -> SlurmSystem:
 def _plan(system: System, *tests: dict[str, Any], pre_test: dict[str, Any] | None = None, **scenario: Any) -> list[Any]:
     """Plan tests given as keys of their entries, after a pre-test of these cmd_args; return the pre-test's runs."""
     entries = [{"id": f"t{i}", "test_name": "n", **keys} for i, keys in enumerate(tests or ({},))]
-    whole = Scenario.model_validate({"name": "s", "Tests": entries, "pre_test": "check", **scenario})
-    definition = MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
-    check = MegatronBridgeTestDefinition.model_validate(
+    whole = TestScenario.model_validate({"name": "s", "Tests": entries, "pre_test": "check", **scenario})
+    definition = TestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
+    check = TestDefinition.model_validate(
         {"name": "check", "description": "d", "cmd_args": {**ARGS, **(pre_test or {})}}
     )
     loaded = LoadedScenario(
@@ -97,8 +97,8 @@ def test_a_budget_counts_it() -> None:
 
 
 def test_without_one_there_is_none() -> None:
-    whole = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
-    definition = MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
+    whole = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
+    definition = TestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
     plan = build_plan(LoadedScenario(whole, [LoadedTest(whole.tests[0], definition)]), LOCAL)
     assert [run.is_pre_test for run in plan.runs] == [False]
 

@@ -10,9 +10,9 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch.write import system_to_dict, write_plan, write_runs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_system
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data
@@ -32,9 +32,9 @@ def _slurm(**keys: Any) -> SlurmSystem:
 def _plan(*tests: dict[str, Any], system: System, runner: dict[str, Any] | None = None) -> ScenarioPlan:
     """Plan tests given as keys of their definitions; a key "run" holds those of their entries."""
     entries = [{"id": f"t{i}", "test_name": "n", **keys.get("run", {})} for i, keys in enumerate(tests)]
-    scenario = Scenario.model_validate({"name": "s", "Tests": entries, "runner": runner or {}})
+    scenario = TestScenario.model_validate({"name": "s", "Tests": entries, "runner": runner or {}})
     definitions = [
-        MegatronBridgeTestDefinition.model_validate(
+        TestDefinition.model_validate(
             {"name": "n", "description": "d", **{name: value for name, value in keys.items() if name != "run"}}
         )
         for keys in tests

@@ -10,11 +10,11 @@ from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, StepReport, render_record, render_step_record
@@ -75,9 +75,9 @@ def some_rejected(label: str = "tp9", **keys: Any) -> PointReport:
     return some_point(Verdict.REJECTED, label, **{**nothing, **why, **keys})
 
 
-def some_report(*points: PointReport, **keys: Any) -> Report:
+def some_report(*points: PointReport, **keys: Any) -> RunReport:
     data = {"tool_version": "1", "scenario": "s", "system": "here", "created_at": "2026-01-02T03:04:05+00:00"}
-    return Report(**{**data, **keys}, points=points)
+    return RunReport(**{**data, **keys}, points=points)
 
 
 def a_log(steps: int, record: dict[str, Any] | None = None, **changes: Any) -> str:
@@ -101,8 +101,8 @@ class ARun:
 
     def __init__(self, root: Path, test: dict[str, Any], system: System = LOCAL, scenario: str = "s") -> None:
         root.mkdir(exist_ok=True)
-        definition = MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", **test})
-        whole = Scenario.model_validate({"name": scenario, "Tests": [{"id": "t", "test_name": "n"}]})
+        definition = TestDefinition.model_validate({"name": "n", "description": "d", **test})
+        whole = TestScenario.model_validate({"name": scenario, "Tests": [{"id": "t", "test_name": "n"}]})
         self.root = root
         self.plan = build_plan(LoadedScenario(whole, [LoadedTest(whole.tests[0], definition)]), system)
         write_runs(self.plan, system, root)
@@ -157,6 +157,6 @@ def upstream(tmp_path: Path) -> ARun:
     return run
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: RunReport) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     return data

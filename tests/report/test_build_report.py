@@ -13,9 +13,9 @@ from rich.console import Console
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import build_report, judge_in, write_report
@@ -35,7 +35,7 @@ STEPS = 6
 
 
 def _plan() -> ScenarioPlan:
-    definition = MegatronBridgeTestDefinition.model_validate(
+    definition = TestDefinition.model_validate(
         {
             "name": "n",
             "description": "d",
@@ -49,7 +49,7 @@ def _plan() -> ScenarioPlan:
             "metrics": {"warmup_steps": 2},
         }
     )
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
     return build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), LOCAL)
 
 

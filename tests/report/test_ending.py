@@ -11,7 +11,7 @@ from rich.console import Console
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.report.formats.terminal import render_ending
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import VIOLATION, some_point, some_rejected, some_report
 
@@ -51,14 +51,14 @@ def timed(label: str, step_time_s: float, spread: float = 0.01, tokens: float = 
     return some_point(label=label, **{**more, **keys})
 
 
-def shown(report: Report, width: int = 80) -> list[str]:
+def shown(report: RunReport, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(render_ending(report, width), crop=False)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def thirteen_points() -> Report:
+def thirteen_points() -> RunReport:
     layouts = [(tp, pp, mb) for tp in (2, 4, 8) for pp in (1, 2) for mb in (1, 2)]
     times = [5.91, 5.62, 5.58, 5.34, 5.21, 5.19, 5.47, 5.4, 6.31, 6.02]
     points = [

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.report.formats.junit import render_junit
-from cloudai_mbridge.report.formats.text import visible
-from cloudai_mbridge.report.model import Report
+from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import NASTY, VIOLATION, some_point, some_rejected, some_report
 
@@ -17,7 +17,7 @@ TIMES = {"started_at": "2026-01-02T03:04:05.250+00:00", "ended_at": "2026-01-02T
 RESULTS = {"failure", "error", "skipped"}
 
 
-def _parsed(report: Report) -> ET.Element:
+def _parsed(report: RunReport) -> ET.Element:
     root = ET.fromstring(render_junit(report).encode())
     _check(root)
     return root

@@ -13,7 +13,7 @@ from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.formats.text import render_point, render_summary, with_error
-from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
+from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport
 from cloudai_mbridge.report.write import write_report
 from cloudai_mbridge.verdict import Verdict
 
@@ -63,9 +63,9 @@ def _rejected(test_id: str = "sweep", label: str = "tp9", **keys: Any) -> PointR
     return _point(Verdict.REJECTED, test_id, label, **{**data, **keys})
 
 
-def _report(*points: PointReport, **keys: Any) -> Report:
+def _report(*points: PointReport, **keys: Any) -> RunReport:
     data = {"tool_version": "1", "scenario": "s", "system": "here", "created_at": "2026-01-02T03:04:05+00:00"}
-    return Report(**{**data, **keys}, points=points)
+    return RunReport(**{**data, **keys}, points=points)
 
 
 def _strict(text: str) -> Any:
@@ -75,7 +75,7 @@ def _strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def _table(report: Report, width: int = 200) -> str:
+def _table(report: RunReport, width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(render_table(report))
     assert isinstance(console.file, io.StringIO)

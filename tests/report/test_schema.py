@@ -17,7 +17,7 @@ from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report
 from cloudai_mbridge.report.html.render import render_report_file
-from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report, report_of
+from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport, report_of
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from tests.report.conftest import VIOLATION, ARun, a_log, as_json, some_point, some_rejected, some_report
@@ -194,7 +194,7 @@ def test_a_value_of_another_kind_is_refused(report: dict[str, Any], path: tuple[
 @pytest.mark.parametrize(
     ("kind", "where", "renamed"),
     [
-        (Report, SCHEMA, {"tool_version"}),
+        (RunReport, SCHEMA, {"tool_version"}),
         (PointReport, SCHEMA["$defs"]["point"], set()),
         (Metrics, SCHEMA["$defs"]["metrics"], set()),
         (Statistic, SCHEMA["$defs"]["statistic"], set()),
@@ -203,7 +203,7 @@ def test_a_value_of_another_kind_is_refused(report: dict[str, Any], path: tuple[
 )
 def test_the_schema_and_the_values_name_the_same_fields(kind: Any, where: Any, renamed: set[str]) -> None:
     fields = {field.name for field in dataclasses.fields(kind)} - renamed
-    added = {"schema_version", "tool", "summary"} if kind is Report else set()
+    added = {"schema_version", "tool", "summary"} if kind is RunReport else set()
     assert set(where["properties"]) == fields | added
     assert set(where["required"]) == (fields | added) - LATER
 

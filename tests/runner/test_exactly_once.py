@@ -352,7 +352,6 @@ def driver_dies_at_writes(world: World) -> Iterator[None]:
         patch.setattr(submitter, "put_aside", mortal(submitter.put_aside, "put_aside"))
         patch.setattr(context, "take_claim", mortal(context.take_claim, "take_claim"))
         patch.setattr(client, "run_command", world.run)
-        patch.setattr(submit, "run_command", world.run)
         patch.setattr(time, "monotonic", world.clock)
         patch.setattr(time, "sleep", world.sleep)
         patch.setattr(random, "uniform", world.rng.uniform)

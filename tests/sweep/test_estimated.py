@@ -7,7 +7,7 @@ import pytest
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 
@@ -56,7 +56,7 @@ INCLUDED = [{"recompute_modules": ["mlp", "core_attn"], "tp": 4}, {"tp": 2, "mb"
 @pytest.mark.parametrize("args", [DENSE, EXPERTS, LOOP], ids=["dense", "experts", "presets of the loop"])
 def test_a_sweeps_estimates_are_those_of_its_points(args: dict[str, Any]) -> None:
     data = {"name": "n", "description": "", "cmd_args": args, "sweep": {"include": INCLUDED}}
-    definition = MegatronBridgeTestDefinition.model_validate(data)
+    definition = TestDefinition.model_validate(data)
     sweep = SweepSpace(definition, TestRun(id="t", test_name="n"))
     estimates, compared = SweepEstimates(sweep, SYSTEM, {}), 0
     for point in checked_points(sweep, SYSTEM):

@@ -8,13 +8,13 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep import SweepPoint, expand, find_axes
 
 
-def _definition(cmd_args: dict[str, Any], **keys: Any) -> MegatronBridgeTestDefinition:
+def _definition(cmd_args: dict[str, Any], **keys: Any) -> TestDefinition:
     data = {"name": "n", "description": "d", "cmd_args": cmd_args, **keys}
-    return MegatronBridgeTestDefinition.model_validate(data)
+    return TestDefinition.model_validate(data)
 
 
 def _run(**keys: Any) -> TestRun:
@@ -137,7 +137,7 @@ def test_points_of_different_values_have_different_labels() -> None:
     ],
 )
 def test_a_credential_names_no_point(keys: dict[str, Any]) -> None:
-    definition = MegatronBridgeTestDefinition.model_validate({"name": "t", "description": "d", **keys})
+    definition = TestDefinition.model_validate({"name": "t", "description": "d", **keys})
     with pytest.raises(BadInput, match="is a credential and cannot be") as refused:
         next(expand(definition, TestRun(id="t", test_name="t")))
     assert "n0ttobeseen" not in str(refused.value)

@@ -6,9 +6,9 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.build import MOST_REJECTED_ROWS, build_plan
 from cloudai_mbridge.plan.run_plan import ScenarioPlan
 from cloudai_mbridge.sweep.expand import SweepSpace, expand
@@ -22,16 +22,16 @@ def points(args: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
 
 
 def parts(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> Any:
-    definition = MegatronBridgeTestDefinition.model_validate(
+    definition = TestDefinition.model_validate(
         {"name": "t", "description": "", "cmd_args": {**BASE, **args}, "sweep": sweep}
     )
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
     return definition, scenario.tests[0]
 
 
 def plan(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> ScenarioPlan:
     definition, test = parts(args, sweep, **run)
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
     loaded = LoadedScenario(scenario, [LoadedTest(test, definition)])
     return build_plan(loaded, LocalSystem(name="l", scheduler="local"))
 
@@ -152,7 +152,7 @@ def test_an_exclusion_that_matches_nothing_is_a_mistake(value: Any) -> None:
 def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
     definition, test = parts({"mb": [1, 2]}, {})
     definition = definition.model_copy(update={"agent_steps": 1})
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t"}]})
+    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t"}]})
     found = build_plan(
         LoadedScenario(scenario, [LoadedTest(test, definition)]), LocalSystem(name="l", scheduler="local")
     )

@@ -8,7 +8,7 @@ import pytest
 from cloudai_mbridge.constraints import NotEvaluated
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.fill_in import fill_in_notes
@@ -20,7 +20,7 @@ REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "
 
 def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str], Pinned, SweepSpace]:
     data = {"name": "t", "description": "", "git_repos": [REPO], "extra_cmd_args": extra}
-    definition = MegatronBridgeTestDefinition.model_validate({**data, "cmd_args": {**NAMES, **args}})
+    definition = TestDefinition.model_validate({**data, "cmd_args": {**NAMES, **args}})
     pinned, sweep = pinned_by(definition), SweepSpace(definition, TestRun(id="t", test_name="t"))
     (point,) = checked_points(sweep, None, pinned)
     silent = {answer.rule_id for answer in point.answers if isinstance(answer, NotEvaluated)}
@@ -56,7 +56,7 @@ def test_an_embedded_point_without_sequence_parallelism(listed: bool) -> None:
     include = {"include": [{"seq_length": 4097}]} if listed else {}
     for extra, is_open in (({}, False), ({"model.sequence_parallel": "false"}, True)):
         data = {"name": "t", "description": "", "extra_cmd_args": extra, "cmd_args": args, "sweep": include}
-        definition = MegatronBridgeTestDefinition.model_validate(data)
+        definition = TestDefinition.model_validate(data)
         *_, point = checked_points(SweepSpace(definition, TestRun(id="t", test_name="t")), None, pinned_by(definition))
         assert ("M06" in {each.rule_id for each in point.violations}) is not is_open
         silent = {answer.rule_id for answer in point.answers if isinstance(answer, NotEvaluated)}
@@ -71,7 +71,7 @@ def test_other_keys_change_nothing() -> None:
 def test_a_launcher_that_is_told_another_gpu_is_named() -> None:
     args = {name: value for name, value in NAMES.items() if name != "gpu_type"}
     data = {"name": "t", "description": "", "git_repos": [REPO], "cmd_args": args}
-    definition = MegatronBridgeTestDefinition.model_validate(data)
+    definition = TestDefinition.model_validate(data)
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     system = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}
     h100, gb200 = (SlurmSystem.model_validate({**system, "gpu_type": name}) for name in ("h100", "gb200"))
@@ -90,7 +90,7 @@ def _on(
 ) -> tuple[list[set[str]], tuple[str, ...], Pinned]:
     """Return the rules that each point breaks on a system with these variables, and the notes."""
     data = {"name": "t", "description": "", "git_repos": [{**REPO, "commit": "v0.6.0"}], "extra_env_vars": test_env}
-    definition = MegatronBridgeTestDefinition.model_validate({**data, "cmd_args": args})
+    definition = TestDefinition.model_validate({**data, "cmd_args": args})
     system = SlurmSystem.model_validate({**SYSTEM, "global_env_vars": env})
     pinned, sweep = pinned_by(definition, system), SweepSpace(definition, TestRun(id="t", test_name="t"))
     points = checked_points(sweep, system, pinned)
@@ -157,7 +157,7 @@ def test_an_install_path_in_the_home_directory_is_found(tmp_path: Path, monkeypa
     package = tmp_path / f"install/Megatron-Bridge__{commit}/src/megatron/bridge/package_info.py"
     package.parent.mkdir(parents=True)
     package.write_text("MAJOR = 0\nMINOR = 5\nPATCH = 1\n")
-    definition = MegatronBridgeTestDefinition.model_validate(
+    definition = TestDefinition.model_validate(
         {"name": "t", "description": "", "git_repos": [{**REPO, "commit": commit}], "cmd_args": NAMES}
     )
     system = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}

@@ -13,7 +13,7 @@ from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep.checked import checked_points, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
@@ -58,14 +58,14 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def random_test(draw: random.Random) -> tuple[MegatronBridgeTestDefinition, TestRun]:
+def random_test(draw: random.Random) -> tuple[TestDefinition, TestRun]:
     """Make a test of up to seven axes and some fixed arguments."""
     names = draw.sample(sorted(VALUES), draw.randint(1, 14))
     axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names[:7]}
     fixed = {name: draw.choice(VALUES[name]) for name in names[7:]}
     args = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", **fixed, **axes}
     nodes = draw.choice([None, 1, 2, [1, 2]])
-    definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
+    definition = TestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
     return definition, TestRun(id="t", test_name="t", num_nodes=nodes)
 
 
@@ -122,7 +122,7 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int)
     names = draw.sample(sorted(VALUES.keys() - {"launcher", "model_recipe_name", *UPSTREAM[recipe_name]}), 6)
     axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names}
     args = {"model_recipe_name": recipe_name, **UPSTREAM[recipe_name], "num_gpus": [64, 256, 1024], **axes}
-    definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
+    definition = TestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     overridden = draw.sample(["ep", "mb", "num_moe_experts", "cuda_graph_scope"], draw.randint(0, 2))
     pinned = Pinned(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])), overridden=frozenset(overridden))
@@ -157,7 +157,7 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(
     names = draw.sample(sorted(VALUES.keys() - fixed), 6)
     axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names}
     args = {"launcher": "embedded", "model_recipe_name": recipe_name, **LOOP[recipe_name], **axes}
-    definition = MegatronBridgeTestDefinition.model_validate(
+    definition = TestDefinition.model_validate(
         {"name": "t", "description": "", "cmd_args": args, "sweep": {"include": [{"tp": 16, "gb": 7}, {"mb": 5}]}}
     )
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
@@ -179,7 +179,7 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(
 def test_a_grid_of_a_million_points_is_checked_one_at_a_time() -> None:
     axes = {name: list(range(1, 33)) for name in ("tp", "pp", "cp", "mb")}
     args = MegatronBridgeCmdArgs(launcher="embedded", model_recipe_name="gpt_tiny", num_gpus=64, gb=64, **axes)
-    definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=args)
+    definition = TestDefinition(name="t", description="", cmd_args=args)
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     assert sweep.grid.size == 32**4
     first = next(iter(checked_points(sweep, LOCAL)))

@@ -15,7 +15,7 @@ from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts
 from cloudai_mbridge.tune.published import published_configurations
 from cloudai_mbridge.tune.ranking import Predictor, rank
-from cloudai_mbridge.tune.space import Options, SearchRequest, Sizes
+from cloudai_mbridge.tune.space import Options, ParallelSizes, SearchRequest
 
 NAMED = [
     ("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_CS),
@@ -63,11 +63,11 @@ def test_it_finds_what_looking_at_all_layouts_finds(request_: SearchRequest) -> 
             fitting[sizes, options] = headline.step_time_s
     best = rank(request_, 20).best
 
-    def may_need_less(sizes: Sizes, options: Options) -> bool:
+    def may_need_less(sizes: ParallelSizes, options: Options) -> bool:
         found = predictor.fit(sizes, options._replace(recompute=""))
         return found is not None and found.probability < 0.99
 
-    def is_wanted(sizes: Sizes, options: Options) -> bool:
+    def is_wanted(sizes: ParallelSizes, options: Options) -> bool:
         with_graphs = options._replace(without_graphs=False)
         if options.without_graphs and (sizes, with_graphs) in fitting:
             return False

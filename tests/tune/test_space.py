@@ -8,7 +8,7 @@ from cloudai_mbridge.estimate.published import PublishedRow, read_published
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.tune.published import sizes_of
-from cloudai_mbridge.tune.space import ALL_LAYERS, Options, SearchRequest, Sizes
+from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest
 
 # 512 expert ranks on 256 GPUs, and accumulations that contradict the batch (docs/models.md)
 _CANNOT_HAVE_RUN = {("25.09", "deepseek_v3", "gb200"), ("25.11", "gpt_oss_120b", "h100")}
@@ -29,7 +29,7 @@ def request_of(row: PublishedRow) -> SearchRequest:
 
 @pytest.mark.long
 def test_it_has_every_published_configuration() -> None:
-    spaces: dict[tuple[object, ...], set[tuple[Sizes, bool]]] = {}
+    spaces: dict[tuple[object, ...], set[tuple[ParallelSizes, bool]]] = {}
     missing = []
     for row in _ROWS:
         args = row.args
@@ -62,22 +62,22 @@ def test_sizes_divide_what_they_must(recipe: str, num_gpus: int, gbs: int) -> No
 def test_the_embedded_loop_takes_back_what_a_layout_cannot_have() -> None:
     """Unlike upstream's launcher, where a preset's stays. Sharded layouts are in the space of both."""
     dense = SearchRequest(load_recipe("llama3_70b"), gpu_named("gb200"), 64, 256, 8192, launcher=Launcher.EMBEDDED)
-    staged = dense.cmd_args(Sizes(2, 4, 1, 5, 1, 1, 1), Options(Precision.BF16))
+    staged = dense.cmd_args(ParallelSizes(2, 4, 1, 5, 1, 1, 1), Options(Precision.BF16))
     assert (staged["use_megatron_fsdp"], staged["activation_offload_layers"]) == (False, 0)
-    sharded = dense.cmd_args(Sizes(1, 1, 1, 1, 1, 1, 1), Options(Precision.BF16, use_megatron_fsdp=True))
+    sharded = dense.cmd_args(ParallelSizes(1, 1, 1, 1, 1, 1, 1), Options(Precision.BF16, use_megatron_fsdp=True))
     assert sharded["use_megatron_fsdp"] is True
     assert any(is_sharded for _, is_sharded in dense.layouts())
     assert "activation_offload_layers" not in sharded, "as the preset has it"
     experts = SearchRequest(load_recipe("qwen3_30b_a3b"), gpu_named("gb200"), 8, 512, 4096, launcher=Launcher.EMBEDDED)
     mxfp8 = Options(Precision.FP8_MX)
-    assert experts.cmd_args(Sizes(1, 1, 1, 1, 1, 1, 1), mxfp8)["moe_a2a_overlap"] is False
-    assert experts.cmd_args(Sizes(1, 2, 1, 1, 4, 1, 1), mxfp8)["moe_a2a_overlap"] is False
-    assert "moe_a2a_overlap" not in experts.cmd_args(Sizes(1, 1, 1, 1, 8, 1, 4), mxfp8)
+    assert experts.cmd_args(ParallelSizes(1, 1, 1, 1, 1, 1, 1), mxfp8)["moe_a2a_overlap"] is False
+    assert experts.cmd_args(ParallelSizes(1, 2, 1, 1, 4, 1, 1), mxfp8)["moe_a2a_overlap"] is False
+    assert "moe_a2a_overlap" not in experts.cmd_args(ParallelSizes(1, 1, 1, 1, 8, 1, 4), mxfp8)
 
 
 def test_what_is_recomputed_is_in_the_arguments() -> None:
     request = SearchRequest(load_recipe("llama3_8b"), gpu_named("h100"), 8, 128, 8192)
-    sizes = Sizes(1, 2, 1, 4, 1, 1, 1)
+    sizes = ParallelSizes(1, 2, 1, 4, 1, 1, 1)
     plain = request.cmd_args(sizes, Options(Precision.BF16))
     assert not {"recompute_modules", "recompute_num_layers", "use_megatron_fsdp", "ep", "et"} & plain.keys()
     assert request.cmd_args(sizes, Options(Precision.BF16, recompute="mlp"))["recompute_modules"] == "mlp"

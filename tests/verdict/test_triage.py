@@ -19,10 +19,10 @@ from cloudai_mbridge.training.process.log_lines import (
     render_step_time,
 )
 from cloudai_mbridge.verdict.triage import (
+    EndState,
     Entry,
     Failure,
     FailureKind,
-    State,
     load_catalogue,
     load_states,
     parse_catalogue,
@@ -172,7 +172,7 @@ def test_a_dead_node_beats_the_logs_and_is_named_by_them(write: Write) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_state_says_it_alone_and_beats_symptoms(write: Write, state: State) -> None:
+def test_a_state_says_it_alone_and_beats_symptoms(write: Write, state: EndState) -> None:
     for path in (write("all is well"), write(*NOISE)):
         failure = _triage(path, state.state, *state.examples[:1])
         assert (failure.id, failure.kind, failure.title) == (state.id, state.kind, state.title)
@@ -180,7 +180,7 @@ def test_a_state_says_it_alone_and_beats_symptoms(write: Write, state: State) ->
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_only_states_that_win_beat_a_cause(write: Write, state: State) -> None:
+def test_only_states_that_win_beat_a_cause(write: Write, state: EndState) -> None:
     assert _triage(write(OOM), state.state, *state.examples[:1]).id == (state.id if state.wins else "out_of_memory")
 
 

@@ -12,17 +12,17 @@ from cloudai_mbridge.commands.gate.confirm import Confirmation
 from cloudai_mbridge.commands.gate.confirm import confirm as run_again
 from cloudai_mbridge.commands.json_output import STDOUT, print_error, print_json, render_json
 from cloudai_mbridge.commands.options import PATH
-from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
 from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
 from cloudai_mbridge.report.formats.gate_words import headline
-from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 

@@ -17,8 +17,8 @@ from cloudai_mbridge.commands.options import JSON, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.gate.history.insert import FAILED
-from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
-from cloudai_mbridge.gate.history.values import StoredPoint
+from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported
+from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun
 from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.logs.tail import printable

@@ -25,7 +25,7 @@ _MOST_REASONS = 5
 _FAR_OFF = 0.9  # a median error: measured ten times as long as predicted, or about half as long
 
 
-class Calibration(ClusterFactors):
+class FittedFactors(ClusterFactors):
     """What was fitted. is_better: than the predictions as they are; if not, all factors are 1. left_out: by reason."""
 
     is_better: bool
@@ -55,7 +55,7 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, a
     if output is not None:
         _write(output, data)
     if as_json:
-        print_json(Calibration(**data, is_better=found.is_better, left_out=measured.left_out))
+        print_json(FittedFactors(**data, is_better=found.is_better, left_out=measured.left_out))
     else:
         _show(new_console(), measured, found)
     if output is not None:

@@ -30,7 +30,7 @@ from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.presets import with_preset_of
@@ -208,7 +208,7 @@ def _overrides(given: tuple[str, ...]) -> dict[str, str]:
         if not sign or not name:
             raise BadInput(f"--set: {text!r} is not KEY=VALUE such as model.mtp_num_layers=0")
     try:  # as the keys of a test definition are checked
-        MegatronBridgeTestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
+        TestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
     except ValueError as error:
         said = str(error).splitlines()[2].strip().partition(" [type")[0]
         raise BadInput(f"--set: {said.removeprefix('Value error, ')}") from None

@@ -15,23 +15,18 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number
-from cloudai_mbridge.commands.run.drive import submit
+from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
 from cloudai_mbridge.estimate.headline import Price, price_of
-from cloudai_mbridge.estimate.precision import Precision, precision_named
-from cloudai_mbridge.estimate.request import gpu_on
-from cloudai_mbridge.estimate.time.model import why_no_time
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import load_system, load_test_definition
-from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.time_limit import slurm_time
-from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
+from cloudai_mbridge.tune.request import search_request
 from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import SearchRequest, Sizes, newest_preset, preset_values
+from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest
 
 _SIZE = click.IntRange(1, 2**31)
 MOST_GPUS = 2**20
@@ -57,7 +52,7 @@ class RankedLayout:
 
 
 @dataclass(frozen=True)
-class Layouts:
+class RankedLayouts:
     """The best layouts by prediction. layouts: of so many, where one that recomputes more is not another.
 
     Left out, although faster: too_large, illegal, not_predicted.
@@ -189,51 +184,8 @@ def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Pa
         path = Path(directory, "scenario.toml")
         path.write_text(render_toml(scenario), encoding="utf-8")
         prepared = pipeline.plan(pipeline.Request(system_config, path, None, output_dir), limits)
-    return submit(new_console(), prepared)
-
-
-def search_request(
-    system: System | None,
-    *,
-    recipe: str,
-    gpu: str | None,
-    num_gpus: int,
-    precisions: tuple[str, ...],
-    gbs: int | None,
-    seq_length: int | None,
-    launcher: str,
-    max_steps: int,
-) -> SearchRequest:
-    """Return what is searched; BadInput: an unknown name, or no times can be predicted."""
-    found, name = load_recipe(recipe), gpu or (system.gpu_type if system else None)
-    if name is None:
-        raise BadInput("no GPU is named; use --gpu, or --system-config with a gpu_type")
-    device = gpu_on(gpu_named(name), system)
-    formats = tuple(dict.fromkeys(map(precision_named, precisions)))
-    for each in formats:
-        if reason := why_no_time(device, each):
-            raise BadInput(f"no layout can be ranked: {reason}")
-    return SearchRequest(
-        recipe=found,
-        gpu=device,
-        num_gpus=num_gpus,
-        gbs=gbs or _batch(found, device, num_gpus, formats[0]),
-        seq_length=seq_length or found.default("model", "seq_length"),
-        precisions=formats,
-        launcher=Launcher(launcher),
-        max_steps=max_steps,
-    )
-
-
-def _batch(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> int:
-    """Return the batch of the newest preset, scaled to these GPUs; without a preset, the recipe's."""
-    if scaled := preset_values(recipe, gpu, num_gpus, precision).get("gb"):
-        return int(scaled)
-    preset = newest_preset(recipe, gpu, num_gpus, precision)
-    own: int | None = preset.values.get("gb") if preset else None
-    if preset is None or own is None:
-        return int(recipe.default("train", "global_batch_size"))
-    return max(1, round(own * num_gpus / preset.row.num_gpus))  # its own sizes do not divide these GPUs
+    console = new_console()
+    return drive(console, prepared, write(console, prepared))
 
 
 def _show(
@@ -273,7 +225,7 @@ def _cells(number: int, candidate: Candidate, found: Ranking, price: Price | Non
 def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str:
     """Say how a published configuration compares with the fastest layout."""
     args = published.args
-    sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in Sizes._fields if name != "et")
+    sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in ParallelSizes._fields if name != "et")
     sizes += " FSDP" * bool(args.use_megatron_fsdp)
     sizes += f" in {args.compute_dtype}" * names_format
     if published.measured_s is None:
@@ -288,7 +240,7 @@ def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str
 
 def _layout(candidate: Candidate, request: SearchRequest) -> str:
     """Return a layout in words, without what all of them share or what is off."""
-    words = [f"{name}{candidate.cmd_args[name]}" for name in Sizes._fields if name in candidate.cmd_args]
+    words = [f"{name}{candidate.cmd_args[name]}" for name in ParallelSizes._fields if name in candidate.cmd_args]
     words += ["FSDP"] * candidate.options.use_megatron_fsdp
     words += [f"recompute {candidate.options.recompute}"] * bool(candidate.options.recompute)
     words += ["no CUDA graphs"] * candidate.options.without_graphs
@@ -304,8 +256,8 @@ def _counts(found: Ranking) -> str:
     return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
 
 
-def _as_layouts(found: Ranking, top: int, price: Price | None) -> Layouts:
-    return Layouts(
+def _as_layouts(found: Ranking, top: int, price: Price | None) -> RankedLayouts:
+    return RankedLayouts(
         version=1,
         layouts=found.num_layouts,
         too_large=found.num_too_large,

@@ -5,25 +5,25 @@ from pathlib import Path
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, show_error, show_rejected
-from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report import Report, judge_in
+from cloudai_mbridge.report import RunReport
 from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner.lock import driver_lock
-from cloudai_mbridge.runner.search import Chooser
+from cloudai_mbridge.tune.choosers import choosers_for
 from cloudai_mbridge.verdict import Verdict
 
 
-def submit(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> int:
-    """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
+def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> Path:
+    """Write what was planned into a new directory, once the system would take it; return the directory."""
     show_rejected(console, prepared.plan, in_full=all_rejected)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
     console.print_line(f"results: {root}")
-    return drive(console, prepared, root)
+    return root
 
 
 def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
@@ -31,7 +31,9 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
     with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(prepared, root, observer, choosers=choosers_for(prepared, root))
+                pipeline.execute(
+                    prepared, root, observer, choosers=choosers_for(pipeline.with_defaults(prepared), root)
+                )
         except MBridgeError:
             try:
                 ended.report = show_report(console, root)
@@ -44,16 +46,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
         return OK if ended.report.succeeded else POINTS_FAILED
 
 
-def choosers_for(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
-    """Return the searches of tests with agent = "tune", by test."""
-    if all(run.search is None for run in prepared.plan.runs):
-        return {}
-    from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only
-
-    return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
-
-
-def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
+def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> RunReport:
     """Write the reports of a run and show them; `options` as in `pipeline.report`."""
     report = pipeline.report(root, **options)
     console.print(render_ending(report, console.width), crop=False)

@@ -13,17 +13,17 @@ from cloudai_mbridge.export.mlflow import send_mlflow
 from cloudai_mbridge.export.otel import send_otel
 from cloudai_mbridge.export.parquet_file import render_parquet
 from cloudai_mbridge.export.prometheus import render_prometheus
-from cloudai_mbridge.export.table import Table, read_table
+from cloudai_mbridge.export.table import RunTable, read_table
 from cloudai_mbridge.export.wandb import send_wandb
 from cloudai_mbridge.files.replace import replacing, require_writable
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.files.text import visible
 
-_FILES: Mapping[str, Callable[[Table], bytes]] = {
+_FILES: Mapping[str, Callable[[RunTable], bytes]] = {
     "csv": lambda table: render_csv(table).encode(),
     "parquet": render_parquet,
     "prometheus": render_prometheus,
 }
-_SERVICES: Mapping[str, Callable[[Table], str]] = {"mlflow": send_mlflow, "wandb": send_wandb, "otel": send_otel}
+_SERVICES: Mapping[str, Callable[[RunTable], str]] = {"mlflow": send_mlflow, "wandb": send_wandb, "otel": send_otel}
 
 
 @click.command()

@@ -15,12 +15,12 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, PATH
-from cloudai_mbridge.commands.run_names import find_runs
 from cloudai_mbridge.errors import OK, MBridgeError, counted
 from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS, Metric
-from cloudai_mbridge.report.formats.text import clipped, visible
+from cloudai_mbridge.plan.find import find_runs
 from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict
@@ -51,7 +51,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class RunRow:
+class ListedRun:
     """A run. counts: its points' runs by verdict, or by state if they have none. why: what is damaged."""
 
     name: str
@@ -68,7 +68,7 @@ class RunRow:
 class Runs:
     """The newest runs, newest first."""
 
-    runs: tuple[RunRow, ...]
+    runs: tuple[ListedRun, ...]
 
 
 @click.command()
@@ -92,7 +92,7 @@ def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
     return OK
 
 
-def read_row(root: Path) -> RunRow:
+def read_row(root: Path) -> ListedRun:
     """Return how a run stands; one that cannot be read is damaged."""
     started = started_at(root)[0].isoformat(sep=" ", timespec="seconds")
     try:
@@ -101,7 +101,7 @@ def read_row(root: Path) -> RunRow:
         why = f"{error.filename or root}: {error.strerror or error}"
     except (MBridgeError, sqlite3.Error) as error:
         why = str(error)
-    return RunRow(root.name, str(root), started, State.DAMAGED, why=_below(root, why))
+    return ListedRun(root.name, str(root), started, State.DAMAGED, why=_below(root, why))
 
 
 def _below(root: Path, text: str) -> str:
@@ -109,19 +109,21 @@ def _below(root: Path, text: str) -> str:
     return text.removeprefix(f"{root}: ").removeprefix(f"{root}/")
 
 
-def _row(root: Path, started: str) -> RunRow:
+def _row(root: Path, started: str) -> ListedRun:
     status = read_status(root)
     head = (root.name, str(root), started)
     if status.is_dry_run:
-        return RunRow(*head, State.DRY_RUN)
+        return ListedRun(*head, State.DRY_RUN)
     if status.damage:
-        return RunRow(*head, State.DAMAGED, status.driver, _sorted(status.counts), why=_below(root, status.damage[0]))
+        return ListedRun(
+            *head, State.DAMAGED, status.driver, _sorted(status.counts), why=_below(root, status.damage[0])
+        )
     if status.driver or status.is_open:
-        return RunRow(*head, State.RUNNING if status.driver else State.OPEN, status.driver, _sorted(status.counts))
+        return ListedRun(*head, State.RUNNING if status.driver else State.OPEN, status.driver, _sorted(status.counts))
     report = root / ROOT_FILES.report
     results = read_results(report) if report.is_file() else []
     counts = Counter(result.verdict for result in results) or status.counts
-    return RunRow(*head, State.DONE, None, _sorted(counts), _best(results))
+    return ListedRun(*head, State.DONE, None, _sorted(counts), _best(results))
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -152,7 +154,7 @@ def _mean(runs: Sequence[RunResult], metric: Metric) -> float:
     return fmean(value[0] for run in runs if (value := metric.of(run)))
 
 
-def _table(rows: Sequence[RunRow]) -> Table:
+def _table(rows: Sequence[ListedRun]) -> Table:
     table = Table("started (UTC)", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
     for row in rows:
         name = Text(visible(f"{row.name}\n{_details(row)}".rstrip()))
@@ -160,7 +162,7 @@ def _table(rows: Sequence[RunRow]) -> Table:
     return table
 
 
-def _details(row: RunRow) -> str:
+def _details(row: ListedRun) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in row.counts.items())
     held = f"held by {row.held_by}" if row.held_by else ""
     best = f"best: {row.best.point}, {row.best.step_time_s:.4g} s" if row.best else ""

@@ -7,7 +7,7 @@ import click
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.run.drive import drive, show_report
-from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.commands.run_names import RUN_ROOT
 from cloudai_mbridge.errors import OK
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run

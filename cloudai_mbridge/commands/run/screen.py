@@ -14,10 +14,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.run.run_clock import RunClock, RunRow, counts_text, time_text
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.runner.clock import RunClock, RunProgress, clock_of, counts_text, time_text
+from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
@@ -80,7 +81,7 @@ class Screen(AbstractContextManager["Screen"]):
                     self._read(row)
             return Group(*map(_cut, (title, counts)), self._table(shown), _cut(Text(left_out, style="dim")))
 
-    def _choose(self, rows: list[RunRow], now: float, room: int) -> tuple[list[RunRow], str]:
+    def _choose(self, rows: list[RunProgress], now: float, room: int) -> tuple[list[RunProgress], str]:
         """Return the rows to show: what runs, failed, has just ended, is queued; and words for the rest.
 
         What runs and is queued stands in the plan's order, the next one first; the others begin with the last.
@@ -95,7 +96,7 @@ class Screen(AbstractContextManager["Screen"]):
         rest = {"running": len(running) - num_running, "failed": len(failed) - num_failed}
         return shown, ", ".join(f"and {count} more {name}" for name, count in rest.items() if count)
 
-    def _read(self, row: RunRow) -> tuple[int, float] | None:
+    def _read(self, row: RunProgress) -> tuple[int, float] | None:
         """Return the last step that a run's log tells, and the seconds of a step so far."""
         steps = self._progress.steps(row.run)
         if not steps:
@@ -108,7 +109,7 @@ class Screen(AbstractContextManager["Screen"]):
         most = self._plan.runner.max_gpu_hours
         return f"{round(self.clock.gpu_hours(now), 3):.3g}{f' of {most:g}' if most else ''} GPU-hours"
 
-    def _table(self, rows: list[RunRow]) -> Table:
+    def _table(self, rows: list[RunProgress]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column("point", no_wrap=True, overflow="ellipsis", ratio=1)
         table.add_column("state", no_wrap=True)
@@ -118,7 +119,7 @@ class Screen(AbstractContextManager["Screen"]):
             table.add_row(*islice(self._cells(row), len(table.columns)))
         return table
 
-    def _cells(self, row: RunRow) -> Iterator[Text]:
+    def _cells(self, row: RunProgress) -> Iterator[Text]:
         run, step = row.run, self._steps.get(row.run.key)
         several = len({each.test_id for each in self._plan.runs}) > 1
         name = f"{run.test_id}/{run.label}" if several else run.label
@@ -142,3 +143,9 @@ def _cut(text: Text) -> Text:
 
 def _number(value: float | None) -> Text:
     return Text("" if value is None else f"{value:.4g}")
+
+
+def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | Screen:
+    """Return the screen on a terminal, plain lines elsewhere."""
+    clock = clock_of(plan, root)
+    return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console.file, plan, clock)

@@ -7,7 +7,7 @@ import click
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.options import REJECTED, request_of, scenario_options
-from cloudai_mbridge.commands.run.drive import submit
+from cloudai_mbridge.commands.run.drive import drive, write
 
 
 @click.command()
@@ -20,4 +20,4 @@ def run(max_parallel: int | None, fail_fast: bool, all_rejected: bool, **options
     console = new_console()
     overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
     prepared = pipeline.plan(request_of(options), {k: v for k, v in overrides.items() if v is not None})
-    return submit(console, prepared, all_rejected=all_rejected)
+    return drive(console, prepared, write(console, prepared, all_rejected=all_rejected))

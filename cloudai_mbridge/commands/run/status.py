@@ -13,9 +13,9 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.commands.run_names import RUN_ROOT
 from cloudai_mbridge.errors import OK, BadInput, Damaged
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
-from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.journal.journal import Event
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import click
 
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.run.live_view import PlainObserver, observer_for
-from cloudai_mbridge.commands.run.run_clock import RunClock
-from cloudai_mbridge.commands.run.screen import Screen
+from cloudai_mbridge.commands.run.screen import Screen, observer_for
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, counted
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.formats.terminal import render_ending
+from cloudai_mbridge.runner.clock import RunClock
 from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.journal.rows import JournalEntry
+from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.lock import has_driver, no_driver
 
 _LOOK_S = 1.0

@@ -9,20 +9,20 @@ from typing import Any
 import click
 
 from cloudai_mbridge.commands.options import PATH
-from cloudai_mbridge.commands.plan.tune import search_request
 from cloudai_mbridge.commands.setup.init_ci import ci
 from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.commands.setup.schema import schema_files, schema_line
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.report.formats.text import visible
-from cloudai_mbridge.schedulers.slurm.partitions import Nodes, find_nodes
+from cloudai_mbridge.schedulers.slurm.partitions import PartitionNodes, find_nodes
 from cloudai_mbridge.tune.ranking import rank
+from cloudai_mbridge.tune.request import search_request
 
 _STEPS, _WARMUP_STEPS = 30, 10
 _CPU_RANKS = 2  # of a machine without a known GPU
@@ -213,7 +213,7 @@ _LOCAL_SYSTEM = "# Where it runs\n" + _table(
 )
 
 
-def _slurm_system(nodes: Nodes, account: str | None, gpu: Gpu | None, gpus_per_node: int) -> str:
+def _slurm_system(nodes: PartitionNodes, account: str | None, gpu: Gpu | None, gpus_per_node: int) -> str:
     rows: list[_Row] = [
         ("name", nodes.partition, "for people"),
         ("scheduler", "slurm", ""),

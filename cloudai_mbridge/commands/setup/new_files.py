@@ -10,7 +10,7 @@ import click
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.replace import require_writable, write_text
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.files.text import visible
 
 FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrite files that exist.")
 

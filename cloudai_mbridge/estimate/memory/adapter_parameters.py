@@ -12,7 +12,14 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.adapters import DORA, Adapters
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.memory.parameters import ADAPTERS, EXPERTS, Parameters, Split, padded_for, split_of
+from cloudai_mbridge.estimate.memory.parameters import (
+    ADAPTERS,
+    EXPERTS,
+    ParameterSplit,
+    RankParameters,
+    padded_for,
+    split_of,
+)
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 from cloudai_mbridge.estimate.memory.stages import Chunk, chunks_of, pipeline_chunks
 
@@ -34,10 +41,10 @@ class Linear(NamedTuple):
     has_split_tokens: bool = False
 
 
-def adapters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Parameters, ...]:
+def adapters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[RankParameters, ...]:
     """Return the parameters of adapters on a rank of every pipeline stage. BadInput: they cannot be, or be split so."""
     if layout.adapters is None:
-        return (Parameters({}),) * layout.pp
+        return (RankParameters({}),) * layout.pp
     arch, split = padded_for(arch, layout.tp), split_of(layout)
     return tuple(_rank(arch, split, layout.adapters, chunks) for chunks in chunks_of(arch, layout))
 
@@ -48,17 +55,17 @@ def active_adapters(arch: Architecture, adapters: Adapters) -> int:
     met = arch.moe_router_topk
     return sum(
         (met if linear.experts else 1) * _size(adapters, linear, _dim(adapters, linear, arch))
-        for linear in _linears_of(arch, Split(), chunk)
+        for linear in _linears_of(arch, ParameterSplit(), chunk)
     )
 
 
-def _rank(arch: Architecture, split: Split, adapters: Adapters, chunks: tuple[Chunk, ...]) -> Parameters:
+def _rank(arch: Architecture, split: ParameterSplit, adapters: Adapters, chunks: tuple[Chunk, ...]) -> RankParameters:
     counts = [_chunk(arch, split, adapters, chunk) for chunk in chunks]
-    return Parameters({ADAPTERS: sum(dense for dense, _ in counts), EXPERTS: sum(experts for _, experts in counts)})
+    return RankParameters({ADAPTERS: sum(dense for dense, _ in counts), EXPERTS: sum(experts for _, experts in counts)})
 
 
 @lru_cache(maxsize=4096)
-def _chunk(arch: Architecture, split: Split, adapters: Adapters, chunk: Chunk) -> tuple[int, int]:
+def _chunk(arch: Architecture, split: ParameterSplit, adapters: Adapters, chunk: Chunk) -> tuple[int, int]:
     """Return the parameters of a chunk's adapters: reduced over all data-parallel ranks, and over experts' only."""
     dense = experts = 0
     for linear in _linears_of(arch, split, chunk):
@@ -112,7 +119,7 @@ def adapter_bytes(z: Sizes, half: str, *, has_te: bool) -> float:
     if z.adapters is None:
         return 0.0
     found = 0.0
-    for linear in linears(z.arch, Split(z.tp, 1, z.expert_tp, has_te), half):
+    for linear in linears(z.arch, ParameterSplit(z.tp, 1, z.expert_tp, has_te), half):
         chosen = _chosen(z.adapters, linear, is_whole=bool(linear.experts) and has_te)
         rows = z.expert_tokens if linear.experts else z.split_tokens if linear.has_split_tokens else z.tokens
         values = len(chosen) * rows * _dim(z.adapters, linear, z.arch)
@@ -125,7 +132,7 @@ def adapter_bytes(z: Sizes, half: str, *, has_te: bool) -> float:
     return found
 
 
-def _linears_of(arch: Architecture, split: Split, chunk: Chunk) -> Iterator[Linear]:
+def _linears_of(arch: Architecture, split: ParameterSplit, chunk: Chunk) -> Iterator[Linear]:
     prediction = chunk.mtp[: 1 if arch.mtp_use_repeated_layer else None]
     for layer in (*chunk.layers, *(layer for module in prediction for layer in module)):
         for half in (layer.mixer, layer.ffn):
@@ -135,12 +142,12 @@ def _linears_of(arch: Architecture, split: Split, chunk: Chunk) -> Iterator[Line
 
 
 @lru_cache(maxsize=1024)
-def linears(arch: Architecture, split: Split, half: str) -> tuple[Linear, ...]:
+def linears(arch: Architecture, split: ParameterSplit, half: str) -> tuple[Linear, ...]:
     """Return the linear layers of a mixer or feed-forward network: attention, mamba, mlp or moe."""
     return tuple(_HALVES[half](arch, split))
 
 
-def _attention(arch: Architecture, split: Split) -> Iterator[Linear]:
+def _attention(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
     if arch.experimental_attention_variant is not None:
         raise BadInput(f"recipe {arch.recipe}: adapters of its attention are not modelled; choose another recipe")
     if arch.multi_latent_attention:
@@ -153,7 +160,7 @@ def _attention(arch: Architecture, split: Split) -> Iterator[Linear]:
     yield Linear("linear_proj", q, h, split.tp, is_row=True)
 
 
-def _latent_attention(arch: Architecture, split: Split) -> Iterator[Linear]:
+def _latent_attention(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
     h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads, arch.q_lora_rank, arch.kv_lora_rank
     d_q = arch.qk_head_dim + arch.qk_pos_emb_head_dim
     down, whole = 1 if split.has_te else split.tp, split.has_te
@@ -167,7 +174,7 @@ def _latent_attention(arch: Architecture, split: Split) -> Iterator[Linear]:
     yield Linear("linear_proj", a * arch.v_head_dim, h, split.tp, is_row=True)
 
 
-def _mamba(arch: Architecture, split: Split) -> Iterator[Linear]:
+def _mamba(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
     heads = arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
     inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
     yield Linear("in_proj", arch.hidden_size, 2 * inner + states + heads, split.tp)
@@ -181,7 +188,7 @@ def _mlp(arch: Architecture, ffn: int, ranks: int, width: int | None = None, exp
     yield Linear("linear_fc2", ffn, width, ranks, is_row=True, experts=experts)
 
 
-def _moe(arch: Architecture, split: Split) -> Iterator[Linear]:
+def _moe(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
     h, experts, latent = arch.hidden_size, arch.num_moe_experts or 0, arch.moe_latent_size
     yield Linear("router", h, experts, 1, has_split_tokens=True)
     yield from _mlp(arch, arch.moe_ffn_hidden_size or arch.ffn_hidden_size, split.etp, latent, experts // split.ep)

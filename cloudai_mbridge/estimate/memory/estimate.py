@@ -10,7 +10,12 @@ from cloudai_mbridge.estimate.memory.activations import activations_per_stage
 from cloudai_mbridge.estimate.memory.adapter_parameters import adapters_per_stage
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions, other
-from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
+from cloudai_mbridge.estimate.memory.parameters import (
+    RankParameters,
+    layer_parameters,
+    padded_for,
+    parameters_per_stage,
+)
 from cloudai_mbridge.estimate.memory.sizes import sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of
 from cloudai_mbridge.estimate.memory.states import states
@@ -91,7 +96,9 @@ def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions
 TERMS = STATE_TERMS + ACTIVATION_TERMS + OTHER_TERMS
 
 
-def _unsharded(arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...], parameters: Parameters) -> int:
+def _unsharded(
+    arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...], parameters: RankParameters
+) -> int:
     """Return what Megatron-FSDP gathers: layers one by one, the embedding and the output layer as they are needed."""
     if not layout.use_megatron_fsdp:
         return 0

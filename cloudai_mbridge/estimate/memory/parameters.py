@@ -22,7 +22,7 @@ IN_16_BITS = ("embedding", "norms", "router", "output_layer", "mamba_kernels", "
 
 
 @dataclass(frozen=True)
-class Parameters:
+class RankParameters:
     """What one rank holds. by_module: name -> number of parameters."""
 
     by_module: Mapping[str, int]
@@ -49,7 +49,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Split:
+class ParameterSplit:
     """Over how many ranks what is split."""
 
     tp: int = 1
@@ -58,7 +58,7 @@ class Split:
     has_te: bool = True
 
 
-def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Parameters, ...]:
+def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[RankParameters, ...]:
     """Return what a rank of every pipeline stage holds."""
     arch, split = padded_for(arch, layout.tp), split_of(layout)
     return tuple(_stage(arch, split, chunks) for chunks in chunks_of(arch, layout))
@@ -69,9 +69,9 @@ def layer_parameters(arch: Architecture, layout: ParallelLayout, layer: Layer) -
     return sum(_layer(arch, split_of(layout), layer).values())
 
 
-def split_of(layout: ParallelLayout) -> Split:
+def split_of(layout: ParallelLayout) -> ParameterSplit:
     """Return over how many ranks a layout splits what."""
-    return Split(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
+    return ParameterSplit(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
 
 
 def total_parameters(arch: Architecture) -> int:
@@ -86,8 +86,8 @@ def active_parameters(arch: Architecture) -> int:
     return parameters.total - round(idle)
 
 
-def _whole(arch: Architecture) -> Parameters:
-    return _stage(padded_for(arch, 1), Split(), pipeline_chunks(arch, 1, 1, None)[0])
+def _whole(arch: Architecture) -> RankParameters:
+    return _stage(padded_for(arch, 1), ParameterSplit(), pipeline_chunks(arch, 1, 1, None)[0])
 
 
 @lru_cache(maxsize=1024)
@@ -97,15 +97,15 @@ def padded_for(arch: Architecture, tp: int) -> Architecture:
 
 
 @lru_cache(maxsize=4096)
-def _stage(arch: Architecture, split: Split, chunks: tuple[Chunk, ...]) -> Parameters:
+def _stage(arch: Architecture, split: ParameterSplit, chunks: tuple[Chunk, ...]) -> RankParameters:
     counts: Counter[str] = Counter()
     for chunk in chunks:
         counts.update(_chunk(arch, split, chunk))
-    return Parameters(MappingProxyType(dict(counts)))
+    return RankParameters(MappingProxyType(dict(counts)))
 
 
 @lru_cache(maxsize=4096)
-def _chunk(arch: Architecture, split: Split, chunk: Chunk) -> Mapping[str, int]:
+def _chunk(arch: Architecture, split: ParameterSplit, chunk: Chunk) -> Mapping[str, int]:
     h, counts = arch.hidden_size, Counter[str]()
     vocabulary = arch.padded_vocab_size // split.tp * h
     if chunk.has_embedding or chunk.mtp:
@@ -126,7 +126,7 @@ def _chunk(arch: Architecture, split: Split, chunk: Chunk) -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _layer(arch: Architecture, split: Split, layer: Layer) -> Mapping[str, int]:
+def _layer(arch: Architecture, split: ParameterSplit, layer: Layer) -> Mapping[str, int]:
     halves = [half for half in (layer.mixer, layer.ffn) if half]
     counts = Counter(norms=len(halves) * norm(arch, arch.hidden_size))
     for half in halves:
@@ -147,7 +147,7 @@ def mlp(arch: Architecture, ffn: int, tp: int, *, width: int | None = None, has_
     return (width * up + width * ffn) // tp + (up // tp + width if bias else 0)
 
 
-def _attention(arch: Architecture, split: Split) -> dict[str, int]:
+def _attention(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     if arch.experimental_attention_variant == "dsv4_hybrid":
         return {"attention": _dsv4_attention(arch, split.tp)}
     if arch.multi_latent_attention:
@@ -161,7 +161,7 @@ def _attention(arch: Architecture, split: Split) -> dict[str, int]:
     return {"attention": count, "norms": norms, "other": sinks}
 
 
-def _latent_attention(arch: Architecture, split: Split) -> dict[str, int]:
+def _latent_attention(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads // split.tp, arch.q_lora_rank, arch.kv_lora_rank
     d_q, d_r, d_v = arch.qk_head_dim + arch.qk_pos_emb_head_dim, arch.qk_pos_emb_head_dim, arch.v_head_dim
     down = 1 if split.has_te else split.tp
@@ -172,7 +172,7 @@ def _latent_attention(arch: Architecture, split: Split) -> dict[str, int]:
     return {"attention": query + key_value + output, "norms": norms}
 
 
-def _moe(arch: Architecture, split: Split) -> dict[str, int]:
+def _moe(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     h, experts, latent = arch.hidden_size, arch.num_moe_experts or 0, arch.moe_latent_size
     ffn = arch.moe_ffn_hidden_size or arch.ffn_hidden_size
     shared = arch.moe_shared_expert_intermediate_size
@@ -188,7 +188,7 @@ def _moe(arch: Architecture, split: Split) -> dict[str, int]:
     return counts
 
 
-def _mamba(arch: Architecture, split: Split) -> dict[str, int]:
+def _mamba(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     """A Mamba-2 mixer: input projection, convolution over 4 tokens with bias, A, D, dt bias, gated norm, output."""
     h, tp, heads = arch.hidden_size, split.tp, arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
     inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
@@ -196,7 +196,7 @@ def _mamba(arch: Architecture, split: Split) -> dict[str, int]:
     return {"mamba": projections, "mamba_kernels": (5 * (inner + states) + 3 * heads + inner) // tp}
 
 
-_HALVES: Mapping[str, Callable[[Architecture, Split], Mapping[str, int]]] = {
+_HALVES: Mapping[str, Callable[[Architecture, ParameterSplit], Mapping[str, int]]] = {
     "attention": _attention,
     "mamba": _mamba,
     "mlp": lambda arch, split: {"mlp": mlp(arch, arch.ffn_hidden_size, split.tp)},

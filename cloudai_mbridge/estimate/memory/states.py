@@ -9,14 +9,16 @@ are split over the ranks of one, and so is the optimizer, unless it is sharded b
 """
 
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.memory.parameters import Parameters
+from cloudai_mbridge.estimate.memory.parameters import RankParameters
 from cloudai_mbridge.estimate.memory.sizes import QUANTIZED
 from cloudai_mbridge.estimate.precision import Precision
 
 _PER_TENSOR = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_SC)
 
 
-def states(parameters: Parameters, layout: ParallelLayout, unsharded: int, adapters: Parameters) -> dict[str, float]:
+def states(
+    parameters: RankParameters, layout: ParallelLayout, unsharded: int, adapters: RankParameters
+) -> dict[str, float]:
     """Return the bytes of every term. unsharded: parameters that Megatron-FSDP holds whole while they are used.
 
     adapters: of frozen weights, what is trained beside them; it is in 16 or 32 bits.
@@ -57,7 +59,7 @@ def _plain(layout: ParallelLayout) -> float:
     return float(layout.precision.activation_bytes)
 
 
-def _optimizer(parameters: Parameters, layout: ParallelLayout) -> float:
+def _optimizer(parameters: RankParameters, layout: ParallelLayout) -> float:
     per_weight = 8 if layout.precision.is_32_bit else layout.optimizer_bytes
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):

@@ -14,7 +14,6 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare import words
 from cloudai_mbridge.gate.compare.groups import Match, changed, group_by_point, match
 from cloudai_mbridge.gate.compare.metric import Tested, draft_metric, settle
-from cloudai_mbridge.gate.compare.nightly import Nightly
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy, expired, waiver_for
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, run_values
 from cloudai_mbridge.gate.compare.shared import (
@@ -45,26 +44,22 @@ def judge_results(
     where: str,
     today: date,
     num_judgements: int = 1,
-    nightly: Nightly | None = None,
 ) -> GateResult:
     """Judge results.
 
     where: the reference's name. num_judgements: how often these results may be judged, with more runs added in
-    between; each judgement gets its share of the false-alarm rate. nightly: the nights over which the rate is kept.
+    between; each judgement gets its share of the false-alarm rate.
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
     matches = match(references, points, where)
     suites = compare_suites(matches, policy)
     drafts = [_draft(found, policy, suites) for found in matches]
-    rate = policy.false_alarm_rate / num_judgements * (nightly.share_of_a_night if nightly else 1.0)
+    rate = policy.false_alarm_rate / num_judgements
     tested = [metric for draft in drafts for metric in draft.values() if isinstance(metric, Tested)]
     together = draft_shared(suites, policy.metrics, tested)
     everything = [*tested, *(test.tested for test in together)]
     _correct(everything)
     shared = settle_shared(together, suites, policy, rate, today)
-    if nightly is not None:
-        shared += nightly.settle(policy)
-        notes.append(nightly.note(policy.false_alarm_rate, rate))
     are_worse = metrics_that_are_worse(shared)
     terms = rate, sum(metric.policy.weight for metric in everything), are_worse
     verdicts = tuple(_settle(*point, policy, terms, today) for point in zip(matches, drafts, strict=True))

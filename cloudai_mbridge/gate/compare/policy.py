@@ -132,13 +132,6 @@ class HistoryReference(ExactModel):
 
     file: NotBlank = Field(description="the history's file, relative to the policy")
     last: int = Field(10, ge=1, description="how many of the last good runs to compare with")
-    nights: int | None = Field(
-        None,
-        ge=5,
-        le=1000,
-        description="the false-alarm rate is kept over so many nights, and a slow drift is looked for",
-    )
-    since: PlainDate | None = Field(None, description="the first of these nights; default: the first in the history")
 
 
 class GatePolicy(ExactModel):
@@ -189,6 +182,7 @@ def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
     BadInput: one line per mistake.
     """
     source = read_toml(path)
+    _refuse_nights(source)
     policy = validate(GatePolicy, source.data, source)
     _check(policy, source, today or date.today())
     return LoadedPolicy(
@@ -208,6 +202,18 @@ def waiver_for(policy: GatePolicy, point: str, metric: str, today: date) -> Waiv
 def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:
     """Return the waivers that have no effect any more."""
     return tuple(waiver for waiver in policy.waivers if waiver.until < today)
+
+
+def _refuse_nights(source: TomlSource) -> None:
+    """Raise BadInput for keys of earlier releases, with their successors."""
+    history = source.data.get("history")
+    for key in ("nights", "since"):
+        if isinstance(history, Mapping) and key in history:
+            raise BadInput(
+                f"{source.where(('history', key))}: the keys nights and since are not supported any more; remove them,"
+                " find drifts over many nights with `mbridge history trend`, and lower false_alarm_rate for a rate"
+                " over many nights"
+            )
 
 
 def _check(policy: GatePolicy, source: TomlSource, today: date) -> None:

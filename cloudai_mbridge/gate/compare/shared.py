@@ -20,7 +20,7 @@ from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER
 _OF_ALL, _OF_GROUPS = 0.07, 0.03
 # All points together show less than one alone does. Sides of different nights, of which none says how nights differ,
 # have the margin of a single point
-MARGIN_OF_ALL = 0.5
+_MARGIN_OF_ALL = 0.5
 _ALL = "all "
 _MOST_NAMES = 8
 
@@ -95,7 +95,7 @@ def draft_shared(suites: Suites, metrics: Sequence[MetricPolicy], tested: Sequen
         if suite is None:
             continue
         weight = sum(each.policy.weight for each in tested if each.policy.name == metric.name)
-        small = 1.0 if suite.nights.are_confounded else MARGIN_OF_ALL
+        small = 1.0 if suite.nights.are_confounded else _MARGIN_OF_ALL
         of_all = {"weight": weight * _OF_ALL, "margin": metric.margin * small}
         drafts.append(_draft(suite.common, metric.model_copy(update=of_all)))
         share = {"weight": weight * _OF_GROUPS / max(len(suite.groups), 1)}

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 2
 # How long another process may hold the file; an import holds it for milliseconds per report.
 BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x6D627269  # "mbri"
-REMEDY = "restore it from a backup, or import the reports again, into a file that does not exist yet"
+_REMEDY = "restore it from a backup, or import the reports again, into a file that does not exist yet"
 _OF_THE_MACHINE = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_TOOBIG),
@@ -164,7 +164,19 @@ def failures(path: Path) -> Iterator[None]:
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE:
             raise ToolFailure(f"{path}: the history cannot be read or written: {error}") from None
-        raise Damaged(f"{path}: is damaged ({_words(str(error))[:_MOST_SAID]}); {REMEDY}") from None
+        raise Damaged(f"{path}: is damaged ({_words(str(error))[:_MOST_SAID]}); {_REMEDY}") from None
+
+
+@contextlib.contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Turn stored values that cannot be read into one line.
+
+    Damaged: an import stores no such value.
+    """
+    try:
+        yield
+    except (LookupError, ValueError) as error:
+        raise Damaged(f"{path}: is damaged ({error}); {_REMEDY}") from None
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -220,10 +232,10 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     found = {name: _words(sql) for kind, name, sql in rows if kind in ("table", "view")}
     for name, statement in _DEFINITIONS.items():
         if found.get(name) != statement:
-            raise Damaged(f"{path}: is damaged (the table {name!r} is not one that mbridge made); {REMEDY}")
+            raise Damaged(f"{path}: is damaged (the table {name!r} is not one that mbridge made); {_REMEDY}")
     for kind, name, sql in rows:
         if kind == "trigger" and _words(sql) not in _TRIGGERS:
-            raise Damaged(f"{path}: is damaged (the trigger {name!r} is not one that mbridge made); {REMEDY}")
+            raise Damaged(f"{path}: is damaged (the trigger {name!r} is not one that mbridge made); {_REMEDY}")
 
 
 def _words(statement: str | None) -> str:

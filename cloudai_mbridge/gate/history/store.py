@@ -9,7 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,24 +17,9 @@ from typing import Any, NamedTuple
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues, Values
-from cloudai_mbridge.gate.history.file import failures, open_for_reading, open_for_writing, transaction
+from cloudai_mbridge.gate.history.file import damage, failures, open_for_reading, open_for_writing, transaction
 from cloudai_mbridge.gate.history.insert import FAILED, digest_of, insert_report, insert_run, take_runs
-from cloudai_mbridge.gate.history.values import (
-    EnvironmentRow,
-    FieldsRow,
-    KeyRow,
-    MetricRow,
-    NameRow,
-    R,
-    RunRow,
-    SeriesRow,
-    StoredPoint,
-    check_key,
-    checked_row,
-    checked_values,
-    damaged,
-)
-from cloudai_mbridge.gate.history.values import StoredRun as StoredRun
+from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun, read_table, read_texts, read_values
 from cloudai_mbridge.gate.results.model import SUCCESS
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY
@@ -42,7 +27,8 @@ from cloudai_mbridge.plan import ROOT_FILES
 
 DEFAULT_METRIC = PRIMARY
 _LAST_RUN_ID = "\U0010ffff"
-_COLUMNS = ", ".join(RunRow.columns())
+_FIELDS = tuple(each.name for each in fields(StoredRun) if each.name not in ("environment", "values"))
+_COLUMNS = ", ".join({"comparability_id": "key", "commit": "git_commit"}.get(name, name) for name in _FIELDS)
 
 
 @dataclass(frozen=True)
@@ -124,24 +110,22 @@ class History(AbstractContextManager["History"]):
 
     def points(self) -> list[StoredPoint]:
         """Return what is there, by point and key."""
-        rows = self._rows(
-            "runs",
-            StoredPoint,
-            "SELECT point, key, count(*) FILTER (WHERE verdict = ?) AS num_good,"
-            " count(*) FILTER (WHERE verdict = ?) AS num_failed, max(ended_at) AS ended_at,"
-            " (SELECT value FROM metrics WHERE name = ? AND run = (SELECT id FROM judged AS r WHERE"
+        rows = self._query(
+            "SELECT point, key, count(*) FILTER (WHERE verdict = ?), count(*) FILTER (WHERE verdict = ?),"
+            " max(ended_at), (SELECT value FROM metrics WHERE name = ? AND run = (SELECT id FROM judged AS r WHERE"
             " r.point = judged.point AND r.key = judged.key AND verdict = ? ORDER BY ended_at DESC, id DESC LIMIT 1))"
-            " AS value FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
+            " FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
             (SUCCESS, FAILED, DEFAULT_METRIC, SUCCESS),
         )
-        values = (self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.last_value) for row in rows)
-        return [row.model_copy(update={"last_value": value}) for row, value in zip(rows, values, strict=True)]
+        with damage(self.path):
+            found = [StoredPoint(*row) for row in rows]
+            return [replace(point, last_value=_end(DEFAULT_METRIC, point.last_value)) for point in found]
 
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Return the comparability keys with the points that have runs of them."""
         found: dict[str, tuple[str, ...]] = {}
-        for row in self._rows("runs", KeyRow, "SELECT DISTINCT point, key FROM runs ORDER BY point", ()):
-            found[row.key] = (*found.get(row.key, ()), row.point)
+        for point, key in self._query("SELECT DISTINCT point, key FROM runs ORDER BY point"):
+            found[key] = (*found.get(key, ()), point)
         return found
 
     def runs(
@@ -162,40 +146,32 @@ class History(AbstractContextManager["History"]):
             "verdict = ?": verdict,
         }
         wanted = {condition: value for condition, value in wanted.items() if value is not None}
-        rows = self._rows(
-            "runs",
-            RunRow,
-            f"SELECT {_COLUMNS} FROM judged WHERE {' AND '.join(wanted) or '1'}"  # noqa: S608 - both are this file's
+        rows = self._query(
+            f"SELECT id, environment, {_COLUMNS} FROM judged WHERE {' AND '.join(wanted) or '1'}"  # noqa: S608 - both are this file's
             " ORDER BY ended_at DESC, id DESC LIMIT ?",
             (*wanted.values(), last),
         )
         rows.reverse()
-        measured, environments = self._metrics(rows), self._environments(rows)
-        return [
-            StoredRun.model_construct(
-                **vars(row) | {"environment": environments[row.environment], "values": measured.get(row.id, {})}
-            )
-            for row in rows
-        ]
+        with damage(self.path):
+            measured, environments = self._metrics(row[0] for row in rows), self._environments(row[1] for row in rows)
+            return [_stored_run(row, environments[environment], measured.get(i, {})) for i, environment, *row in rows]
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
         """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
-        rows = self._rows(
-            "runs",
-            SeriesRow,
-            "SELECT run_id, point, ended_at, nodes, git_commit, environment, flops_formula, flops_per_step, value"
+        rows = self._query(
+            "SELECT flops_formula, flops_per_step, value, environment, run_id, point, ended_at, nodes, git_commit"
             " FROM judged LEFT JOIN metrics ON run = judged.id AND name = ?"
             " WHERE key = ? AND verdict = ? ORDER BY ended_at DESC, judged.id DESC LIMIT ?",
             (metric, comparability_id, SUCCESS, last),
         )
-        environments = self._environments(rows)
-        needed = _formula(rows[0]) if rows and metric == OF_FLOPS else None
+        needed = rows[0][:2] if rows and metric == OF_FLOPS else None
         runs = []
-        for row in reversed(rows):
-            stored = row.value if needed in (None, _formula(row)) else None
-            value = self._end(f"run {shown(row.run_id)}", metric, stored)
-            environment = environments[row.environment]
-            runs.append(SeriesRun(row.run_id, row.point, row.ended_at, row.nodes, row.git_commit, environment, value))
+        with damage(self.path):
+            environments = self._environments(row[3] for row in rows)
+            for *formula, stored, environment, run_id, point, ended_at, nodes, commit in reversed(rows):
+                value = _end(metric, stored) if needed in (None, tuple(formula)) else None
+                facts = read_texts(nodes), commit, environments[environment]
+                runs.append(SeriesRun(run_id, point, ended_at, *facts, value))
         num_good = self._count(comparability_id, SUCCESS, "")
         num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
         return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
@@ -232,60 +208,49 @@ class History(AbstractContextManager["History"]):
 
         Points that were taken out of the scenario age out with it. without: ids of runs, none of which it may hold.
         """
-        rows = self._rows(
-            "held",
-            NameRow,
+        rows = self._query(
             "SELECT DISTINCT point FROM held WHERE report = (SELECT id FROM reports WHERE scenario = ? AND system = ?"
             " AND ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM held WHERE report = reports.id"
             " AND run_id IN (SELECT value FROM json_each(?))) ORDER BY ended_at DESC, id DESC LIMIT 1) ORDER BY point",
             (scenario, system, json.dumps(list(without))),
         )
-        return tuple(row.point for row in rows)
+        return tuple(point for (point,) in rows)
 
     def fields(self, comparability_id: str) -> Mapping[str, Any]:
         """Return what the comparability key of a run stands for."""
-        rows = self._rows("keys", FieldsRow, "SELECT id, fields FROM keys WHERE id = ?", (comparability_id,))
-        if not rows:
-            damaged(self.path, "keys", f"there is no key {shown(comparability_id)}")
-        check_key(self.path, comparability_id, rows[0].fields)
-        return rows[0].fields
+        rows = self._query("SELECT fields FROM keys WHERE id = ?", (comparability_id,))
+        with damage(self.path):
+            if not rows:
+                raise LookupError(f"there is no key {shown(comparability_id)}")
+            return read_table(rows[0][0])
 
     def _others(self, without: Collection[str], last: int, **wanted: str | None) -> list[StoredRun]:
         """Return the last good runs but for some, the oldest first."""
         runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
         return [run for run in runs if run.run_id not in without][-last:]
 
-    def _metrics(self, runs: Iterable[RunRow]) -> dict[int, dict[str, Values]]:
-        ids = {run.id: run.run_id for run in runs}
-        rows = self._rows(
-            "metrics",
-            MetricRow,
+    def _metrics(self, ids: Iterable[int]) -> dict[int, dict[str, Values]]:
+        """Return the values of runs by their ids."""
+        rows = self._query(
             "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
             " AND name IN (SELECT value FROM json_each(?))",
             (json.dumps(list(ids)), json.dumps(list(METRICS))),
         )
         found: dict[int, dict[str, Values]] = {}
-        for row in rows:
-            values = checked_values(self.path, f"run {shown(ids[row.run])}", row.name, row.value)
-            found.setdefault(row.run, {})[row.name] = values
+        for run, name, value in rows:
+            found.setdefault(run, {})[name] = read_values(name, value)
         return found
 
-    def _end(self, where: str, metric: str, stored: Any) -> float | None:
-        """Return the number of a metric, of a curve the last; None where there is none."""
-        return None if stored is None else checked_values(self.path, where, metric, stored)[-1]
-
-    def _environments(self, runs: Sequence[RunRow | SeriesRow]) -> dict[int, Mapping[str, Any]]:
-        """Return the environments of runs by their ids."""
-        ids = {run.environment: run.run_id for run in runs}
-        rows = self._rows(
-            "environments",
-            EnvironmentRow,
+    def _environments(self, ids: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+        """Return environments by their ids; runs share them."""
+        wanted = set(ids)
+        rows = self._query(
             "SELECT id, fields FROM environments WHERE id IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(ids)),),
+            (json.dumps(sorted(wanted)),),
         )
-        found: dict[int, Mapping[str, Any]] = {row.id: row.fields for row in rows}
-        for missing in ids.keys() - found.keys():
-            damaged(self.path, f"runs, run {shown(ids[missing])}", f"there is no environment {missing}")
+        found = {i: read_table(environment) for i, environment in rows}
+        if missing := wanted - found.keys():
+            raise LookupError(f"there is no environment {min(missing)}")
         return found
 
     def _count(self, key: str, verdict: str, since: str) -> int:
@@ -294,13 +259,7 @@ class History(AbstractContextManager["History"]):
         )
         return int(rows[0][0])
 
-    def _rows(self, table: str, kind: type[R], statement: str, values: Iterable[Any]) -> list[R]:
-        """Return checked rows. table: the one that a message names."""
-        columns = kind.columns()
-        rows = self._query(statement, values)
-        return [checked_row(self.path, table, kind, dict(zip(columns, row, strict=True))) for row in rows]
-
-    def _query(self, statement: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
+    def _query(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         with failures(self.path):
             return self._reader.execute(statement, tuple(values)).fetchall()
 
@@ -313,7 +272,18 @@ class History(AbstractContextManager["History"]):
         return open_for_writing(self.path)
 
 
-def _formula(row: SeriesRow | StoredRun) -> tuple[str | None, float | None]:
+def _stored_run(row: Sequence[Any], environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
+    stored = dict(zip(_FIELDS, row, strict=True))
+    texts = {name: read_texts(stored[name]) for name in ("reasons", "nodes")}
+    return StoredRun(**stored | texts, environment=environment, values=values)
+
+
+def _end(metric: str, stored: Any) -> float | None:
+    """Return the number of a metric, of a curve the last; None where there is none."""
+    return None if stored is None else read_values(metric, stored)[-1]
+
+
+def _formula(row: StoredRun) -> tuple[str | None, float | None]:
     return row.flops_formula, row.flops_per_step
 
 

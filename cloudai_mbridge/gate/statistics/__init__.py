@@ -1,1 +1,1 @@
-"""The numbers of a gate: comparisons, noise, slow nodes, nights and drifts. Arrays in, probabilities out."""
+"""The numbers of a gate: comparisons, noise, slow nodes, nights. Arrays in, probabilities out."""

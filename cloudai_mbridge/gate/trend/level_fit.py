@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Fit:
+class LevelFit:
     """Levels between `edges` (0, ..., n), in logarithms. strengths: of every inner edge, in standard errors."""
 
     edges: tuple[int, ...]
@@ -51,7 +51,7 @@ def _center(part: Floats, noise: float) -> float:
     return float(np.mean(np.clip(part, middle - 2 * noise, middle + 2 * noise)))
 
 
-def fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> Fit:
+def fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> LevelFit:
     """Fit levels between the edges. noise: a first estimate, for clipping."""
     parts = [y[a:b] for a, b in pairwise(edges)]
     centers = np.array([_center(part, noise) for part in parts])
@@ -65,7 +65,7 @@ def fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> Fit:
         _difference(a, b, centers[i : i + 2], spread) / (spread * inflation * math.sqrt(1 / len(a) + 1 / len(b)))
         for i, (a, b) in enumerate(pairwise(parts))
     ]
-    return Fit(edges, centers, spread, inflation, np.array(strengths))
+    return LevelFit(edges, centers, spread, inflation, np.array(strengths))
 
 
 def _difference(before: Floats, after: Floats, centers: Floats, noise: float) -> float:
@@ -114,14 +114,14 @@ class Departure:
 
 
 @dataclass(frozen=True)
-class Drift:
+class LevelDrift:
     """A slow change of the runs from `start` on that no step explains. per_run: relative."""
 
     start: int
     per_run: float
 
 
-def find_drift(y: Floats, noise: float, min_effect: float, steps: Fit) -> float | None:
+def find_drift(y: Floats, noise: float, min_effect: float, steps: LevelFit) -> float | None:
     """Return the change per run if there is one that explains the runs better than the steps, or any one step, do."""
     if len(y) < MIN_DRIFT_RUNS or len({math.copysign(1, change) for change in np.diff(steps.centers)}) > 1:
         return None
@@ -140,7 +140,7 @@ def _cost(residuals: Floats, noise: float) -> float:
     return float(np.sum(np.minimum((residuals / noise) ** 2, 9.0)))
 
 
-def _best_single_step(y: Floats, noise: float) -> Fit:
+def _best_single_step(y: Floats, noise: float) -> LevelFit:
     clipped = despiked(y, noise)
     n = np.arange(1, len(y))
     sums = np.cumsum(clipped)

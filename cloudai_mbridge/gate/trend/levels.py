@@ -21,9 +21,9 @@ from cloudai_mbridge.gate.trend.level_fit import (
     NOISE_FLOOR,
     OUTLIER,
     Departure,
-    Drift,
-    Fit,
     Floats,
+    LevelDrift,
+    LevelFit,
     despiked,
     find_departure,
     find_drift,
@@ -71,7 +71,7 @@ class Levels:
     now: float | None = None
     steps: tuple[LevelShift, ...] = ()
     departure: Departure | None = None
-    drift: Drift | None = None
+    drift: LevelDrift | None = None
 
 
 def find_levels(
@@ -106,17 +106,17 @@ def _measured(y: Floats, min_effect: float) -> Levels:
     return _levels(fit, y, min_effect, drift)
 
 
-def _drift_at_the_end(fit: Fit, y: Floats, noise: float, min_effect: float) -> Drift | None:
+def _drift_at_the_end(fit: LevelFit, y: Floats, noise: float, min_effect: float) -> LevelDrift | None:
     """Return the drift from the earliest level on that explains the runs better than the steps after it do."""
     for i, start in enumerate(fit.edges[:-1]):
         edges = tuple(edge - start for edge in fit.edges[i:])
         per_run = find_drift(y[start:], noise, min_effect, fit_levels(edges, y[start:], noise))
         if per_run is not None:
-            return Drift(start, per_run)
+            return LevelDrift(start, per_run)
     return None
 
 
-def _levels(fit: Fit, y: Floats, min_effect: float, drift: Drift | None = None) -> Levels:
+def _levels(fit: LevelFit, y: Floats, min_effect: float, drift: LevelDrift | None = None) -> Levels:
     """Put into words of runs what a fit says of values from which a drift is taken out."""
     start = fit.edges[-2]
     departure = find_departure(fit.residuals(y)[start:], min_effect)
@@ -145,7 +145,7 @@ def _propose(y: Floats, noise: float) -> tuple[int, ...]:
     return (0, *map(int, search.predict(pen=_PENALTY * math.log(len(y)))))
 
 
-def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> Fit:
+def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> LevelFit:
     """Remove the weakest edge until all that are left are both certain and large enough."""
     fit, limit = fit_levels(edges, y, noise), threshold(len(y))
     while len(fit.strengths):
@@ -158,7 +158,7 @@ def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) 
     return fit
 
 
-def _place(fit: Fit, y: Floats, noise: float) -> Fit:
+def _place(fit: LevelFit, y: Floats, noise: float) -> LevelFit:
     """Move every edge to the best place between its neighbours."""
     edges = list(fit.edges)
     for i in range(len(edges) - 2):
@@ -170,7 +170,7 @@ def _place(fit: Fit, y: Floats, noise: float) -> Fit:
     return fit if tuple(edges) == fit.edges else fit_levels(tuple(edges), y, noise)
 
 
-def _place_costs(fit: Fit, y: Floats, i: int) -> Floats:
+def _place_costs(fit: LevelFit, y: Floats, i: int) -> Floats:
     """Return the cost of an edge between levels i and i + 1 at every place from the start of one to the other's end."""
     part = y[fit.edges[i] : fit.edges[i + 2]]
     before, after = (np.minimum(((part - c) / fit.noise) ** 2, OUTLIER**2) for c in fit.centers[i : i + 2])
@@ -179,7 +179,7 @@ def _place_costs(fit: Fit, y: Floats, i: int) -> Floats:
     return left + right
 
 
-def _shift(fit: Fit, y: Floats, i: int, min_effect: float) -> LevelShift:
+def _shift(fit: LevelFit, y: Floats, i: int, min_effect: float) -> LevelShift:
     index, first = fit.edges[i + 1], fit.edges[i]
     costs = _place_costs(fit, y, i) / fit.inflation**2
     likely = np.flatnonzero(costs <= costs[index - first] + _PLACE_LIKELIHOOD)
@@ -199,7 +199,7 @@ def _shift(fit: Fit, y: Floats, i: int, min_effect: float) -> LevelShift:
     )
 
 
-def _near_level(fit: Fit, value: float, num_runs: int, min_effect: float) -> int | None:
+def _near_level(fit: LevelFit, value: float, num_runs: int, min_effect: float) -> int | None:
     """Return the first run after the latest level, but the last, that a mean of so many runs may be of."""
     left_by = abs(math.expm1(value - fit.centers[-1]))
     for j in range(len(fit.centers) - 2, -1, -1):
@@ -210,7 +210,7 @@ def _near_level(fit: Fit, value: float, num_runs: int, min_effect: float) -> int
     return None
 
 
-def _fit_assumed(y: Floats, noise: float, min_effect: float) -> Fit:
+def _fit_assumed(y: Floats, noise: float, min_effect: float) -> LevelFit:
     """Fit levels, of single runs if need be, under a known noise."""
     edges = [0]
     for i in range(1, len(y)):
@@ -220,4 +220,4 @@ def _fit_assumed(y: Floats, noise: float, min_effect: float) -> Fit:
             edges.append(i)
     edges.append(len(y))
     centers = np.array([y[a:b].mean() for a, b in pairwise(edges)])
-    return Fit(tuple(edges), centers, noise, 1.0, np.zeros(len(centers) - 1))
+    return LevelFit(tuple(edges), centers, noise, 1.0, np.zeros(len(centers) - 1))

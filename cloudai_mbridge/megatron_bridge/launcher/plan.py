@@ -12,7 +12,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, TestDefinition
 from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.models.values.number_formats import FP8_RECIPES
@@ -93,7 +93,7 @@ def is_upstream(args: ResolvedCmdArgs) -> bool:
     return args.launcher is Launcher.MEGATRON_BRIDGE
 
 
-def may_be_upstream(definition: MegatronBridgeTestDefinition) -> bool:
+def may_be_upstream(definition: TestDefinition) -> bool:
     """Return whether any point of the test is the upstream launcher's."""
     launcher = definition.cmd_args.launcher  # type: ignore[attr-defined]
     return Launcher.MEGATRON_BRIDGE in (launcher if isinstance(launcher, list) else [launcher])

@@ -20,9 +20,9 @@ from cloudai_mbridge.models.loading.loaded import (
 )
 from cloudai_mbridge.models.loading.test_files import TestFiles, find_test_files, is_scenario, is_system, template_of
 from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
-from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 from cloudai_mbridge.models.values.credentials import shown_value
 
 __all__ = ["LoadedScenario", "LoadedTest", "load_scenario", "load_system", "load_test_definition", "validate"]
@@ -54,7 +54,7 @@ def load_system(path: Path) -> System:
     return system.model_copy(update={"calibration": str(calibration)})
 
 
-def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> MegatronBridgeTestDefinition:
+def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> TestDefinition:
     """Read one test definition; `on_unknown_arg` as in `load_scenario`."""
     source = read_toml(path)
     return _definition(source.data, source, on_unknown_arg)
@@ -80,7 +80,7 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
     source = read_toml(path)
     if not is_scenario(source):
         raise BadInput(f"{path}: is not a scenario, [[Tests]] is missing; give a scenario file")
-    scenario = validate(Scenario, source.data, source)
+    scenario = validate(TestScenario, source.data, source)
     bases, missing = _find_bases(scenario, source, files)
     templates = {
         i: template_of(bases[i]) if i in bases else template_of(source, ("Tests", i))
@@ -97,7 +97,7 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
 
 
 def _find_bases(
-    scenario: Scenario, source: TomlSource, files: TestFiles
+    scenario: TestScenario, source: TomlSource, files: TestFiles
 ) -> tuple[dict[int, TomlSource], dict[int, BadInput]]:
     """Return the files of the tests that name one, by place in the scenario, and what is wrong with the others."""
     bases: dict[int, TomlSource] = {}
@@ -197,16 +197,16 @@ def _load_test(index: int, run: TestRun, source: TomlSource, base: TomlSource | 
     prefix = ("Tests", index)
     overrides = _known(run.overrides(), source, prefix, warn)
     if base is None:
-        return LoadedTest(run, validate(MegatronBridgeTestDefinition, overrides, source, prefix), source.path)
+        return LoadedTest(run, validate(TestDefinition, overrides, source, prefix), source.path)
     data = _known(base.data, base, (), warn)
-    definition = validate(MegatronBridgeTestDefinition, data, base)
+    definition = validate(TestDefinition, data, base)
     if overrides:
-        definition = validate(MegatronBridgeTestDefinition, _merge(data, overrides), source, prefix)
+        definition = validate(TestDefinition, _merge(data, overrides), source, prefix)
     return LoadedTest(run, definition, base.path)
 
 
-def _definition(data: dict[str, Any], source: TomlSource, warn: Warn | None) -> MegatronBridgeTestDefinition:
-    return validate(MegatronBridgeTestDefinition, _known(data, source, (), warn), source)
+def _definition(data: dict[str, Any], source: TomlSource, warn: Warn | None) -> TestDefinition:
+    return validate(TestDefinition, _known(data, source, (), warn), source)
 
 
 def _known(

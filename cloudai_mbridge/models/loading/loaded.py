@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.scenario import Scenario, TestRun
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.scenario import TestRun, TestScenario
+from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 
 HOOK_DIR = Path("conf/hook")  # below the current directory, as in CloudAI
 
@@ -30,7 +30,7 @@ class LoadedTest:
     """A scenario's entry with its complete definition. path: the file of its definition."""
 
     run: TestRun
-    definition: MegatronBridgeTestDefinition
+    definition: TestDefinition
     path: Path | None = None
 
 
@@ -60,7 +60,7 @@ class LoadedScenario:
     and after everything. foreign: id -> template of the tests that this tool does not run. notes: what has no effect.
     """
 
-    scenario: Scenario
+    scenario: TestScenario
     tests: list[LoadedTest]
     pre_test: LoadedTest | None = None
     pre_hook: tuple[LoadedTest, ...] = ()

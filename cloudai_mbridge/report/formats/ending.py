@@ -6,7 +6,7 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.formats.text import windows_text
-from cloudai_mbridge.report.model import Report
+from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.report.ranking import Cause, TestRanking, causes, gpu_hours, rank
 
 _MOST_NAMES = 3
@@ -23,7 +23,7 @@ def fastest_text(ranking: TestRanking, is_one_of_several: bool) -> str:
     return f"{text}; within noise of it: {_some([p.label for p in ranking.alike])}" if ranking.alike else text
 
 
-def cost_text(report: Report) -> str:
+def cost_text(report: RunReport) -> str:
     """Say what a run on GPUs has used, "" for one on CPUs."""
     hours = gpu_hours(report.points)
     devices = [str(point.environment.get("device")) for point in report.points if point.steps]
@@ -35,13 +35,13 @@ def cause_text(cause: Cause) -> str:
     return f"{_some(cause.keys)}: {cause.reason}"
 
 
-def rejected_text(report: Report) -> str:
+def rejected_text(report: RunReport) -> str:
     """Count the rejected points by rule."""
     rules = ", ".join(f"{rule} {count}" for rule, count in report.rule_counts.items())
     return f"{counted(report.num_rejected, 'point')}, by rule: {rules}"
 
 
-def ending(report: Report) -> dict[str, Any]:
+def ending(report: RunReport) -> dict[str, Any]:
     """Return plain data: by (what the tests' points rank by), fastest, measured, cost, causes and rejected."""
     rankings = rank(report)
     return {

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.logs.tail import printable
@@ -21,7 +22,6 @@ from cloudai_mbridge.report.formats.gate_words import (
 )
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
 from cloudai_mbridge.report.formats.markdown_text import inline
-from cloudai_mbridge.report.formats.text import visible
 
 _STYLES = {
     GateVerdict.PASS: "green",

@@ -10,15 +10,15 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import Statistic
-from cloudai_mbridge.report.formats.text import clipped, visible
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
 _COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def render_junit(report: Report) -> str:
+def render_junit(report: RunReport) -> str:
     """Render the report as an XML document."""
     root = ET.Element("testsuites", name=visible(report.scenario))
     by_test: dict[str, list[PointReport]] = {test_id: [] for test_id in report.tests}
@@ -29,7 +29,7 @@ def render_junit(report: Report) -> str:
     return xml_text(root)
 
 
-def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.Element:
+def _suite(report: RunReport, test_id: str, points: Sequence[PointReport]) -> ET.Element:
     suite = ET.Element("testsuite", name=visible(test_id), timestamp=report.created_at[:19])
     if hostname := report.environment.get("hostname"):
         suite.set("hostname", visible(hostname))

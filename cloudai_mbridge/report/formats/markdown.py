@@ -9,7 +9,7 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
 from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
 _KIB = 1 << 10
@@ -20,7 +20,7 @@ _COLUMNS = ("point", "verdict", "steps", "step time (s)", "TFLOP/s/GPU", "tokens
 _NUMBERS = _COLUMNS[2:-1]
 
 
-def render_markdown(report: Report) -> str:
+def render_markdown(report: RunReport) -> str:
     """Render all of it: counts, runs with the worst first, failures with evidence, rejected points, environment."""
     verdict = "succeeded" if report.succeeded else "did not succeed"
     title = f"# {inline(report.scenario)} on {inline(report.system)}: {verdict}"
@@ -36,7 +36,7 @@ def render_markdown(report: Report) -> str:
     return "\n".join(section for section in sections if section)
 
 
-def _runs(report: Report) -> str:
+def _runs(report: RunReport) -> str:
     runs = [p for verdict in _WORST_FIRST for p in report.points if p.verdict is verdict]
     if not runs:
         return ""
@@ -60,7 +60,7 @@ def _cells(point: PointReport) -> Iterator[str]:
     yield "<br>".join(map(inline, point.reasons))
 
 
-def _failures(report: Report) -> str:
+def _failures(report: RunReport) -> str:
     failed = [point for point in report.points if point.verdict is Verdict.FAILED]
     shown = _fitting(map(_failure, failed), _FAILURES, len(failed), "failures")
     return f"## Failures\n\n{shown}" if failed else ""
@@ -73,7 +73,7 @@ def _failure(point: PointReport) -> str:
     return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
 
 
-def _rejected(report: Report) -> str:
+def _rejected(report: RunReport) -> str:
     """Count the rejected points by rule, each with an example: a point may break several."""
     if not report.num_rejected and not report.count(Verdict.REJECTED):
         return ""
@@ -91,7 +91,7 @@ def _rejected(report: Report) -> str:
     return head + table + _fitting(rows, _REJECTED, len(counts), "rules")
 
 
-def _nodes(report: Report) -> str:
+def _nodes(report: RunReport) -> str:
     if not report.excluded_nodes:
         return ""
     rows = (_row((inline(node), inline(reason))) for node, reason in report.excluded_nodes.items())
@@ -99,7 +99,7 @@ def _nodes(report: Report) -> str:
     return "## Excluded nodes\n\n" + table + _fitting(rows, _NODES, len(report.excluded_nodes), "nodes")
 
 
-def _environment(report: Report) -> str:
+def _environment(report: RunReport) -> str:
     """Say once what the runs have in common, and list what they differ in."""
     facts: dict[str, set[str]] = {}
     for point in report.points:

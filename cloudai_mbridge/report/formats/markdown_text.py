@@ -3,7 +3,7 @@
 import html
 import re
 
-from cloudai_mbridge.report.formats.text import clipped, visible
+from cloudai_mbridge.files.text import clipped, visible
 
 # Everything that Markdown may take for markup, and what begins a list. An entity is never markup, and shows as itself
 _MARKUP = re.compile(r"""[\\`*_{}\[\]()<>#+!|~&"'$^@]|:(?=\S)|^-|^\d(?=\d*[.)](\s|$))""")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.replace import replacing
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.report.model import PointReport
 
 _FORMULA = ("=", "+", "-", "@", "\t")

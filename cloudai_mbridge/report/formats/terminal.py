@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.report.formats.ending import cause_text, cost_text, fastest_text, rejected_text
-from cloudai_mbridge.report.formats.text import clipped, count_text, evidence_title, spread_text, visible, windows_text
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import PointSummary, causes, rank
 from cloudai_mbridge.verdict import Verdict
 
@@ -32,7 +33,7 @@ _MOST_CAUSES, _LONGEST = 3, 300
 _WIDE, _NARROW = 100, 60  # columns: for all measures; below it, for the step time alone
 
 
-def render_ending(report: Report, width: int) -> RenderableType:
+def render_ending(report: RunReport, width: int) -> RenderableType:
     """Render what was found in one screen of this width: the fastest points, why others failed, what it cost.
 
     Lines of logs may be wider; print them with `crop=False`.
@@ -56,7 +57,7 @@ def render_ending(report: Report, width: int) -> RenderableType:
     return Group(*above, *below)
 
 
-def render_table(report: Report, *, all_rejected: bool = True) -> RenderableType:
+def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableType:
     """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones.
 
     all_rejected: False counts more than a few rejected points by rule.
@@ -90,7 +91,7 @@ def render_table(report: Report, *, all_rejected: bool = True) -> RenderableType
     )
 
 
-def _result_style(report: Report) -> str:
+def _result_style(report: RunReport) -> str:
     return "bold green" if report.succeeded else "bold red"
 
 
@@ -112,7 +113,7 @@ def _points_table(points: Sequence[PointSummary], several_tests: bool, width: in
     return table
 
 
-def _causes(report: Report) -> Iterator[Text]:
+def _causes(report: RunReport) -> Iterator[Text]:
     found = causes(report)
     for cause in found[:_MOST_CAUSES]:
         yield _text(f"{cause.verdict}: {cause_text(cause)}", style=_STYLE[cause.verdict])
@@ -121,7 +122,7 @@ def _causes(report: Report) -> Iterator[Text]:
         yield _text(f"and {counted(len(found) - _MOST_CAUSES, 'other cause')}")
 
 
-def _left_out(report: Report) -> Iterator[Text]:
+def _left_out(report: RunReport) -> Iterator[Text]:
     if report.num_rejected:
         yield _text(f"rejected: {rejected_text(report)}", style=_STYLE[Verdict.REJECTED])
 
@@ -167,7 +168,7 @@ def _broken_rules(point: PointReport) -> str:
     return "\n".join(f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True))
 
 
-def _evidence(report: Report) -> Iterator[Text]:
+def _evidence(report: RunReport) -> Iterator[Text]:
     for point in report.points:
         if point.evidence:
             yield _text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict])

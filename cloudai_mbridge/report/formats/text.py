@@ -1,36 +1,17 @@
-"""Text that is safe to show; report.txt: per run as CloudAI writes it, and a summary of the whole."""
+"""report.txt: per run as CloudAI writes it, and a summary of the whole."""
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
-from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.model import PointReport, RunReport
 
-# Controls but tab and line feed, lone surrogates, non-characters, and the marks that reorder text around them
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
-)
-LONGEST = 2000
 _WORTH_SAYING = 0.01  # of a difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
-
-
-def visible(text: str) -> str:
-    """Return the text with what cannot be shown as an escape such as \\x1b. All of it may stand in XML 1.0."""
-    return _INVISIBLE.sub(lambda match: _escape(ord(match[0])), text)
-
-
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-
-def clipped(text: str, longest: int = LONGEST) -> str:
-    """Return the text, or its beginning and how much was left out."""
-    return text if len(text) <= longest else f"{text[:longest]}… ({len(text) - longest} more characters)"
 
 
 def render_point(point: PointReport, root: Path) -> str:
@@ -76,7 +57,7 @@ def window_text(point: PointReport) -> str:
     return f"{m.window[0]}-{m.window[1]} (n={m.step_time_s.n}){left_out}"
 
 
-def render_summary(report: Report) -> str:
+def render_summary(report: RunReport) -> str:
     """Render the root's report.txt."""
     lines = [f"Scenario {report.scenario} on {report.system}: {count_text(report)}", ""]
     for point in report.points:
@@ -94,7 +75,7 @@ def _numbers(point: PointReport) -> str:
     return f", step time {m.step_time_s.capped_mean:.4g} s, {rate}, steps {window_text(point)}"
 
 
-def count_text(report: Report) -> str:
+def count_text(report: RunReport) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
 
 
@@ -122,7 +103,7 @@ def evidence_title(point: PointReport) -> str:
     return str(point.failure["title"]) if point.failure else "the last lines of its logs"
 
 
-def windows_text(report: Report) -> str:
+def windows_text(report: RunReport) -> str:
     """Say what the numbers of all points are means of."""
     windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.formats.ending import ending
-from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import plain, report_of
 
 DIGITS = 7

@@ -112,7 +112,10 @@ class SlurmClient:
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit with sbatch."""
         self._cancelled -= {run.key for run in submission.runs}
-        return submit.submit(submission, root, self._system)
+        argv, directory = submit.command(submission, root, self._system)
+        env = submit.job_env(submission)
+        answer = run_command(*argv, cwd=directory, env=env, keep_open=submission.keep_open)
+        return submit.job_ids(submission, answer, self._system)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Look for the tokens among the names of all jobs, and in what the jobs' scripts left behind."""

@@ -13,7 +13,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
 
 
 @dataclass(frozen=True)
-class Nodes:
+class PartitionNodes:
     """Nodes of a partition that have the same GPUs. names: as Slurm writes a list. gpus: of each; 0: none known.
 
     time_limit_s: of a job in the partition; None: none.
@@ -28,7 +28,7 @@ class Nodes:
     gpu_type: str | None
 
 
-def find_nodes(partition: str | None) -> Nodes:
+def find_nodes(partition: str | None) -> PartitionNodes:
     """Return the nodes of a partition, None: of the default one; of several kinds the one with GPUs, then the largest.
 
     BadInput: there is no such partition. ToolFailure: Slurm does not answer.
@@ -47,16 +47,16 @@ def find_nodes(partition: str | None) -> Nodes:
     return max(found, key=lambda nodes: (nodes.gpus > 0, nodes.num_nodes))
 
 
-def parse_nodes(text: str) -> list[Nodes]:
+def parse_nodes(text: str) -> list[PartitionNodes]:
     """Return a row for every kind of node in every partition that has nodes."""
     rows = (line.split("|", 4) for line in text.splitlines())
     return [_nodes(*row) for row in rows if len(row) == 5 and row[3]]
 
 
-def _nodes(partition: str, time_limit: str, number: str, names: str, gres: str) -> Nodes:
+def _nodes(partition: str, time_limit: str, number: str, names: str, gres: str) -> PartitionNodes:
     gpus = _GPUS.findall(gres)
     types = {kind for kind, _ in gpus if kind}
-    return Nodes(
+    return PartitionNodes(
         partition=partition.removesuffix("*"),
         is_default=partition.endswith("*"),
         time_limit_s=allowed_s(time_limit),

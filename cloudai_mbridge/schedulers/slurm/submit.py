@@ -10,7 +10,7 @@ from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_key, array_scri
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
-from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
+from cloudai_mbridge.schedulers.slurm.command import Answer
 from cloudai_mbridge.schedulers.slurm.parsing import array_spec, parse_submitted
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
@@ -71,15 +71,28 @@ _NOT_SENT = re.compile(
 )
 
 
-def submit(submission: Submission, root: Path, system: SlurmSystem) -> dict[str, str]:
-    """Submit, as `Scheduler.submit`."""
-    runs = submission.runs
-    if len(runs) == 1:
-        job_id = _sbatch(submission, root, root / runs[0].key, POINT_FILES.slurm_script, (), system)
-        return {runs[0].key: job_id}
-    spec = array_spec((run.array_index for run in runs), submission.parallel)
-    job_id = _sbatch(submission, root, root, array_script(runs[0].array), (f"--array={spec}",), system)
-    return {run.key: f"{job_id}_{run.array_index}" for run in runs}
+def command(submission: Submission, root: Path, system: SlurmSystem) -> tuple[list[str], Path]:
+    """Return the arguments of sbatch, and the directory to call it in."""
+    first, more, excluded = submission.runs[0], [], submission.exclude_nodes
+    directory, script = root / first.key, POINT_FILES.slurm_script
+    if len(submission.runs) > 1:
+        directory, script = root, array_script(first.array)
+        more.append(f"--array={array_spec((run.array_index for run in submission.runs), submission.parallel)}")
+    if excluded:
+        more.append(f"--exclude={','.join(sorted({*first.exclude_nodes, *excluded}))}")
+    name = job_name_of(submission, root, system)
+    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--chdir={directory}", *more, script]
+    return argv, directory
+
+
+def job_ids(submission: Submission, answer: Answer, system: SlurmSystem) -> dict[str, str]:
+    """Return the job ids of the runs, by key. Raises as `Scheduler.submit`."""
+    job_id = parse_submitted(answer.stdout)
+    if answer.returncode != 0 or job_id is None:
+        raise failure(answer, system.extra_transient_status_errors)
+    if len(submission.runs) == 1:
+        return {submission.runs[0].key: job_id}
+    return {run.key: f"{job_id}_{run.array_index}" for run in submission.runs}
 
 
 def job_name_of(submission: Submission, root: Path, system: SlurmSystem) -> str:
@@ -94,24 +107,11 @@ def job_env(submission: Submission) -> dict[str, str]:
     return {PYTHON_VARIABLE: sys.executable, JOB_TOKEN_VARIABLE: submission.token, **submission.runs[0].secret_env}
 
 
-def _sbatch(
-    submission: Submission, root: Path, directory: Path, script: str, more: Iterable[str], system: SlurmSystem
-) -> str:
-    """Run sbatch in a directory."""
-    name = job_name_of(submission, root, system)
-    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--chdir={directory}"]
-    argv += more
-    if submission.exclude_nodes:
-        argv.append(f"--exclude={','.join(sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes}))}")
-    answer = run_command(*argv, script, cwd=directory, env=job_env(submission), keep_open=submission.keep_open)
-    job_id = parse_submitted(answer.stdout)
-    if answer.returncode == 0 and job_id is not None:
-        return job_id
-    raise failure(answer, system.extra_transient_status_errors)
-
-
 def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") -> Exception:
-    """Return what an unsuccessful sbatch means. transient: as above. before: who has run it."""
+    """Return the error of an unsuccessful sbatch. transient: texts after which another try may do better.
+
+    before: the program that called sbatch, for the message.
+    """
     text = answer.stderr
     if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
         return ToolFailure(f"{before}sbatch failed: {answer.complaint}")

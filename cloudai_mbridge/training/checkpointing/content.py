@@ -20,7 +20,7 @@ from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.peft.config import Adapters
+from cloudai_mbridge.training.peft.config import AdapterConfig
 from cloudai_mbridge.training.peft.matching import has_layers_apart
 from cloudai_mbridge.training.peft.state import is_trained
 
@@ -28,7 +28,7 @@ CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
 Metadata = dict[str, Any]
 
 
-def content_metadata(config: CheckpointConfig, peft: Adapters | None = None) -> Metadata:
+def content_metadata(config: CheckpointConfig, peft: AdapterConfig | None = None) -> Metadata:
     """Return how the optimizer state is cut up; it is saved with the checkpoint and used again to load it.
 
     "fully_reshardable" loads under any layout, "dp_reshardable" costs no communication and fits one model-parallel

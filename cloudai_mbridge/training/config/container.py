@@ -35,7 +35,7 @@ from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 from cloudai_mbridge.training.config.text.summary import log_non_default_values
 from cloudai_mbridge.training.config.train import TrainingConfig, ValidationConfig
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
-from cloudai_mbridge.training.peft.config import Adapters
+from cloudai_mbridge.training.peft.config import AdapterConfig
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 
 
@@ -105,7 +105,7 @@ class ConfigContainer(_ConfigContainerBase):
     straggler: StragglerDetectionConfig | None = None
     nvrx_straggler: NVRxStragglerDetectionConfig | None = None
     profiling: ProfilingConfig | None = field(default_factory=ProfilingConfig)
-    peft: Adapters | None = None
+    peft: AdapterConfig | None = None
     comm_overlap: CommOverlapConfig | None = None
     mixed_precision: MixedPrecisionConfig | str | None = None
     tensor_inspect: TensorInspectConfig | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from cloudai_mbridge.training.data.samplers import Request
+from cloudai_mbridge.training.data.samplers import BatchIndices
 
 Batch = dict[str, torch.Tensor]
 Collate = Callable[[list[Any], list[int]], Batch]
@@ -28,7 +28,7 @@ class LoaderOptions:
     surviving_signal: int | None = None
 
 
-def batches(dataset: Any, sampler: Iterable[Request], collate: Collate, options: LoaderOptions) -> Iterator[Batch]:
+def batches(dataset: Any, sampler: Iterable[BatchIndices], collate: Collate, options: LoaderOptions) -> Iterator[Batch]:
     """Yield the batches that the sampler asks for. Workers start with the first one.
 
     The loader draws from a generator of its own: the random numbers of the model stay those of a run that resumes.
@@ -56,7 +56,7 @@ class _Fetch(Dataset[Batch]):
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
 
-    def __getitem__(self, request: Request) -> Batch:
+    def __getitem__(self, request: BatchIndices) -> Batch:
         return self._collate([self._dataset[index] for index in request.own], request.whole)
 
 

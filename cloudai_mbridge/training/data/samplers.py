@@ -104,7 +104,7 @@ class Share:
         return range(start, start + self.micro_batch_size)
 
 
-class Request(NamedTuple):
+class BatchIndices(NamedTuple):
     """The samples that this rank reads at once, and those that all ranks together read."""
 
     own: list[int]
@@ -119,10 +119,10 @@ class MicroBatches:
     share: Share
     consumed: int
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         for first in itertools.count(self.consumed, self.share.step):
             own = [self.order(position) for position in self.share.rows(first)]
-            yield Request(own, own)
+            yield BatchIndices(own, own)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class GlobalBatches:
     consumed: int
     size_at: Callable[[int], int]
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchIndices]:
         first = self.consumed
         while True:
             size = self.size_at(first)
@@ -147,5 +147,5 @@ class GlobalBatches:
                 for start in range(first, first + size, self.share.step)
                 for position in self.share.rows(start)
             ]
-            yield Request(own, whole)
+            yield BatchIndices(own, whole)
             first += size

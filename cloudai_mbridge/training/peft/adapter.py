@@ -20,7 +20,7 @@ from cloudai_mbridge.training.peft.base_layer import BaseLayer
 
 
 @dataclass(frozen=True)
-class Shape:
+class AdapterShape:
     """What an adapter is made with. name: the adapted layer's, with global numbers; it decides the first values."""
 
     name: str
@@ -43,7 +43,9 @@ class Matrix(torch.nn.Module):
     experts: grouped experts have a weight each, `weight0`, `weight1`, ...
     """
 
-    def __init__(self, base: BaseLayer, rows: int, columns: int, axis: int | None, shape: Shape, experts: int) -> None:
+    def __init__(
+        self, base: BaseLayer, rows: int, columns: int, axis: int | None, shape: AdapterShape, experts: int
+    ) -> None:
         super().__init__()
         self.axis, self.base, self.experts = axis, base, experts
         self.is_gated = False
@@ -73,7 +75,7 @@ class Matrix(torch.nn.Module):
         return torch.cat([F.linear(part, weight) for part, weight in zip(parts, self.weights, strict=True)])
 
     @torch.no_grad()
-    def fill(self, kind: str, name: str, shape: Shape) -> None:
+    def fill(self, kind: str, name: str, shape: AdapterShape) -> None:
         """Give the weights their first values: those of the layout-independent whole."""
         ranks = self.base.ranks if self.axis is not None else 1
         first = mpu.get_expert_model_parallel_rank() * self.experts
@@ -132,7 +134,9 @@ class Adapter(torch.nn.Module):
     out_size: of this rank's output. is_gated: its rows are those of a gate and of an up projection.
     """
 
-    def __init__(self, base: BaseLayer, shape: Shape, out_size: int | None = None, *, is_gated: bool = False) -> None:
+    def __init__(
+        self, base: BaseLayer, shape: AdapterShape, out_size: int | None = None, *, is_gated: bool = False
+    ) -> None:
         super().__init__()
         self.base, self.alpha, self.dim = base, shape.alpha, shape.dim
         self.is_dropped_first, self.exchanges, self.p = shape.is_dropped_first, shape.exchanges, shape.dropout
@@ -263,7 +267,7 @@ class SharedAdapter(Adapter):
     those of norms are under sequence parallelism; experts need that.
     """
 
-    def __init__(self, base: BaseLayer, shape: Shape, *, is_gated: bool = False) -> None:
+    def __init__(self, base: BaseLayer, shape: AdapterShape, *, is_gated: bool = False) -> None:
         self.part = base
         marks = {"allreduce": True, "sequence_parallel": True}
         out_size = base.out_size * (base.ranks if base.kind == "column" else 1)

@@ -10,16 +10,16 @@ from megatron.core.transformer.moe.router import TopKRouter
 from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft import matching
-from cloudai_mbridge.training.peft.adapter import Adapter, Shape, SharedAdapter
+from cloudai_mbridge.training.peft.adapter import Adapter, AdapterShape, SharedAdapter
 from cloudai_mbridge.training.peft.base_layer import BaseLayer, describe
 from cloudai_mbridge.training.peft.canonical import split_linear
-from cloudai_mbridge.training.peft.config import Adapters, CanonicalLoRA, DoRA
+from cloudai_mbridge.training.peft.config import AdapterConfig, CanonicalLoRA, DoRA
 from cloudai_mbridge.training.peft.dora import DecomposedAdapter, DecomposedLinear
 from cloudai_mbridge.training.peft.linear import AdaptedLinear
 from cloudai_mbridge.training.process.device import current_device
 
 
-def apply(chunks: list[Any], peft: Adapters, seed: int) -> None:
+def apply(chunks: list[Any], peft: AdapterConfig, seed: int) -> None:
     """Freeze the chunks, which hold the weights to adapt, and give them adapters. A collective.
 
     Raises ConfigError: a target is not a linear layer, nothing is adapted, or a size does not fit the layout.
@@ -40,7 +40,7 @@ def apply(chunks: list[Any], peft: Adapters, seed: int) -> None:
     _report(chunks)
 
 
-def _adapt(match: matching.Match, peft: Adapters, seed: int) -> None:
+def _adapt(match: matching.MatchedModule, peft: AdapterConfig, seed: int) -> None:
     module = match.module
     base = describe(module, match.name, is_expert=match.is_expert)
     shape = _shape(match, peft, base, module.config, seed)
@@ -59,7 +59,9 @@ def _gate(gating: Any, adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
     return logits + added.to(logits.dtype)
 
 
-def _adapted(match: matching.Match, module: Any, base: BaseLayer, shape: Shape, peft: Adapters) -> torch.nn.Module:
+def _adapted(
+    match: matching.MatchedModule, module: Any, base: BaseLayer, shape: AdapterShape, peft: AdapterConfig
+) -> torch.nn.Module:
     if base.num_experts and getattr(peft, "share_expert_adapters", True):
         return AdaptedLinear(module, SharedAdapter(base, shape, is_gated=base.is_gated))
     is_fused = match.attribute == "linear_qkv" or (base.is_gated and not base.num_experts)
@@ -70,8 +72,8 @@ def _adapted(match: matching.Match, module: Any, base: BaseLayer, shape: Shape, 
     return AdaptedLinear(module, Adapter(base, shape, is_gated=base.is_gated))
 
 
-def _shape(match: matching.Match, peft: Adapters, base: BaseLayer, config: Any, seed: int) -> Shape:
-    return Shape(
+def _shape(match: matching.MatchedModule, peft: AdapterConfig, base: BaseLayer, config: Any, seed: int) -> AdapterShape:
+    return AdapterShape(
         name=match.name,
         dim=_rank(match, peft, base, config),
         alpha=peft.alpha,
@@ -87,7 +89,7 @@ def _shape(match: matching.Match, peft: Adapters, base: BaseLayer, config: Any, 
     )
 
 
-def _rank(match: matching.Match, peft: Adapters, base: BaseLayer, config: Any) -> int:
+def _rank(match: matching.MatchedModule, peft: AdapterConfig, base: BaseLayer, config: Any) -> int:
     """Return the rank of the product; of experts it may be a part, rounded up to what the layout can split."""
     dim, ranks = peft.dim, base.ranks if base.kind == "column" else 1
     if match.is_expert and getattr(peft, "normalize_moe_lora", False):
@@ -99,7 +101,7 @@ def _rank(match: matching.Match, peft: Adapters, base: BaseLayer, config: Any) -
     return dim
 
 
-def _agree(peft: Adapters, adapted: list[str], error: str) -> None:
+def _agree(peft: AdapterConfig, adapted: list[str], error: str) -> None:
     """Let all ranks fail if one does; warn of targets that no rank has."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (adapted, error))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cloudai_mbridge.training.compat import quantized
-from cloudai_mbridge.training.peft.adapter import Adapter, Shape
+from cloudai_mbridge.training.peft.adapter import Adapter, AdapterShape
 from cloudai_mbridge.training.peft.base_layer import BaseLayer
 from cloudai_mbridge.training.peft.linear import AdaptedLinear
 
@@ -59,7 +59,7 @@ class SplitLinear(AdaptedLinear):
         return torch.cat(blocks, -1).reshape(*leading, sum(self.rows.values()))
 
 
-def split_linear(module: Any, name: str, base: BaseLayer, shape: Shape, parts: frozenset[str]) -> AdaptedLinear:
+def split_linear(module: Any, name: str, base: BaseLayer, shape: AdapterShape, parts: frozenset[str]) -> AdaptedLinear:
     """Return a fused layer with adapters for these parts of it. Raises ValueError: it has other parts."""
     config, is_qkv = module.config, name.endswith("linear_qkv")
     if is_qkv:

@@ -13,7 +13,7 @@ def _all_linear() -> list[str]:
 
 
 @dataclass
-class Adapters:
+class AdapterConfig:
     """What all kinds share.
 
     target_modules: names of modules, or whole names with `*`; empty: all linear layers but `exclude_modules`.
@@ -43,7 +43,7 @@ class Adapters:
 
 
 @dataclass
-class LoRA(Adapters):
+class LoRA(AdapterConfig):
     """Low-rank adaptation: a layer's output gets alpha / dim * B A x more.
 
     sequence_parallel_input_regather: in front of column-parallel layers, the whole sequence is not kept for the
@@ -61,7 +61,7 @@ class LoRA(Adapters):
 
 
 @dataclass
-class DoRA(Adapters):
+class DoRA(AdapterConfig):
     """Weight-decomposed adaptation: LoRA for the direction of the weight's rows, and a magnitude for each."""
 
     alpha: int = 64
@@ -87,7 +87,7 @@ CANONICAL = {
 
 
 @dataclass
-class CanonicalLoRA(Adapters):
+class CanonicalLoRA(AdapterConfig):
     """LoRA with an adapter each for queries, keys and values, and for the gate and the up projection."""
 
     target_modules: list[str] | None = field(default_factory=_all_canonical)

@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
-from cloudai_mbridge.training.peft.adapter import Adapter, Shape
+from cloudai_mbridge.training.peft.adapter import Adapter, AdapterShape
 from cloudai_mbridge.training.peft.base_layer import BaseLayer
 from cloudai_mbridge.training.peft.linear import AdaptedLinear
 
@@ -20,7 +20,7 @@ from cloudai_mbridge.training.peft.linear import AdaptedLinear
 class DecomposedAdapter(Adapter):
     """An adapter with a magnitude for each row of this rank's weight."""
 
-    def __init__(self, base: BaseLayer, shape: Shape, *, is_gated: bool = False) -> None:
+    def __init__(self, base: BaseLayer, shape: AdapterShape, *, is_gated: bool = False) -> None:
         super().__init__(base, shape, is_gated=is_gated)
         self.is_gated = is_gated
         magnitude: Any = torch.nn.Parameter(torch.ones(base.out_size, dtype=shape.dtype, device=shape.device))

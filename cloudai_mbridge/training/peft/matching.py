@@ -8,13 +8,13 @@ import torch
 from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.peft.base_layer import is_linear
-from cloudai_mbridge.training.peft.config import CANONICAL, Adapters, CanonicalLoRA
+from cloudai_mbridge.training.peft.config import CANONICAL, AdapterConfig, CanonicalLoRA
 
 _EXPERT = re.compile(r"\.mlp\.(?:.*\.)?experts\.(?:local_experts\.\d+\.)?linear_fc[12]$")
 
 
 @dataclass(frozen=True)
-class Match:
+class MatchedModule:
     """A module that gets an adapter.
 
     name: the whole one, with global numbers of layers and experts. parts: of a fused layer, those that are adapted.
@@ -36,7 +36,7 @@ class Match:
         return _EXPERT.search(self.name) is not None
 
 
-def find(chunk: Any, peft: Adapters) -> list[Match]:
+def find(chunk: Any, peft: AdapterConfig) -> list[MatchedModule]:
     """Return the modules of a chunk that get adapters. Raises ValueError: one of them cannot have one."""
     targets = _targets(peft)
     modules = dict(chunk.named_modules())
@@ -51,11 +51,11 @@ def find(chunk: Any, peft: Adapters) -> list[Match]:
                 raise ValueError(f"peft: output_layer cannot have an adapter; {hint}")
             if not is_linear(module):
                 raise ValueError(f"peft.target_modules: {name} is a {type(module).__name__}, not a linear layer")
-            found.append(Match(modules[parent], attribute, name, matched))
+            found.append(MatchedModule(modules[parent], attribute, name, matched))
     return found
 
 
-def unmatched(peft: Adapters, names: list[str]) -> list[str]:
+def unmatched(peft: AdapterConfig, names: list[str]) -> list[str]:
     """Return the targets that none of the modules with these names is."""
     patterns = {target: (_fused(target)[0] if _splits(peft) else target) for target in peft.target_modules or ()}
     return [
@@ -77,11 +77,11 @@ def globalize(name: str, chunk: Any) -> str:
     return name
 
 
-def _splits(peft: Adapters) -> bool:
+def _splits(peft: AdapterConfig) -> bool:
     return isinstance(peft, CanonicalLoRA)
 
 
-def _targets(peft: Adapters) -> dict[str, frozenset[str]]:
+def _targets(peft: AdapterConfig) -> dict[str, frozenset[str]]:
     """Map each pattern to the parts of a fused layer that it stands for."""
     targets: dict[str, frozenset[str]] = {}
     for target in peft.target_modules or ():
@@ -102,7 +102,7 @@ def _matched(targets: dict[str, frozenset[str]], attribute: str, name: str) -> f
     return next((parts for pattern, parts in targets.items() if _is_named(pattern, attribute, name)), None)
 
 
-def _is_left(peft: Adapters, attribute: str, name: str, module: torch.nn.Module) -> frozenset[str] | None:
+def _is_left(peft: AdapterConfig, attribute: str, name: str, module: torch.nn.Module) -> frozenset[str] | None:
     is_out = any(_is_named(pattern, attribute, name) for pattern in peft.exclude_modules)
     parts = frozenset(part for part, layer in CANONICAL.items() if layer == attribute)
     return parts if is_linear(module, routers=False) and not is_out else None
@@ -113,6 +113,6 @@ def _is_named(pattern: str, attribute: str, name: str) -> bool:
     return attribute == pattern or re.fullmatch(whole, name) is not None
 
 
-def has_layers_apart(peft: Adapters) -> bool:
+def has_layers_apart(peft: AdapterConfig) -> bool:
     """Tell whether some layers may have adapters that others have not."""
     return any("*" in pattern for pattern in (*(peft.target_modules or ()), *peft.exclude_modules))

@@ -5,7 +5,7 @@ from typing import Any
 
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import CheckpointError, ConfigError
-from cloudai_mbridge.training.peft.config import Adapters
+from cloudai_mbridge.training.peft.config import AdapterConfig
 
 _DECIDING = ("target_modules", "exclude_modules", "dim", "alpha")
 
@@ -15,7 +15,7 @@ def is_trained(key: str) -> bool:
     return ".adapter." in key or key.endswith(".router.expert_bias")
 
 
-def check_adapters(directory: str, peft: Adapters) -> None:
+def check_adapters(directory: str, peft: AdapterConfig) -> None:
     """Check that a checkpoint is of the same adapters. Raises CheckpointError: they are others."""
     try:
         data = read_yaml(Path(directory) / "run_config.yaml")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.files.text import visible
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.make_report import (
     make_died,

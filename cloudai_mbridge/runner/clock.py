@@ -1,16 +1,21 @@
 """Where the runs of a scenario are, since when, and how long the rest may take."""
 
+import contextlib
 import math
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from statistics import fmean, median
 
+from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.estimate.headline import START_UP_S
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.runner.journal.rows import UNTRIED, Attempt, JournalEntry
 from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass, JobStatus
@@ -25,7 +30,7 @@ _ORDER = ("done", "failed", "running", "pending", "waiting")
 
 
 @dataclass
-class RunRow:
+class RunProgress:
     """A run. since: when its state began; used_s: run time of its ended attempts."""
 
     run: RunPlan
@@ -60,12 +65,12 @@ class RunClock:
 
     plan: ScenarioPlan
     started_at: float = field(default_factory=time.time)
-    rows: dict[str, RunRow] = field(default_factory=dict)
+    rows: dict[str, RunProgress] = field(default_factory=dict)
     is_stopping: bool = False
     _most_gpu_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.rows = {run.key: RunRow(run) for run in self.plan.runs}
+        self.rows = {run.key: RunProgress(run) for run in self.plan.runs}
 
     def catch_up(self, entries: Mapping[str, JournalEntry]) -> None:
         """Take over what the journal knows."""
@@ -148,7 +153,7 @@ class RunClock:
         return max(max(left, default=0.0), sum(left) / at_once)
 
     @staticmethod
-    def _running_s(row: RunRow, now: float) -> float:
+    def _running_s(row: RunProgress, now: float) -> float:
         return max(0.0, now - row.since) if row.group == "running" else 0.0
 
 
@@ -184,3 +189,11 @@ def time_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]
     left = clock.left_s(now, steps) if clock.counts["running"] + clock.counts["waiting"] else None
     more = f", about {format_time_limit(left)} left" if left and left >= 1 else ""
     return f"{format_time_limit(max(0.0, now - clock.started_at))} elapsed{more}"
+
+
+def clock_of(plan: ScenarioPlan, root: Path) -> RunClock:
+    """Return the clock of a run with what its journal contains; an unreadable journal is left to the run's driver."""
+    clock = RunClock(plan)
+    with contextlib.suppress(MBridgeError, sqlite3.Error):
+        clock.catch_up(read_entries(root))
+    return clock

@@ -1,20 +1,15 @@
-"""Show how a run goes: a screen on a terminal, plain lines elsewhere."""
+"""The progress of a run as lines."""
 
 import contextlib
-import sqlite3
 import threading
 import time
 from contextlib import AbstractContextManager
-from pathlib import Path
+from typing import IO
 
-from rich.console import Console
 from rich.control import strip_control_codes
 
-from cloudai_mbridge.commands.run.run_clock import RunClock, counts_text, time_text
-from cloudai_mbridge.commands.run.screen import Screen
-from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
-from cloudai_mbridge.runner.control import read_entries
+from cloudai_mbridge.runner.clock import RunClock, counts_text, time_text
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
@@ -28,10 +23,10 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
     """One line per change, with the time; where nothing changes, one a minute."""
 
     def __init__(
-        self, console: Console, plan: ScenarioPlan, clock: RunClock | None = None, heartbeat_s: float = _HEARTBEAT_S
+        self, file: IO[str], plan: ScenarioPlan, clock: RunClock | None = None, heartbeat_s: float = _HEARTBEAT_S
     ) -> None:
         self.clock = clock or RunClock(plan)
-        self._console, self._total = console, sum(not run.is_again for run in plan.runs)
+        self._file, self._total = file, sum(not run.is_again for run in plan.runs)
         known = {row.run.key: row.status for row in self.clock.rows.values() if row.status}
         self._last = {key: status.state for key, status in known.items()}
         self._ended = {key for key, status in known.items() if status.is_final}  # a retry takes a run out again
@@ -87,12 +82,4 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
         with self._lock, contextlib.suppress(OSError):
             self._printed_at = time.monotonic()
             line = f"{time.strftime('%H:%M:%S')} {strip_control_codes(text)}"
-            print(line, file=self._console.file, flush=True)  # a console takes 2 ms for a line
-
-
-def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | Screen:
-    """Return the screen on a terminal, plain lines elsewhere. What the journal knows already is not told again."""
-    clock = RunClock(plan)
-    with contextlib.suppress(MBridgeError, sqlite3.Error):  # who drives the run says what is wrong with it
-        clock.catch_up(read_entries(root))
-    return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console, plan, clock)
+            print(line, file=self._file, flush=True)  # a console takes 2 ms for a line
