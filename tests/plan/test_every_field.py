@@ -23,10 +23,10 @@ from cloudai_mbridge.models.scenario import Dependency, OnCompletion, RunnerConf
 from cloudai_mbridge.models.system import LocalSystem, Partition, PartitionGroup, Prices, SlurmSystem
 from cloudai_mbridge.models.test_definition import (
     GitRepo,
-    TestDefinition,
     MetricsConfig,
     NsysConfiguration,
     SweepConfig,
+    TestDefinition,
     TrainingReportConfig,
 )
 from cloudai_mbridge.plan.build import build_plan
