@@ -305,7 +305,7 @@ def test_no_key_is_silent(outcomes: dict[tuple[type[BaseModel], str], tuple[str,
 
 
 def test_the_list_is_of_these_results(outcomes: dict[tuple[type[BaseModel], str], tuple[str, ...]]) -> None:
-    rows = [("table", "key", *LAUNCHERS, "meaning")]
+    rows: list[tuple[str, ...]] = [("table", "key", *LAUNCHERS, "meaning")]
     for model in PLACES:
         for field in (field for known, field in KEYS if known is model):
             info = model.model_fields[field]
