@@ -12,7 +12,7 @@ import pytest
 
 from tests.interop.bridge_loop.export_hf import TOKENS
 
-PROGRAM = Path(__file__).with_name("export_hf.py")
+PROGRAM, REPOSITORY = Path(__file__).with_name("export_hf.py"), Path(__file__).parents[3]
 STEPS = 3
 TOLERANCE = 1e-5  # of logits around 1
 
@@ -85,17 +85,23 @@ def _train(directory: Path, container: dict[str, Any], *overrides: str, ranks: i
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {**_env(), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     program = [sys.executable, str(PROGRAM), "config.json", "logits.pt", *overrides]
     logs = [directory / f"rank{rank}.log" for rank in range(ranks)]
     processes = []
     for rank, log in enumerate(logs):
-        of_rank = {**env, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        of_rank = {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with log.open("w") as out:
             processes.append(subprocess.Popen(program, env=of_rank, cwd=directory, stdout=out, stderr=out))
     ends = [process.wait(timeout=300) for process in processes]
     assert ends == [0] * ranks, "\n".join(log.read_text()[-3000:] for log in logs)
     return torch.load(directory / "logits.pt")
+
+
+def _env() -> dict[str, str]:
+    """Return variables with which a program anywhere imports the tests; no model is looked up on the network."""
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def _exported(directory: Path) -> Path:
@@ -151,7 +157,7 @@ def test_adapters(tmp_path: Path, kind: str) -> None:
 def test_a_model_that_is_not_known_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(_container(tmp_path / "nowhere")))
     program = [sys.executable, str(PROGRAM), "config.json", "logits.pt"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, cwd=tmp_path, env=_env(), capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "ConfigError: checkpoint.also_save_hf_checkpoint = True: Megatron-Bridge cannot export" in done.stderr
     assert "MBRIDGE_STEP" not in done.stdout
