@@ -79,7 +79,7 @@ def _difference(before: Floats, after: Floats, centers: Floats, noise: float) ->
 
 
 def inflation_of(residuals: Floats, num_levels: int) -> float:
-    """Return the factor by which autocorrelation widens a mean's error. Half a standard error corrects its low bias."""
+    """Return the inflation of a mean's standard error by autocorrelation. The estimate is low by half an error."""
     total = float(np.sum(residuals**2))
     if total == 0:
         return 1.0
