@@ -1,1 +1,1 @@
-"""Whether performance regressed: baselines, a comparison that knows its noise, the history."""
+"""Performance regression gate: baselines, noise-aware comparison, history."""

@@ -1,4 +1,4 @@
-"""Run a gate: read the results, find what they are compared with, judge."""
+"""Run a gate: read the results, find their references, judge."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ from cloudai_mbridge.gate.compare.verdict import GateResult
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 
-LONGEST_WITHOUT = timedelta(days=31)  # that a gate waits for a first baseline
+LONGEST_WITHOUT = timedelta(days=31)  # before a first baseline is required
 
 
 def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judgements: int = 1) -> GateResult:
@@ -30,7 +30,7 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
 
 
 def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:
-    """Judge the reports of one side against those of another.
+    """Judge the reports of one side against the reports of another.
 
     BadInput: a report cannot be read.
     """
@@ -53,8 +53,8 @@ def references_for(
 ) -> tuple[Sequence[ReferencePoint], str]:
     """Return the references that a policy names, and their name.
 
-    NonePromoted: the baseline says so of itself, and may still.
-    BadInput: they cannot be read, or there is no baseline. Both with the command that makes a first one.
+    NonePromoted: the baseline marks itself as not promoted yet, and its deadline has not passed.
+    BadInput: they cannot be read, or the baseline is missing. Both name the command that makes a first baseline.
     """
     if loaded.baseline_path is not None:
         return _from_baseline(
@@ -89,9 +89,9 @@ def _from_baseline(path: Path, policy: Path, results: Sequence[RunResult], today
 
 
 def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:
-    """Return the last good runs of every point in the results, but not these results themselves.
+    """Return the last good runs of every point in the results, without these results.
 
-    Points of the last report of the same scenario that the results lack have a reference, too: they were not run.
+    Points of the scenario's last report that are missing from the results get a reference, too: they were not run.
     """
     own = {run.run_id for run in results}
     found: dict[str, ReferencePoint] = {}
@@ -107,7 +107,7 @@ def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[R
 
 
 def _reference_of(history: History, run: RunResult, last: int, own: Collection[str]) -> ReferencePoint | None:
-    """Return the runs of the same point, else of the same work by another name, else of the point as it was."""
+    """Return the runs of the same point, else of the same work under another name, else of the point's earlier work."""
     named = history.reference_for(run.point, last, without=own)
     if named is not None and named.comparability_id == run.comparability_id:
         return named

@@ -1,4 +1,4 @@
-"""Statistics over the measured steps of a run, and whether they can be true."""
+"""Statistics over the measured steps of a run, and plausibility checks."""
 
 from cloudai_mbridge.metrics.statistics import (
     Definitions,

@@ -1,4 +1,4 @@
-"""Statistics with their window: which steps were counted, and how many."""
+"""Statistics with their window: the steps counted, and their number."""
 
 import itertools
 import math
@@ -70,8 +70,8 @@ class Metrics:
 def capped(times: Sequence[float]) -> list[float]:
     """Return positive values, each as at most a tenth above their median.
 
-    Single slow steps cannot move their mean far, as they cannot move a median; and where steps fall into several modes
-    it is as steady as a mean, which neither a median nor a trimmed mean is (docs/decisions.md has the figures).
+    Single slow steps cannot move the mean of capped values far, as with a median; if steps fall into several modes, it
+    is as steady as a mean, unlike a median or a trimmed mean (docs/decisions.md has the figures).
     """
     highest = _CAP * statistics.median(times)
     return [min(time, highest) for time in times]
@@ -87,9 +87,9 @@ def capped_mean_of_rates(rates: Sequence[float]) -> float:
 
 
 def summarize(values: Sequence[float | None], *, are_rates: bool = False) -> Statistic | None:
-    """Summarize values that are all there and finite; one that is missing makes the whole statistic missing.
+    """Summarize finite values; a missing value makes the whole statistic missing.
 
-    are_rates: they are work per time, not times: for the capped mean.
+    are_rates: the values are work per time, not times: for the capped mean.
     """
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) != len(values):
@@ -106,14 +106,14 @@ def summarize(values: Sequence[float | None], *, are_rates: bool = False) -> Sta
             capped_mean=capped_mean_of_rates(numbers) if are_rates else statistics.fmean(within),
             capped_std=statistics.pstdev(within),
         )
-    except (OverflowError, ZeroDivisionError):  # numbers that no clock gives
+    except (OverflowError, ZeroDivisionError):  # values that no clock gives
         return None
 
 
 def over_runs(runs: Sequence[Statistic | None]) -> Statistic | None:
-    """Summarize the statistics of a point's runs: n runs, the mean of their means, and that of their capped means.
+    """Summarize the statistics of a point's runs: n runs, the mean of their means, and the mean of their capped means.
 
-    Of a single run it is its own. None if any run's is missing.
+    For a single run, return its own statistic. None if any run's statistic is missing.
     """
     if len(runs) == 1:
         return runs[0]
@@ -132,9 +132,9 @@ def measure(
     said: Definitions = _NOTHING_SAID,
     num_steps: int | None = None,
 ) -> Metrics:
-    """Take the statistics over the steps after the warm-up, none beyond the `num_steps` that were asked for.
+    """Compute the statistics over the steps after the warm-up, up to the `num_steps` requested.
 
-    A time, a rate or a peak of 0 is not measured: it is rounded, or a launcher's word for unknown.
+    A time, a rate or a peak of 0 is not measured: it is rounded, or a launcher's sentinel for unknown.
     """
     last = math.inf if num_steps is None else num_steps
     steps = [step for step in steps if step.step <= last]
@@ -172,7 +172,7 @@ class MeasuredStep(Protocol):
 
 
 def missing_steps(steps: Sequence[MeasuredStep], num_steps: int) -> list[str]:
-    """Return the reason if a step of 1 to `num_steps` is not there. What it costs depends on the steps alone."""
+    """Return the reason if a step of 1 to `num_steps` is missing. The cost is independent of `num_steps`."""
     numbers = {step.step for step in steps}
     first_missing = next(number for number in itertools.count(1) if number not in numbers)
     if first_missing > num_steps:
@@ -182,9 +182,9 @@ def missing_steps(steps: Sequence[MeasuredStep], num_steps: int) -> list[str]:
 
 
 def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: object = None) -> list[str]:
-    """Return the reasons, one for each kind of number, why steps cannot be true.
+    """Return the reasons why steps are implausible, one for each kind of number.
 
-    num_steps: None if it is not known. device: what the run was on, as it says itself; None if it does not.
+    num_steps: None if unknown. device: as the run reports it; None if it does not.
     """
     reasons = []
     last = math.inf if num_steps is None else num_steps
@@ -201,7 +201,7 @@ def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: ob
 
 @lru_cache(maxsize=64)
 def _bounds(device: str | None) -> tuple[tuple[str, str, float, float], ...]:
-    """Return (name, unit, least, most) of every number that is looked at."""
+    """Return (name, unit, least, most) of every checked number."""
     gpu = find_gpu(device) if device else None
     known = [gpu] if gpu is not None and gpu.is_known else gpus().values()
     highest_peak = max(peak for each in known for peak in each.peak_tflops.values())

@@ -1,4 +1,4 @@
-"""Decide whether a run succeeded, say why not, and whether it is tried again."""
+"""Judge whether a run succeeded, why it failed, and whether to retry it."""
 
 from cloudai_mbridge.verdict.judge import (
     PROGRAM_MISSING,

@@ -1,6 +1,6 @@
-"""Judge a run, say why it failed, and whether it is tried again: what the infrastructure failed, unless cancelled.
+"""Judge a run: success, cause of failure, and whether to retry it: infrastructure failures, unless cancelled.
 
-Success takes three things: the job ended well, every requested step is in the log, and every loss is finite.
+Success has three conditions: the job ended well, the log contains every requested step, and every loss is finite.
 """
 
 import math
@@ -24,8 +24,8 @@ from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has
 _HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see where each rank stands in stacks/"
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
-_OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a code of Slurm's, in the place of a signal
-# A program that could not be executed is the node's failure, or the image's
+_OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a Slurm code in place of a signal
+# A program that could not be executed is a failure of the node or of the image
 PROGRAM_MISSING = "program_missing"
 _NOT_STARTED = (PROGRAM_MISSING, "job_not_launched", "job_launch_failed")
 _TAIL = 5
@@ -67,15 +67,15 @@ def judge(
     *,
     needs_losses: bool = True,
 ) -> RunOutcome:
-    """Judge a run; whatever is missing counts against it.
+    """Judge a run; any missing data is a failure.
 
-    num_steps: steps that were asked for; 0 if the launcher decided, and then at least one must be measured.
-    needs_losses: False for a log that tells no loss at all, as the upstream launcher's may.
+    num_steps: requested steps; 0 if the launcher decided, and then at least one must be measured.
+    needs_losses: False for a log without losses, as the upstream launcher's may be.
     """
     if status is not None and status.job_class is JobClass.STOPPED:
-        num_steps = 0  # it was to be stopped: what it has measured until then counts
+        num_steps = 0  # it was to be stopped: steps measured until then are valid
     reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses))
-    if not reasons or log.steps:  # without a step there is nothing to measure: that follows from the reasons above
+    if not reasons or log.steps:  # without steps, missing metrics follow from the reasons above
         reasons = (*reasons, *_metric_reasons(log, metrics))
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
@@ -129,7 +129,7 @@ def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[st
 
 
 def _metric_reasons(log: LogSummary, metrics: Metrics) -> list[str]:
-    """Return what could not be measured. A rate of 0 is unknown to the launcher that prints it, and is no failure."""
+    """Return the metrics that were not measured. A rate of 0 is a launcher's sentinel for unknown, not a failure."""
     rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
     is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
     named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
@@ -144,10 +144,9 @@ def with_failure(
     stacks: Path,
     num_steps: int | None = None,
 ) -> RunOutcome:
-    """Return the outcome of a failed run with what is known to make runs fail so.
+    """Return the outcome of a failed run with its cause, if the catalogue or a bad loss gives one.
 
-    paths: its logs. stacks: the directory in which its ranks have left their stacks, if they hung. num_steps: as of
-    `judge`.
+    paths: its logs. stacks: the directory of its ranks' stacks, if they hung. num_steps: as in `judge`.
     """
     failure = triage(status, paths) or _bad_loss(log)
     if failure is None:
@@ -173,7 +172,7 @@ def _first_node(nodes: str) -> tuple[str, ...]:
 
 
 def _bad_loss(log: LogSummary) -> Failure | None:
-    """Name a loss that is not finite, which the log's records may tell without a line that says so."""
+    """Return the failure for a loss that is not finite, which may be in the log's records without an error line."""
     bad = [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]
     if not bad:
         return None
@@ -182,7 +181,7 @@ def _bad_loss(log: LogSummary) -> Failure | None:
 
 
 def _stacks(directory: Path) -> Iterator[str]:
-    """Yield where the main threads of a few ranks were last seen. A slow start has left stacks before, perhaps."""
+    """Yield the last stacks of the main threads of a few ranks. A slow start may have left earlier stacks."""
     for path in islice(sorted(directory.glob("*.txt")), _STACK_FILES):
         try:
             text = read_regular(path).decode(errors="replace")
@@ -214,7 +213,7 @@ class Judgement:
 
 
 def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics) -> Judgement:
-    """Return what follows from an outcome. status: the job's last."""
+    """Return the judgement of an outcome. status: the job's last."""
     failure = outcome.failure
     is_lost = status is not None and status.state == LOST
     is_infrastructure = is_lost

@@ -1,6 +1,6 @@
-"""Name why a run failed, from the lines of its logs and from the state of its job.
+"""Find the cause of a failed run, from the lines of its logs and from the state of its job.
 
-What is known of failures is data: `failures.toml`, where the order is the priority and the format is explained.
+The catalogue of failures is data: `failures.toml`, in order of priority; its head explains the format.
 """
 
 import re
@@ -23,7 +23,7 @@ from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 16
-_SEARCHED_END = 1 << 25  # a flood of errors is searched at a few MB/s: a minute at most, whatever its size
+_SEARCHED_END = 1 << 25  # a flood of errors is searched at a few MB/s: at most a minute, whatever its size
 _BLOCK = 1 << 20
 _MAX_EVIDENCE = 5
 _LONGEST_EVIDENCE = 500
@@ -83,7 +83,7 @@ class Entry(KnownFailure):
     nodes_of: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Return where the entry matches a line that has lost its colours and labels."""
+        """Return the match of the entry in a line without colours and labels."""
         return next((match for pattern in self.patterns if (match := pattern.search(text))), None)
 
 
@@ -99,7 +99,7 @@ class EndState(KnownFailure):
     never_started: bool = False
 
     def tells(self, status: JobStatus) -> bool:
-        """Return whether a job ended so, and for the reason of this entry."""
+        """Return whether a job ended in this state, and for this entry's reason."""
         text = f"{status.reason}; signal {status.signal or 0}"
         return base_state(status.state) == self.state and (self.reason is None or self.reason.search(text) is not None)
 
@@ -132,15 +132,15 @@ class _Found:
 
 
 def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
-    """Say why a run failed, or None if nothing that is known tells it; for a run that did not succeed.
+    """Return the cause of a run that did not succeed, None if no entry matches.
 
-    Some states of the job beat the logs: those of a job on a dead node show only symptoms.
+    Some states of the job override the logs: logs of a job on a dead node show only symptoms.
     """
     found = _search_logs(paths)
     state = _state_of(status)
     for entry in load_catalogue():
         if state is not None and (state.wins or entry.id == state.topic):
-            break  # it beats this entry and all below
+            break  # it overrides this entry and all below
         if (what := found.get(entry.id)) is not None:
             return failure_of(entry, what.evidence, what.nodes or found.get(entry.nodes_of, _Found()).nodes)
     if state is None:
@@ -155,7 +155,7 @@ def load_catalogue() -> tuple[Entry, ...]:
 
 
 def load_states() -> tuple[EndState, ...]:
-    """Return the job states that say by themselves why a run failed."""
+    """Return the job states that are themselves a cause of failure."""
     return _catalogue()[1]
 
 
@@ -165,9 +165,9 @@ def _catalogue() -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
 
 
 def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
-    """Return the entries and the states of a catalogue's text.
+    """Parse the entries and the states of a catalogue's text.
 
-    ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
+    ValueError: a key is missing or unknown, an id is duplicate, a kind is unknown, or a pattern does not compile.
     """
     data = tomllib.loads(text)
     entries = tuple(_parsed(Entry, table) for table in data.get("failure", ()))
@@ -209,18 +209,18 @@ def _state_of(status: JobStatus | None) -> EndState | None:
 
 
 def has_never_started(status: JobStatus | None) -> bool:
-    """Return whether a job's end says that nothing of it ran."""
+    """Return whether a job's final state shows that it never started."""
     state = _state_of(status)
     return state is not None and state.never_started
 
 
 def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
-    """Return a known failure with what shows it."""
+    """Return a known failure with its evidence."""
     return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
 
 
 def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:
-    """Return what the logs have, by entry; a line counts for the first entry that it matches."""
+    """Return the matches in the logs, by entry; a line is assigned to the first entry that it matches."""
     found: dict[str, _Found] = {}
     for path in paths:
         for number, text in _suspects(path):
@@ -236,18 +236,18 @@ def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:
 
 
 def _suspects(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of the lines that may match. What a progress bar wrote over counts as lines too."""
+    """Yield (line number, text) of the lines that may match, including text overwritten by a progress bar."""
     for number, line in _lines(path):
         if not any(map(line.lower().__contains__, _WORDS)):
             continue
-        # Records quote the run's configuration; what another rank wrote before one on the same line still counts
+        # Records quote the run's configuration; text of another rank before a record on the same line is kept
         text = _RECORD.sub("", _COLOUR.sub("", line.decode("utf-8", errors="replace")))
         for part in text.split("\r"):
             yield number, _LABELS.sub("", part).rstrip()
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) of a file; of a very long line only its beginning, of a huge file only its two ends."""
+    """Yield (line number, line) of a file; only the beginning of a very long line, only the two ends of a huge file."""
     with suppress(OSError), open_regular(path) as log:
         size, number = log.seek(0, 2), 0
         log.seek(0)
@@ -264,7 +264,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _pass_over(log: BufferedReader, end: int) -> int:
-    """Read on to the first line that begins behind `end`; return how many lines were passed over."""
+    """Skip to the first line that begins after `end`; return the number of lines skipped."""
     count = 0
     while (left := end - log.tell()) > 0 and (block := log.read(min(left, _BLOCK))):
         count += block.count(b"\n")
@@ -274,7 +274,7 @@ def _pass_over(log: BufferedReader, end: int) -> int:
 
 
 def _evidence(path: Path, number: int, text: str, match: re.Match[str]) -> str:
-    """Return "FILE:LINE: TEXT"; of a long line the part around the match. Credentials go before anything is cut."""
+    """Return "FILE:LINE: TEXT", for a long line the part around the match. Credentials are removed before cutting."""
     before = len(redacted(text[: match.start()]))
     start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, before - 100)
     return printable(f"{path.name}:{number}: {redacted(text)[start : start + _LONGEST_EVIDENCE]}")[:_LONGEST_EVIDENCE]

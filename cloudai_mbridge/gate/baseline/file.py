@@ -1,4 +1,4 @@
-"""Write a baseline: as text whose diff can be reviewed, and only over the file that the text was made from."""
+"""Write a baseline as text with a reviewable diff, and only over the file that it was made from."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from cloudai_mbridge.gate.results.values import METRICS
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """Return what a file holds, None without one."""
+    """Return the content of a file, None if it is missing."""
     try:
         return read_regular(path)
     except FileNotFoundError:
@@ -30,19 +30,19 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
-    """Write `new` if the file holds `old` (None: is not there), and return whether it did.
+    """Write `new` if the file holds `old` (None: is missing), and return whether it was written.
 
-    A process that is killed in between leaves the old file whole; concurrent writers take turns.
+    A process killed in between leaves the old file intact; concurrent writers take turns.
 
     ToolFailure: the file cannot be written.
     """
-    target = path.resolve()  # of a link, what it points to is replaced
+    target = path.resolve()  # a link is kept, and its target replaced
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(f".{target.name}.lock")):
             if read_bytes(target) != old:
                 return False
-            for left in target.parent.glob(f".{glob.escape(target.name)}.*.new"):  # by a process that was killed
+            for left in target.parent.glob(f".{glob.escape(target.name)}.*.new"):  # left by a killed process
                 left.unlink(missing_ok=True)
             with replacing(target, durable=True) as unfinished:
                 unfinished.write_bytes(new)
@@ -53,7 +53,7 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is removed at the end, so that it never lies beside the files under version control."""
+    """Hold a lock file and remove it at the end, so that it is never left next to version-controlled files."""
     is_held = False
     while not is_held:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "wb") as file:
@@ -61,12 +61,12 @@ def _locked(path: Path) -> Iterator[None]:
             if is_held := _is_at(file.fileno(), path):
                 try:
                     yield
-                finally:  # while it is held: a process that waits for it sees that it is gone, and locks a new one
+                finally:  # while it is held: a waiting process sees that it is gone, and locks a new one
                     path.unlink(missing_ok=True)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the file that is open is still the one of this name."""
+    """Return whether the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def render_baseline(baseline: Baseline) -> str:
     """Return the file's text: equal baselines give equal texts.
 
-    BadInput: a text holds half of a surrogate pair, which no file can hold.
+    BadInput: a text contains half of a surrogate pair, which cannot be encoded.
     """
     document = tomlkit.document()
     document.add(tomlkit.comment("Written by `mbridge baseline promote`. Change it with that, and review the diff."))
@@ -111,7 +111,7 @@ def _run(run: BaselineRun) -> Mapping[str, Any]:
 
 
 def _table(facts: Mapping[str, Any]) -> Table:
-    """Return a sorted table; its tables get lines of their own, all but { json = ... }."""
+    """Return a sorted table; nested tables get lines of their own, except { json = ... }."""
     table = tomlkit.table()
     table.trivia.indent = "\n"
     for name, value in sorted(facts.items()):

@@ -1,4 +1,4 @@
-"""What a baseline file holds: per point its runs, its metrics in short, and the promotion that put them there."""
+"""Content of a baseline file: per point its runs, a summary of its metrics, and its promotion."""
 
 import contextlib
 import json
@@ -14,13 +14,13 @@ from cloudai_mbridge.models.base import ExactModel, NotBlank
 
 _AS_JSON = "json"
 
-Name = Annotated[str, Field(min_length=1)]  # as a report has it, also with blanks around it
+Name = Annotated[str, Field(min_length=1)]  # as in the report, also with surrounding blanks
 Number = Annotated[float, Field(gt=0)]
 Value = Number | Annotated[list[Number], Field(min_length=1)]  # several for a curve
 
 
 def value_to_toml(value: Any) -> Any:
-    """Return the value, or a table { json = "..." } if it is null or otherwise nothing that TOML has."""
+    """Return the value, or a table { json = "..." } if it is null or otherwise not representable in TOML."""
     flat = value if isinstance(value, list) else [value]
     is_plain = all(isinstance(item, str | int | float) for item in flat)
     return value if is_plain else {_AS_JSON: json.dumps(value, sort_keys=True)}
@@ -129,7 +129,7 @@ class Baseline(ExactModel):
         return next((point for point in self.points if point.point == name), None)
 
     def references(self) -> tuple[ReferencePoint, ...]:
-        """Return what a gate compares with."""
+        """Return the reference points for a gate."""
         return tuple(
             ReferencePoint(
                 point=point.point,
@@ -146,7 +146,7 @@ class Baseline(ExactModel):
 
 
 def as_list(value: Value) -> list[float]:
-    """Return the numbers of a value: one, or those of a curve."""
+    """Return the numbers of a value: a single number, or the points of a curve."""
     return value if isinstance(value, list) else [value]
 
 

@@ -1,4 +1,4 @@
-"""Make runs the baseline of their points: all of them or none, and nothing worse without an explicit option."""
+"""Promote runs to the baseline of their points: all or none, and a regression only with an explicit option."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -63,9 +63,9 @@ class Proposal:
 
 
 def select(results: Sequence[RunResult], globs: Sequence[str]) -> dict[str, list[RunResult]]:
-    """Return the runs of each point whose name matches one of the patterns, or of all without any.
+    """Return the runs of each point whose name matches a pattern, or of all points without patterns.
 
-    BadInput: there is no run, or a pattern matches none.
+    BadInput: no runs, or a pattern without a match.
     """
     points: dict[str, list[RunResult]] = {}
     for run in results:
@@ -79,9 +79,9 @@ def select(results: Sequence[RunResult], globs: Sequence[str]) -> dict[str, list
 
 
 def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms) -> Proposal:
-    """Lay the points over the baseline that is there. With a refusal nothing may be written.
+    """Merge the points into the existing baseline. With a refusal nothing may be written.
 
-    BadInput: the baseline that is there cannot be read.
+    BadInput: the existing baseline cannot be read.
     """
     old = read_bytes(path)
     baseline = Baseline(version=BASELINE_VERSION) if old is None else load_baseline(path)
@@ -92,7 +92,7 @@ def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms)
             point, own_notes = _build(runs, terms)
             notes += [f"{name}: {note}" for note in own_notes]
             found = [each for each in baseline.points if each.comparability_id == point.comparability_id]
-            # Of this name rather than another
+            # Prefer the point of this name
             same_work = min(found, key=lambda each: each.point != name, default=None)
             point, reasons = _in_place_of(baseline.point(name), same_work, point, terms)
             promoted[name] = point
@@ -105,13 +105,13 @@ def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms)
 
 
 def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list[str]]:
-    """Return the point as its runs give it, with notes for who promotes it."""
+    """Build a point from its runs, with notes for the promoter."""
     environment, notes = summarize_environments([run.environment for run in runs])
     first, kept = runs[0], [_run(run) for run in runs]
     names = [name for name in METRICS if name in kept[0].values]
     limits = {metric.name: metric for metric in terms.metrics}
     metrics = [_metric(name, [run.values[name] for run in kept], limits.get(name)) for name in names]
-    comparability = {name: value_to_toml(value) for name, value in first.comparability.items()}  # as a file has it
+    comparability = {name: value_to_toml(value) for name, value in first.comparability.items()}  # as in a file
     try:
         point = BaselinePoint(
             point=first.point,
@@ -142,9 +142,9 @@ def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list
 def _in_place_of(
     old: BaselinePoint | None, same_work: BaselinePoint | None, new: BaselinePoint, terms: Terms
 ) -> tuple[BaselinePoint, list[str]]:
-    """Return the new point with what it takes over from the one of the same work, and what forbids it.
+    """Return the new point with the anchors of the baseline point of the same work, and the refusals.
 
-    old: what has its name.
+    old: the baseline point of the same name.
     """
     changes, worse, point = [], dict[str, str](), new
     if old is not None and old.comparability_id != new.comparability_id:
@@ -181,7 +181,7 @@ def _metric(name: str, values: Sequence[Value], policy: MetricPolicy | None) -> 
 
 
 def difference(proposal: Proposal) -> list[str]:
-    """Return the lines of the file's unified diff; of an equal file, one that says so."""
+    """Return the lines of the file's unified diff; if nothing changes, a single line with that message."""
     old = (proposal.old or b"").decode(errors="replace")
     before = str(proposal.path) if proposal.old is not None else "/dev/null"
     pair = _lines(old), _lines(proposal.new.decode())
@@ -190,5 +190,5 @@ def difference(proposal: Proposal) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split at line feeds only, which TOML has; Python would split at more."""
+    """Split at line feeds only, as TOML does; Python would split at more characters."""
     return text.removesuffix("\n").split("\n") if text else []

@@ -1,4 +1,4 @@
-"""What keeps runs out of a baseline, what a promotion makes worse, and what looks wrong in one that is there."""
+"""Promotion checks: objections to runs, regressions against the old baseline, and oddities of an existing baseline."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ class Limits:
 
 
 def objections(runs: Runs, limits: Limits) -> list[str]:
-    """Return what speaks against promoting the runs of one point; values are looked at if nothing else does."""
+    """Return the reasons not to promote the runs of one point; values are checked only if all else passes."""
     return list(_of_runs(runs, limits)) or list(_of_values(runs, limits))
 
 
 def lowered(limits: Limits) -> Iterator[str]:
-    """Yield a note on every limit that is laxer than the rule."""
+    """Yield a note on every limit laxer than the default."""
     rule = Limits()
     if limits.min_runs < rule.min_runs:
         yield f"--min-runs {limits.min_runs}: the rule is {rule.min_runs}; with fewer, the noise is hardly known"
@@ -44,7 +44,7 @@ def lowered(limits: Limits) -> Iterator[str]:
 
 
 def within_a_day(ends: Sequence[str]) -> bool:
-    """Return whether runs ended within 24 hours; False where one of the times cannot be read."""
+    """Return whether runs ended within 24 hours; False if a time is invalid."""
     try:
         times = [datetime.fromisoformat(end) for end in ends]
     except ValueError:
@@ -66,7 +66,7 @@ def _of_runs(runs: Runs, limits: Limits) -> Iterator[str]:
 
 
 def name_of(run: RunResult) -> str:
-    """Return how to find a run."""
+    """Return a description that locates a run."""
     return f"run {run.iteration} of {run.source}"
 
 
@@ -88,7 +88,7 @@ def _given_twice(runs: Runs) -> Iterator[str]:
 
 
 def _not_alike(runs: Runs) -> str:
-    """Return in what runs are of different kinds, "" if in nothing."""
+    """Return the difference that makes runs incomparable, "" without any."""
     first = runs[0]
     if any(not run.comparability_id for run in runs):
         return "its comparability fields are missing; write the report again with this mbridge"
@@ -138,11 +138,11 @@ def _partly_measured(runs: Runs, values: Sequence[Mapping[str, Values]]) -> Iter
 
 
 def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricPolicy]) -> dict[str, str]:
-    """Return metric -> what is worse about it, of the same work: beyond the margin is enough, significant or not.
+    """Return metric -> regression, for the same work: a change beyond the margin is enough, significant or not.
 
-    Many promotions, each within the margin, could carry a baseline far away, so none may be beyond the tolerance from
-    the anchor either. Limits that are not given are the built-in ones. What has none, or follows another metric, is
-    that in other units.
+    A series of promotions, each within the margin, could move a baseline far away, so none may be beyond the tolerance
+    from the anchor either. Limits default to the built-in limits. Metrics without a limit, or that follow another
+    metric, are skipped: they are the same measurement in other units.
     """
     gone = [metric.name for metric in old.metrics if new.metric(metric.name) is None]
     found = {name: f"{name} was measured, and is not any more" for name in gone}
@@ -157,12 +157,12 @@ def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricP
 
 
 def _counts_otherwise(metric: str, old: BaselinePoint, new: BaselinePoint) -> bool:
-    """Return whether a metric is of FLOPs that were counted by another formula."""
+    """Return whether a metric is based on FLOPs counted by another formula."""
     return metric == OF_FLOPS and (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step)
 
 
 def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: Collection[str]) -> BaselinePoint:
-    """Return the new point with the old one's anchors, but for what was accepted."""
+    """Return the new point with the old point's anchors, except for accepted metrics."""
     metrics = [
         metric
         if metric.name in accepted or _counts_otherwise(metric.name, old, new)
@@ -173,7 +173,7 @@ def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: Collection[st
 
 
 def _worse(before: BaselineMetric, after: BaselineMetric, limit: MetricPolicy) -> str:
-    """Return what is worse, "" if nothing is."""
+    """Return the regression, "" without one."""
     num_before, num_after = len(as_list(before.value)), len(as_list(after.value))
     if num_before != num_after:
         return f"{limit.name} has {num_after} values, {num_before} before"
@@ -190,7 +190,7 @@ def _worse(before: BaselineMetric, after: BaselineMetric, limit: MetricPolicy) -
 
 
 def _change(before: Value, after: Value, direction: Direction) -> float:
-    """Return the largest relative change for the worse, 0 if there is none."""
+    """Return the largest relative change for the worse, 0 without one."""
     changes = [b / a - 1 for a, b in zip(as_list(before), as_list(after), strict=True)]
     worse = (change for change in changes if any(sign * change > 0 for sign in direction.worse))
     return max(worse, key=abs, default=0.0)
@@ -206,7 +206,7 @@ def _anchored(before: BaselineMetric | None, after: BaselineMetric) -> BaselineM
 
 
 def oddities(baseline: Baseline, now: datetime, max_age_days: int) -> list[str]:
-    """Return a line for everything that looks wrong in a baseline that is right as such. `now` has a time zone."""
+    """Return a line for every oddity in a valid baseline. `now` has a time zone."""
     if baseline.none_until is not None:
         return [
             f"none has been promoted yet, and one must be by {baseline.none_until}; a gate's exit code is 17 until then"

@@ -1,4 +1,4 @@
-"""Read a baseline file. A gate compares with the values of its runs; a file that contradicts them is refused."""
+"""Read a baseline file. A gate compares with the values of its runs; a file inconsistent with them is refused."""
 
 import math
 import re
@@ -19,9 +19,9 @@ BASELINE_VERSION = 1
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Read a baseline and check that it agrees with itself.
+    """Read a baseline and check its consistency.
 
-    BadInput: no such file, or wrong, or edited by hand.
+    BadInput: the file is missing, invalid, or edited by hand.
     """
     source = read_toml(path)
     version = source.data.get("version")
@@ -38,7 +38,7 @@ def load_baseline(path: Path) -> Baseline:
 
 
 _VALUE_DIGITS, _NOISE_DIGITS = 6, 3
-_VALUE_SLACK, _NOISE_SLACK = 1e-5, 1e-2  # relative; rounding to so many digits is below
+_VALUE_SLACK, _NOISE_SLACK = 1e-5, 1e-2  # relative; above the rounding error
 _NO_NOISE = 1e-9
 _EDITED = "promote again instead of editing"
 
@@ -51,7 +51,7 @@ def summarize_metric(values: Sequence[Value]) -> tuple[Value, float | None]:
 
 
 def noise_between(values: Sequence[Value]) -> float | None:
-    """Return the relative standard deviation between runs, for curves that of their last value; None for one run."""
+    """Return the relative standard deviation between runs, of the last value for curves; None for one run."""
     if len(values) < 2:
         return None
     noise = stdev(math.log(as_list(value)[-1]) for value in values)
@@ -59,7 +59,7 @@ def noise_between(values: Sequence[Value]) -> float | None:
 
 
 def find_mistake(point: BaselinePoint) -> str:
-    """Return what does not fit together in a point, "" if everything does."""
+    """Return the first inconsistency in a point, "" without one."""
     if comparability_id(point.comparability) != point.comparability_id:
         return f"comparability_id is not the digest of its [points.comparability]; {_EDITED}"
     ids = [run.run_id for run in point.runs]
@@ -106,14 +106,14 @@ _FACTS = ("device", "driver", "cuda", "nccl", "python")
 _TABLES: Mapping[str, tuple[str, ...]] = {
     **{"git": ("commit", "dirty"), "benchmark": ("commit", "dirty"), "image": ("name", "digest")}
 }
-_NAMED = ("packages", "variables")  # tables whose names are not known beforehand
+_NAMED = ("packages", "variables")  # tables with arbitrary names
 _LONGEST = 1000  # characters
 _SEVERAL = "(several values)"
 _LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
 
 
 def summarize_environments(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the facts on which all agree, and a note on those that differ. There must be one."""
+    """Return the facts that all environments share, and a note on the facts that differ. At least one is required."""
     facts = [_facts(environment) for environment in environments]
     common: dict[str, Any] = {}
     differing = []
@@ -131,7 +131,7 @@ def summarize_environments(environments: Sequence[Mapping[str, Any]]) -> tuple[d
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Return what is known and may be kept, by its path; anything else in a report stays there."""
+    """Return the allowed facts by path; anything else in a report is dropped."""
     found: dict[tuple[str, ...], Any] = {(name,): environment.get(name) for name in _FACTS}
     for table, names in _TABLES.items():
         found |= {(table, name): _mapping(environment.get(table)).get(name) for name in names}
@@ -149,12 +149,12 @@ def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
 
 
 def _is_fact(value: Any) -> bool:
-    """Return whether a value is a number or a short text; looking for logins in a long one could take for ever."""
+    """Return whether a value is a number or a short text; searching a long text for logins could take very long."""
     return len(value) <= _LONGEST if isinstance(value, str) else isinstance(value, int | float)
 
 
 def _clean(value: Any) -> Any:
-    """Take a user and password out of an address."""
+    """Remove user and password from an address."""
     return _LOGIN.sub("", value) if isinstance(value, str) else value
 
 

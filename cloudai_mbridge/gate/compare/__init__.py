@@ -1,1 +1,1 @@
-"""Compare the runs of a result with a reference under a policy: statistics, verdicts, words."""
+"""Compare the runs of a result with a reference under a policy: statistics, verdicts, messages."""

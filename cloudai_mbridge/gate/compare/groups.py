@@ -1,4 +1,4 @@
-"""Sort the runs of a result by point, and find the reference of each."""
+"""Group the runs of a result by point, and find the reference of each point."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from cloudai_mbridge.metrics import implausible, missing_steps
 
 FEWEST_STEPS = 5
 _SHOWN = 4
-# Copies: step times that no two runs can have in common
+# Copies: agreement of step times that two distinct runs cannot have
 _MANY_TIMES, _MANY_VALUES = 10, 5
 _AGREEMENT = 1e-6
 
@@ -26,10 +26,10 @@ class PointRuns:
 
 
 def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) -> tuple[list[PointRuns], list[str]]:
-    """Return the points in order, and notes on runs that are left out.
+    """Return the points in order, and notes on excluded runs.
 
-    Of a run that appears twice one counts, and of two judgements the worse. without: ids of runs that are not to
-    count, because they are what the others are compared with.
+    A run that appears twice is counted once, with the worse of two judgements. without: ids of runs to exclude,
+    because they are the reference.
     """
     points: dict[str, list[RunResult]] = {}
     seen: set[str] = set()
@@ -53,7 +53,7 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
 
 
 def why_not(run: RunResult) -> str:
-    """Return why a run does not count, "" if it does. A report may be wrong about its own success."""
+    """Return why a run is excluded, "" if it is not. A report may be wrong about its own success."""
     if not run.is_success:
         return "; ".join(run.reasons) or run.verdict
     if run.num_steps is None or run.num_steps < 1:
@@ -79,9 +79,9 @@ class Match:
 
 
 def match(references: Sequence[ReferencePoint], points: Sequence[PointRuns], where: str) -> list[Match]:
-    """Pair the points of a result with their references: by comparability, else by name to say what differs.
+    """Pair the points of a result with their references: by comparability, else by name to report the differences.
 
-    where: the reference's name, for messages.
+    where: name of the reference, for messages.
     """
     found = [(runs, _find(references, runs)) for runs in points]
     used = {(reference.point, reference.comparability_id) for _, reference in found if reference is not None}
@@ -101,7 +101,7 @@ def _find(references: Sequence[ReferencePoint], runs: PointRuns) -> ReferencePoi
 
 
 def _difference(reference: ReferencePoint, runs: PointRuns) -> str:
-    """Return what forbids to compare the good runs with the reference, "" if nothing does."""
+    """Return why the good runs and the reference are not comparable, "" if they are."""
     for run in runs.good:
         if not run.comparability_id or not reference.comparability_id:
             return "its comparability fields are missing; write the report again with this mbridge"
@@ -112,19 +112,19 @@ def _difference(reference: ReferencePoint, runs: PointRuns) -> str:
 
 
 def name_changes(changes: Mapping[str, tuple[object, object]], form: str = "{} {!r} -> {!r}") -> str:
-    """Return the first few changes in words, "" without any."""
+    """Format the first few changes as text, "" without any."""
     shown = [form.format(name, old, new) for name, (old, new) in list(changes.items())[:_SHOWN]]
     return ", ".join(shown) + (f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else "")
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return name -> (old, new) of what differs; what a side does not know is None."""
+    """Return name -> (old, new) of the differences; None if missing on a side."""
     names = [*old, *(name for name in new if name not in old)]
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
 class Originals:
-    """Runs among which copies are searched for; a search takes as long however many there are."""
+    """Index of runs for finding copies; a lookup takes constant time."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int | None], list[RunResult]] = {}
@@ -133,7 +133,7 @@ class Originals:
         self._runs.setdefault((run.point, _bucket(run)), []).append(run)
 
     def of(self, run: RunResult) -> RunResult | None:
-        """Return the run of the same point that a run is a copy of, if any."""
+        """Return the original run of the same point if the run is a copy."""
         place = _bucket(run)
         near = (None,) if place is None else (place - 1, place, place + 1)
         others = (other for bucket in near for other in self._runs.get((run.point, bucket), ()))
@@ -147,9 +147,9 @@ def _bucket(run: RunResult) -> int | None:
 
 
 def _is_copy(run: RunResult, other: RunResult) -> bool:
-    """Return whether all step times agree to a millionth, and are many, or two at least at full precision.
+    """Return whether all step times agree to a millionth, and are many, or at least two at full precision.
 
-    A few times that are rounded, as those of Megatron-Bridge's lines are, do not tell runs apart.
+    A few rounded times, as in Megatron-Bridge's lines, do not distinguish runs.
     """
     if len(run.steps) != len(other.steps):
         return False

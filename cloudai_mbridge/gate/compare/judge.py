@@ -1,7 +1,7 @@
-"""The gate: results against references under a policy, to a verdict per metric, per point and overall.
+"""The gate: judge results against references under a policy, per metric, per point and overall.
 
-A regression is larger than the metric's margin, and significant after a correction for everything that this gate
-tests. What passes is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
+A regression is larger than the metric's margin, and significant after a correction for all tests of this gate. A pass
+is shown to be smaller than the tolerance. Anything else is inconclusive, and never a pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.gate.statistics.comparison import adjust
 
-# The last digits of Megatron-Bridge's lines; times that come from its iteration lines have two more
+# Decimals in Megatron-Bridge's lines; times from its iteration lines have two more
 _DIGITS_OF_TIME, _FINER_DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 4, 1
 
 _NOT_SET = "(not set)"
@@ -47,8 +47,8 @@ def judge_results(
 ) -> GateResult:
     """Judge results.
 
-    where: the reference's name. num_judgements: how often these results may be judged, with more runs added in
-    between; each judgement gets its share of the false-alarm rate.
+    where: name of the reference. num_judgements: number of interim looks at these results, with more runs added in
+    between; each look gets its share of the false-alarm rate.
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
     matches = match(references, points, where)
@@ -88,7 +88,7 @@ def judge_results(
 
 
 def _draft(found: Match, policy: GatePolicy, suites: Suites) -> dict[str, Tested | MetricVerdict]:
-    """Return the metrics of a point before the correction: compared, or verdicts on those that could not be."""
+    """Return the metrics of a point before the correction: comparisons, or verdicts if not comparable."""
     if found.why or found.runs is None or found.reference is None or not found.runs.good:
         return {}
     runs = [run_values(run) for run in found.runs.good]
@@ -100,7 +100,7 @@ def _draft(found: Match, policy: GatePolicy, suites: Suites) -> dict[str, Tested
 
 
 def _correct(tested: Sequence[Tested]) -> None:
-    """Adjust all p-values of a gate together, those for the worse and those for the better apart."""
+    """Adjust all p-values of a gate together, separately for changes for the worse and for the better."""
     weights = [metric.policy.weight for metric in tested]
     worse = adjust([metric.p_worse for metric in tested], weights)
     better = adjust([metric.p_better for metric in tested], weights)
@@ -122,7 +122,7 @@ def _settle(
         name: settle(m, policy, rate, weight, all_are_worse=name in worse) if isinstance(m, Tested) else m
         for name, m in draft.items()
     }
-    for name, m in draft.items():  # what all changed by is waived, so it makes only those red that are waived as well
+    for name, m in draft.items():  # a waived common change makes only waived metrics regressions
         if worse.get(name) and isinstance(m, Tested) and not _waive(by_name[name], found.point, policy, today).waived:
             by_name[name] = settle(m, policy, rate, weight)
     for metric in policy.metrics:
@@ -144,7 +144,7 @@ def _settle(
 
 
 def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict], list[str]]:
-    """Return what speaks against the point as a whole."""
+    """Return the point-level failures, as verdicts and texts."""
     if found.runs is None:
         return [GateVerdict.NOT_RUN], ["the reference has this point, but the result has no run of it"]
     verdicts, texts = [], []
@@ -165,13 +165,13 @@ def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict]
 
 
 def _is_measured(name: str, found: Match) -> bool:
-    """Return whether a run of either side has a metric."""
+    """Return whether a run on either side has the metric."""
     reference, runs = (found.reference.runs, found.runs.good) if found.reference and found.runs else ((), ())
     return any(name in run.values for run in reference) or any(METRICS[name].of(run) for run in runs)
 
 
 def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> MetricVerdict:
-    """Show a metric that another one decides: TFLOP/s are the step time in other units."""
+    """Report a metric that another metric decides: TFLOP/s are the step time in other units."""
     reference, runs = (found.reference.runs, found.runs.good) if found.reference and found.runs else ((), ())
     sides = {
         name: (
@@ -182,7 +182,7 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> Metric
     }
     old, new = sides[metric.name]
     before, after = (fmean(values) if values else None for values in (old, new))
-    # The values of the runs: the leader's verdict may be without the effects of slow nodes, which the rates have
+    # The values of the runs: the leader's verdict may exclude the effects of slow nodes, which the rates contain
     times, rates = (
         [geometric_mean(values) for values in sides[name] if values] for name in (leader.metric, metric.name)
     )
@@ -206,10 +206,10 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> Metric
 def _disagrees(
     metric: MetricPolicy, leader: str, times: Sequence[float], rates: Sequence[float], *, rounded: bool
 ) -> str:
-    """Return how rates contradict the times that they are said to be made of, "" if they do not.
+    """Return how rates contradict the times that they are computed from, "" if they do not.
 
-    times, rates: of the reference and of the result. rounded: they were printed as Megatron-Bridge does, which leaves
-    half of their last digits open.
+    times, rates: of the reference and of the result. rounded: they are rounded as in Megatron-Bridge's lines, with an
+    error of up to half of the last digit.
     """
     if not len(times) == len(rates) == 2:
         return ""
@@ -225,7 +225,7 @@ def _disagrees(
 def _is_rounded(run: RunResult) -> bool:
     """Return whether a run's times and rates come from Megatron-Bridge's lines: records have them at full precision.
 
-    A reference that it may be compared with was run by the same launcher: its times may be coarser, as older ones are.
+    A comparable reference was run by the same launcher; its times may be coarser if it is older.
     """
     steps = run.counted_steps
     values = [(step.step_time_s, _FINER_DIGITS_OF_TIME) for step in steps]
@@ -234,7 +234,7 @@ def _is_rounded(run: RunResult) -> bool:
 
 
 def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -> MetricVerdict:
-    """Take a regression out of the decision if a waiver covers it."""
+    """Exclude a regression from the decision if a waiver covers it."""
     if metric.verdict is not GateVerdict.REGRESSION or metric.interval is None:
         return metric
     waiver = waiver_for(policy, point, metric.metric, today)
@@ -247,7 +247,7 @@ def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -
 
 
 def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
-    """Return what is new in the environment of the compared runs."""
+    """Return the differences between the environments of the compared runs."""
     changes: dict[str, Any] = {}
     for found in matches:
         if found.reference is not None and found.runs is not None and found.runs.good:
@@ -256,9 +256,9 @@ def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
 
 
 def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs of what both know, variables first: the terminal shows a few.
+    """Return the differences between facts present in both, variables first: the terminal shows a few.
 
-    Where both know the variables, one that is missing was not set.
+    If both contain the variables, a missing variable was not set.
     """
     know_variables = isinstance(old.get("variables"), Mapping) and isinstance(new.get("variables"), Mapping)
     differing = changed(flatten(old), flatten(new))
@@ -270,7 +270,7 @@ def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
 
 
 def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested facts under dotted names; nodes are left out, they change from run to run."""
+    """Flatten nested facts to dotted names, without nodes, which change from run to run."""
     flat: dict[str, Any] = {}
     for name, value in environment.items():
         if name == "nodes":

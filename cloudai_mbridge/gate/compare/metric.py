@@ -1,4 +1,4 @@
-"""One metric of one point: whether it may be compared, how it compares, and what that means."""
+"""One metric of one point: comparability, comparison, verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
 from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS
 from cloudai_mbridge.gate.statistics.comparison import Comparison, Incomparable, compare_groups
 
-_TOO_GOOD = 0.5  # a larger change for the better is taken for a mistake
+_TOO_GOOD = 0.5  # a larger change for the better is treated as a mistake
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Tested:
         return GateVerdict.PASS if is_within else GateVerdict.INCONCLUSIVE
 
     def excess(self, lower: float, upper: float) -> float:
-        """Return by how much an interval reaches beyond the bounds, for the worse."""
+        """Return how far an interval extends beyond the bounds, for the worse."""
         return max((upper - self.bounds[1]) if sign > 0 else (self.bounds[0] - lower) for sign in self.worse)
 
     @property
@@ -66,14 +66,14 @@ class Tested:
         return any(c.lower > margin if sign > 0 else c.upper < -margin for c in self.comparisons for sign in self.worse)
 
     def telling(self, verdict: GateVerdict) -> int:
-        """Return the place that the verdict rests on."""
+        """Return the place that decides the verdict."""
         places = range(len(self.comparisons))
         if verdict is GateVerdict.REGRESSION:
             return min(places, key=lambda i: self._p_at(self.comparisons[i], self.worse))
         return max(places, key=lambda i: self.excess(self.comparisons[i].lower, self.comparisons[i].upper))
 
     def _p_value(self, signs: Sequence[int]) -> float:
-        """Return the smallest p-value of a place, corrected for the number of places and signs looked at."""
+        """Return the smallest p-value of all places, corrected for the number of places and signs tested."""
         found = [self._p_at(c, signs) for c in self.comparisons] if signs else []
         return min(1.0, min(found) * len(self.comparisons) * len(signs)) if found else 1.0
 
@@ -92,9 +92,9 @@ def draft_metric(
     policy: GatePolicy,
     known: Comparison | None = None,
 ) -> Tested | MetricVerdict | None:
-    """Compare a metric, or say why that is impossible; None for one that another decides, or that was not measured.
+    """Compare a metric, or return the reason why not; None if another metric decides, or if it was not measured.
 
-    known: how it compares, given all other points of the gate.
+    known: the comparison given all other points of the gate.
     """
     if metric.follows is not None and not any(metric.name in run.values for run in (*reference.runs, *runs)):
         return None
@@ -121,16 +121,16 @@ def draft_metric(
         return _refuse(metric, GateVerdict.INCONCLUSIVE, failures[0].reason)
     comparisons = tuple(item for item in compared if isinstance(item, Comparison))
     lower, upper = reference.bounds.get(metric.name, (-metric.tolerance, metric.tolerance))
-    bounds = max(lower, -metric.tolerance), min(upper, metric.tolerance)  # the tighter of both
+    bounds = max(lower, -metric.tolerance), min(upper, metric.tolerance)  # the tighter of the two
     return Tested(metric, comparisons, bounds, len(new), len(old))
 
 
 def settle(
     metric: Tested, policy: GatePolicy, rate: float, total_weight: float, *, all_are_worse: bool = False
 ) -> MetricVerdict:
-    """Say what a comparison means. rate: of false alarms of this judgement. total_weight: of everything compared.
+    """Turn a comparison into a verdict. rate: of false alarms of this judgement. total_weight: of all comparisons.
 
-    all_are_worse: all points together have a regression; then a point whose own bounds show one has it, too.
+    all_are_worse: all points together regress; then a point regresses too if its own bounds show it.
     """
     verdict = metric.verdict(policy, rate)
     is_like_all = all_are_worse and verdict is GateVerdict.INCONCLUSIVE and metric.is_beyond_the_margin
@@ -139,7 +139,7 @@ def settle(
     shown = metric.comparisons[place]
     share = rate * metric.policy.weight / total_weight / (len(metric.comparisons) * len(metric.worse))
     growth = shown.detectable(share, metric.policy.margin)
-    is_beyond = any(metric.excess(c.change, c.change) > 0 for c in metric.comparisons)  # itself, not only its bound
+    is_beyond = any(metric.excess(c.change, c.change) > 0 for c in metric.comparisons)  # the change, not only its bound
     where = f"in stretch {place + 1} of {len(metric.comparisons)}: " if len(metric.comparisons) > 1 else ""
     return MetricVerdict(
         metric=metric.policy.name,
@@ -161,7 +161,7 @@ def settle(
 
 
 def _forbidden(metric: MetricPolicy, reference: ReferencePoint, point: PointRuns) -> str:
-    """Return why TFLOP/s must not be compared: they are FLOPs by a formula, divided by the time."""
+    """Return why TFLOP/s are not comparable: they are FLOPs by a formula, divided by the time."""
     if metric.name != OF_FLOPS:
         return ""
     for run in point.good:
@@ -175,7 +175,7 @@ def _forbidden(metric: MetricPolicy, reference: ReferencePoint, point: PointRuns
 
 
 def _gone(metric: MetricPolicy, reference: ReferencePoint, runs: Sequence[RunValues]) -> str:
-    """Return what is missing of a metric that the reference has."""
+    """Return how many runs lack a required metric or a metric of the reference, as text."""
     lacking = sum(metric.name not in run.values for run in runs)
     is_known = any(metric.name in run.values for run in reference.runs)
     if lacking and (is_known or lacking < len(runs) or metric.required):

@@ -1,4 +1,4 @@
-"""What a gate asks for: the reference, the error rates, the metrics with their limits, the waivers. A TOML file."""
+"""Gate policy: reference, error rates, metrics with their limits, waivers. A TOML file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 
 LONGEST_WAIVER = timedelta(days=366)
 _SHORTEST_REASON = 10
-# The same measurement in other units; nothing else may leave its verdict to another metric.
+# The same measurement in other units; only such a metric may follow another metric's verdict.
 _FOLLOWERS: Mapping[str, str] = {"tflops_per_gpu": "step_time_s", "tokens_per_s_per_gpu": "step_time_s"}
 
 
@@ -47,8 +47,8 @@ def _long_enough(text: str) -> str:
 
 
 def matches(glob: str, name: str) -> bool:
-    """Return whether a name is this one, or matches the pattern."""
-    return glob == name or fnmatchcase(name, glob)  # a name may itself hold [ or *
+    """Return whether a name equals or matches the pattern."""
+    return glob == name or fnmatchcase(name, glob)  # a name may itself contain [ or *
 
 
 PlainDate = Annotated[date, BeforeValidator(_plain_date)]
@@ -91,7 +91,7 @@ class MetricPolicy(ExactModel):
 
 
 def default_metrics() -> list[MetricPolicy]:
-    """Return what is looked at where a policy does not say."""
+    """Return the default metrics of a policy."""
     return [
         MetricPolicy(name="step_time_s", weight=0.90),
         MetricPolicy(name="step_time_mean_s", weight=0.05, margin=0.02, tolerance=0.10, required=False),
@@ -169,7 +169,7 @@ class LoadedPolicy:
 
 
 def is_policy(source: TomlSource) -> bool:
-    """Return whether a file means to be a policy: it has a key that no other kind of file has."""
+    """Return whether a file is meant as a policy: it has a key that no other kind of file has."""
     if {"test_template_name", "cmd_args"} & set(source.data):
         return False
     own = set(GatePolicy.model_fields) - {"name", "description", "metrics"}
@@ -194,13 +194,13 @@ def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
 
 
 def waiver_for(policy: GatePolicy, point: str, metric: str, today: date) -> Waiver | None:
-    """Return the waiver in force of a metric of a point; of several, the one that excuses most, then lasts longest."""
+    """Return the active waiver for a metric of a point; of several, the largest limit, then the latest expiry."""
     found = [w for w in policy.waivers if w.until >= today and w.covers(point, metric)]
     return max(found, key=lambda waiver: (waiver.up_to, waiver.until), default=None)
 
 
 def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:
-    """Return the waivers that have no effect any more."""
+    """Return the expired waivers."""
     return tuple(waiver for waiver in policy.waivers if waiver.until < today)
 
 
@@ -217,7 +217,7 @@ def _refuse_nights(source: TomlSource) -> None:
 
 
 def _check(policy: GatePolicy, source: TomlSource, today: date) -> None:
-    """Raise BadInput for what no part of a policy can see of itself."""
+    """Raise BadInput for errors that involve several parts of a policy."""
     if policy.baseline is not None and policy.history is not None:
         raise BadInput(f"{source.where(('history',))}: baseline is set as well; a policy has one of them, remove one")
     if policy.baseline is None and policy.history is None:

@@ -1,4 +1,4 @@
-"""What a result is compared with: the good runs of one point, from a baseline, from the history or from a report."""
+"""Reference of a comparison: the good runs of one point, from a baseline, the history or a report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,15 +38,15 @@ class ReferencePoint:
 
 
 def run_values(run: RunResult) -> RunValues:
-    """Take the metrics of a run."""
+    """Extract the metrics of a run."""
     values = {name: value for name, metric in METRICS.items() if (value := metric.of(run)) is not None}
     return RunValues(run.run_id, values, run.ended_at, run.nodes)
 
 
 def reference_from_runs(runs: Sequence[RunResult]) -> ReferencePoint:
-    """Make a reference of the good runs among those of one point and one key. There must be a run.
+    """Build a reference from the good runs of one point and one key. At least one run is required.
 
-    If they counted FLOPs by different formulas, the reference has none.
+    If they counted FLOPs by different formulas, the reference has no formula.
     """
     first = runs[0]
     formulas = {(run.flops_formula, run.flops_per_step) for run in runs}

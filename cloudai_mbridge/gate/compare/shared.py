@@ -1,4 +1,4 @@
-"""What all points of a gate share: compared, tested beside the single points, and put into words."""
+"""Changes shared by all points or groups of points: compared and tested with the single points, and described."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER
 
-# Of the weight that all points have for a metric: what is added for all of them together, and for all groups
+# Extra weight for all points together, and for all groups, as shares of the points' total weight for a metric
 _OF_ALL, _OF_GROUPS = 0.07, 0.03
-# All points together show less than one alone does. Sides of different nights, of which none says how nights differ,
-# have the margin of a single point
+# All points together show smaller changes than a single point. If the nights of the sides are confounded, the margin of
+# a single point applies
 _MARGIN_OF_ALL = 0.5
 _ALL = "all "
 _MOST_NAMES = 8
@@ -40,7 +40,7 @@ class Suites:
     by_metric: Mapping[str, Suite]
 
     def comparison(self, point: str, metric: str) -> Any:
-        """Return how a point compares, given all others; None if they say nothing of it."""
+        """Return the comparison of a point given all others; None without one."""
         suite = self.by_metric.get(metric)
         return suite.comparisons.get(point) if suite else None
 
@@ -50,7 +50,7 @@ class Suites:
 
 
 def compare_suites(matches: Sequence[Match], policy: GatePolicy) -> Suites:
-    """Compare all points together, metric by metric: those that are never the same to the last digit."""
+    """Compare all points together, for every metric without a noise floor that follows no other."""
     found = [m for m in matches if not m.why and m.reference is not None and m.runs is not None and m.runs.good]
     groups = _groups(found)
     points = [
@@ -70,7 +70,7 @@ def compare_suites(matches: Sequence[Match], policy: GatePolicy) -> Suites:
 
 
 def _groups(matches: Sequence[Match]) -> dict[str, frozenset[str]]:
-    """Return what points have in common with some others and not with all: their test, and fields of what they run."""
+    """Return the properties that points share with some but not all others: test and comparability fields."""
     facts = {m.point: {"test": m.point.partition("/")[0], **_fields(m)} for m in matches}
     values: dict[str, set[str]] = {}
     for fields in facts.values():
@@ -88,7 +88,7 @@ def _fields(match: Match) -> dict[str, str]:
 
 
 def draft_shared(suites: Suites, metrics: Sequence[MetricPolicy], tested: Sequence[Tested]) -> list[SharedTest]:
-    """Return the tests of what points share, with their shares of the false-alarm rate."""
+    """Return the tests of shared changes, with their shares of the false-alarm rate."""
     drafts = []
     for metric in metrics:
         suite = suites.by_metric.get(metric.name)
@@ -112,7 +112,7 @@ def _draft(shared: SharedChange, policy: MetricPolicy) -> SharedTest:
 def settle_shared(
     tests: Sequence[SharedTest], suites: Suites, policy: GatePolicy, rate: float, today: date
 ) -> tuple[PointVerdict, ...]:
-    """Say what the points share: what all changed by, and which groups changed by more."""
+    """Return the verdicts on shared changes: of all points, and of groups that changed by more."""
     by_name: dict[tuple[str, ...], list[tuple[SharedTest, MetricVerdict]]] = {}
     for test in tests:
         verdict = _settle(test, suites, policy, rate, today)
@@ -123,7 +123,7 @@ def settle_shared(
 
 
 def metrics_that_are_worse(shared: Sequence[PointVerdict]) -> dict[str, bool]:
-    """Return the metrics of which all points together have a regression, and whether it is waived."""
+    """Return the metrics in which all points together regress, and whether the regression is waived."""
     whole = [point for point in shared if point.point.startswith(_ALL)]
     return {m.metric: bool(m.waived) for point in whole for m in point.metrics if m.verdict is GateVerdict.REGRESSION}
 
@@ -136,7 +136,7 @@ def _point(found: Sequence[tuple[SharedTest, MetricVerdict]]) -> PointVerdict:
 
 
 def name_of(shared: SharedChange) -> str:
-    """Return how the points are called together."""
+    """Return the collective name of the points."""
     of = f" with {shared.group}" if shared.group else ""
     return f"{_ALL}{len(shared.points)} points" if not of else f"{counted(len(shared.points), 'point')}{of}"
 
@@ -200,7 +200,7 @@ def _night_words(nights: Nights) -> str:
 
 
 def slow_nodes(suites: Suites) -> tuple[SlowNode, ...]:
-    """Return the nodes whose effect was taken out, the slowest first."""
+    """Return the nodes whose effect was removed, the slowest first."""
     if suites.primary is None:
         return ()
     found = [
@@ -211,7 +211,7 @@ def slow_nodes(suites: Suites) -> tuple[SlowNode, ...]:
 
 
 def node_notes(nodes: Sequence[SlowNode]) -> list[str]:
-    """Say which nodes are slow, and that they do not speak for the software."""
+    """Return notes on the slow nodes, whose effect is not attributed to the software."""
     return [
         f"{_subject(node.node.split(TOGETHER))} {counted(node.runs, 'run')} {100 * node.effect:.1f} % slower;"
         " that is taken out"

@@ -1,12 +1,12 @@
-"""A metric over all points of a gate together: the noise, nodes and nights that points share, and what changed for all.
+"""A metric over all points of a gate together: shared noise, nodes and nights, and the common change.
 
-Every point is judged by what it changed beyond all others, with the noise that all others say it has
-(`statistics/noise.py`) and with the effects of slow nodes taken out (`statistics/slow_nodes.py`). Beside single points,
-two things are tested: what all points changed by, and whether the points of one group changed by more than the rest.
+Every point is judged by its change beyond the common change, with noise estimated from all points
+(`statistics/noise.py`) and the effects of slow nodes removed (`statistics/slow_nodes.py`). Two changes are tested in
+addition to single points: the common change, and the change of each group beyond the rest.
 
-Nights are one more kind of noise, which all runs of a night share. Where a side has several nights, these say how far
-nights differ. They are a handful, so p-values are averaged over all that they allow, with a first guess of one half
-that nights do not differ.
+Nights are one more kind of noise, shared by all runs of a night. If a side has several nights, the noise between nights
+is estimated from them. They are few, so p-values are averaged over the posterior of this noise, with a prior
+probability of one half that nights do not differ.
 """
 
 import math
@@ -22,16 +22,16 @@ from cloudai_mbridge.gate.statistics.nights import night_numbers
 from cloudai_mbridge.gate.statistics.noise import SharedSpread, SkewedSpread, shared_noise, skewness
 from cloudai_mbridge.gate.statistics.slow_nodes import NodeEffects, find_slow_nodes
 
-FEWEST_POINTS = 10  # fewer say little of what they share
+FEWEST_POINTS = 10  # fewer do not determine a common change
 _FEWEST_OF_A_GROUP, _MOST_GROUPS = 3, 60
 _FEW_RUNS, _NOISE_OF_FEW = 3, 0.01  # as in statistics/comparison.py
 _FAR_NOISIER = 3.0
-_MOST = 0.8  # share of points that are alike, in a change of all of them
-_OUTLYING = 3.5  # standard errors; a point so far from the middle does not speak for all
+_MOST = 0.8  # share of points that must be alike for a common change
+_OUTLYING = 3.5  # standard errors; a point this far from the middle is an outlier
 _VARIANCE_OF_A_MEDIAN = math.pi / 2  # over that of a mean
 _MANY = 1e9  # degrees of freedom: a normal distribution
 _NIGHT_NOISES = np.array([0.0, *np.geomspace(0.0005, 0.03, 13)])
-_NIGHTS_ARE_EQUAL = 0.5  # probability, before anything is known
+_NIGHTS_ARE_EQUAL = 0.5  # prior probability
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Nights:
 
     @property
     def are_confounded(self) -> bool:
-        """Whether the sides are of different nights, and none of them says how nights differ."""
+        """Whether the sides are of different nights, without an estimate of the noise between nights."""
         return self.noise is None and self.old > 0 and self.new > 0
 
 
@@ -99,9 +99,9 @@ class _Runs:
 
 
 def compare_suite(points: Sequence[SuitePoint], metric: str, confidence: float) -> Suite | None:
-    """Compare a metric of one positive value a run over all points that have two runs or more on a side, and another.
+    """Compare a metric of one positive value per run over all points with two or more distinct values on each side.
 
-    None if they are too few to say anything of each other.
+    None if there are too few points.
     """
     usable = [point for point in points if _is_usable(point, metric)]
     if len(usable) < FEWEST_POINTS:
@@ -109,7 +109,7 @@ def compare_suite(points: Sequence[SuitePoint], metric: str, confidence: float) 
     runs = _collect(usable, metric)
     sign = METRICS[metric].direction.worse[0]  # a slow node makes times larger, and rates smaller
     nodes = find_slow_nodes(sign * runs.values, runs.cells, runs.nodes, np.ones(len(runs.values)))
-    if nodes.slow:  # again, as the noise of points is known only without them
+    if nodes.slow:  # again, as the noise of points can be estimated only without them
         variances, _ = _variances(runs.values - sign * nodes.of_runs, runs, len(usable))
         middle = float(np.median(variances))
         sds = np.sqrt(np.clip(variances, middle / 4, middle * 4))[runs.cells // 2]
@@ -180,13 +180,13 @@ class _Fit:
         doubts = np.array([nodes.variance(self._contrast(i)) for i in range(num)])
         self._of_one = [
             noise.spread(variances[i], degrees[i], factors[i], 0.0, least[i]) for i in range(num)
-        ]  # without what points share
+        ]  # without shared effects
         self._variances = np.array([float(s.weights @ s.errors**2) for s in self._of_one]) + doubts
         self._sds = np.sqrt((self._variances - doubts) / factors)
         self._middle = _weighted_median(self._differences, 1 / self._variances)
         self._keeps = np.abs(self._differences - self._middle) <= _OUTLYING * np.sqrt(self._variances)
         self._spreads = [noise.spread(variances[i], degrees[i], factors[i], doubts[i], least[i]) for i in range(num)]
-        # What all points changed by for sure: a point is not to pay for the doubt about it
+        # The certain part of the common change: its uncertainty must not count against a point
         doubt = 2 * math.sqrt(_VARIANCE_OF_A_MEDIAN / float((1 / self._variances).sum()))
         sure = max(0.0, abs(self._middle) - doubt) if _are_alike(self._keeps) else 0.0
         self._shared = math.copysign(sure, self._middle)
@@ -206,7 +206,7 @@ class _Fit:
         )
 
     def _contrast(self, point: int) -> np.ndarray:
-        """Return the weights with which runs make up the point's difference."""
+        """Return the weights of the runs in the point's difference."""
         weights = np.zeros(len(self._values))
         for side, sign in ((0, -1.0), (1, 1.0)):
             runs = self._runs.of(point, side)
@@ -214,19 +214,19 @@ class _Fit:
         return weights
 
     def _find_skewness(self) -> float:
-        """Return the skewness of runs around the means of their sides, but for points that are far noisier."""
+        """Return the skewness of runs around the means of their sides, without points that are far noisier."""
         usual = np.flatnonzero(self._sds <= _FAR_NOISIER * self._typical)
         return skewness(
             [self._values[self._runs.of(i, side)] / self._typical for i in map(int, usual) for side in (0, 1)]
         )
 
     def _comparison(self, point: int, extra: float) -> Comparison:
-        """Compare a point: the change is its own, the p-values are of what goes beyond all others."""
+        """Compare a point: the change is the point's own, the p-values are of its excess over the common change."""
         old, new = (float(mean) for mean in self._means[point])
         difference, spread = new - old, self._spreads[point]
         num_old, num_new = (int(size) for size in self._sizes[point])
         scale = max(self._sds[point], self._typical)
-        # Of sides with equally many runs, the skewness cancels out
+        # With equally many runs on both sides, the skewness cancels out
         skewed = (
             [SkewedSpread(scale, self._skewness, num_new, num_old)] if self._skewness and num_new != num_old else []
         )
@@ -245,7 +245,7 @@ class _Fit:
         )
 
     def _mean(self, chosen: np.ndarray) -> tuple[float, float]:
-        """Return the weighted mean change of points, and its variance: no less than what they differ by says."""
+        """Return the weighted mean change of points, and its variance, at least as large as their scatter implies."""
         weights = 1 / self._variances[chosen]
         total = float(weights.sum())
         mean = float(weights @ self._differences[chosen]) / total
@@ -294,9 +294,9 @@ class _Fit:
     def _shared_change(
         self, mean: float, own: SharedSpread, beyond: SharedSpread, rest: float = 0.0, *, is_one: bool
     ) -> Comparison:
-        """Compare points together. own: the spread of the mean; beyond: of what it is more than the rest.
+        """Compare points together. own: the spread of the mean; beyond: of its excess over the rest.
 
-        is_one: most points are near the mean, so that it is a change of all.
+        is_one: most points are near the mean, so it is a common change.
         """
         reach = own.reach(self._confidence)
         return Comparison(
@@ -311,7 +311,7 @@ class _Fit:
         )
 
     def _nights(self) -> tuple[Nights, np.ndarray, np.ndarray, float]:
-        """Return the nights; what nights may differ by, with weights; and how much of it the common change has."""
+        """Return the nights, possible noises between nights, their weights, and their share in the common change."""
         night_of = night_numbers(self._runs.ended)
         sides = self._runs.cells % 2
         sds = self._sds[self._runs.cells // 2]

@@ -1,4 +1,4 @@
-"""What a gate says, per metric, per point and overall."""
+"""Verdicts of a gate, per metric, per point and overall."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ class GateVerdict(StrEnum):
 
 
 GREEN = frozenset({GateVerdict.PASS, GateVerdict.IMPROVEMENT})
-# The worst first: one bad metric is not outweighed by good ones
+# The worst first: good metrics do not outweigh a bad metric
 EXIT_CODES: Mapping[GateVerdict, int] = {
     GateVerdict.REGRESSION: 10,
     GateVerdict.NOT_RUN: 11,
@@ -31,11 +31,11 @@ EXIT_CODES: Mapping[GateVerdict, int] = {
     GateVerdict.IMPROVEMENT: 0,
     GateVerdict.PASS: 0,
 }
-IMPROVEMENT_EXIT_CODE = 14  # where the policy says that an improvement shall fail
+IMPROVEMENT_EXIT_CODE = 14  # if the policy makes an improvement fail
 
 
 def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
-    """Return the verdict that decides; of nothing at all, that nothing was run."""
+    """Return the deciding verdict; NOT_RUN without any verdict."""
     found = set(verdicts)
     return next((verdict for verdict in EXIT_CODES if verdict in found), GateVerdict.NOT_RUN)
 
@@ -115,7 +115,7 @@ class GateResult:
 
     @property
     def rows(self) -> tuple[PointVerdict, ...]:
-        """What points share, then the points."""
+        """Rows of the shared changes, then of the points."""
         return (*self.shared, *self.points)
 
     def with_notes(self, notes: Iterable[str]) -> "GateResult":

@@ -1,4 +1,4 @@
-"""Verdicts in sentences: the numbers, how sure they are, and what would settle a doubt."""
+"""Verdicts as sentences: numbers, confidence, and the runs needed to resolve an inconclusive verdict."""
 
 import math
 from collections import Counter
@@ -27,7 +27,7 @@ _FEWEST_FOR_A_MIDDLE = 4
 def explain(
     verdict: GateVerdict, shown: "Comparison", found: "Tested", policy: GatePolicy, *, is_like_all: bool = False
 ) -> str:
-    """Say what was found of a metric, and why that is its verdict. is_like_all: it is as worse as all points are."""
+    """Explain a metric's verdict with its numbers. is_like_all: it is as bad as the change of all points."""
     runs = f"{counted(found.num_runs, 'run')} against {found.num_baseline_runs}"
     bounds = f"{policy.confidence * 100:.4g} % bounds {percent(shown.lower)} and {percent(shown.upper)}"
     text = f"{percent(shown.change)} ({shown.baseline:.5g} to {shown.value:.5g}, {bounds}, {runs})"
@@ -60,7 +60,7 @@ def _doubt(shown: "Comparison", found: "Tested", policy: GatePolicy) -> str:
 
 
 def _runs_needed(shown: "Comparison", found: "Tested") -> int | None:
-    """Return how many runs a side would put the bounds inside the limits, were the change to stay what it is."""
+    """Return how many runs per side would put the bounds inside the limits if the change stays the same."""
     room = -found.excess(shown.change, shown.change)
     reach = max(shown.upper - shown.change, shown.change - shown.lower)
     if room <= 0 or reach <= 0:
@@ -80,12 +80,12 @@ def percent(x: float) -> str:
 
 
 def reasons(texts: Iterable[str]) -> str:
-    """Join the reasons of failed runs, equal ones once."""
+    """Join the reasons of failed runs without duplicates."""
     return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in Counter(texts).items())
 
 
 def slow_runs(runs: Iterable[RunResult], policy: GatePolicy) -> tuple[str, ...]:
-    """Name runs that are far slower than the others of their point: their nodes may be slow, not the software."""
+    """Report runs far slower than the other runs of their point: their nodes may be slow, not the software."""
     of = METRICS[PRIMARY].of
     measured = [(run, value[0]) for run in runs if (value := of(run))]
     if len(measured) < _FEWEST_FOR_A_MIDDLE:

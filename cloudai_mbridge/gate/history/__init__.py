@@ -1,1 +1,1 @@
-"""The history: every imported run, in one SQLite file that only grows."""
+"""History of all imported runs, in an append-only SQLite file."""

@@ -1,4 +1,4 @@
-"""The file of the history: its tables, and how it is opened without harm."""
+"""The history file: its tables, and opening it safely."""
 
 import contextlib
 import sqlite3
@@ -10,7 +10,7 @@ from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
 from cloudai_mbridge.files.regular import open_regular
 
 SCHEMA_VERSION = 2
-# How long another process may hold the file; an import holds it for milliseconds per report.
+# How long another process may lock the file; an import locks it for milliseconds per report.
 BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x6D627269  # "mbri"
 _REMEDY = "restore it from a backup, or import the reports again, into a file that does not exist yet"
@@ -54,14 +54,14 @@ _TABLES = (
         flops_per_step REAL,
         UNIQUE (run_id, verdict)
     ) STRICT""",
-    # All runs of a report, also those that are in the history by an earlier report, or not at all
+    # All runs of a report, including runs imported from an earlier report or not imported
     """CREATE TABLE held (
         report INTEGER NOT NULL REFERENCES reports,
         run_id TEXT NOT NULL,
         point TEXT NOT NULL,
         PRIMARY KEY (report, run_id)
     ) STRICT, WITHOUT ROWID""",
-    # Successes that failed when they were judged again; without them every run is there once
+    # Successes that failed when judged again; without them every run is unique
     "CREATE TABLE withdrawn (run INTEGER PRIMARY KEY REFERENCES runs) STRICT",
     "CREATE VIEW judged AS SELECT * FROM runs WHERE id NOT IN (SELECT run FROM withdrawn)",
     """CREATE TABLE metrics (
@@ -74,7 +74,7 @@ _TABLES = (
     "CREATE INDEX runs_of_a_key ON runs (key, verdict, ended_at)",
     "CREATE INDEX runs_of_a_point ON runs (point, key, verdict, ended_at)",
 )
-# Tables and views by their names, as SQLite keeps them
+# Tables and views by name, as stored by SQLite
 _DEFINITIONS = {
     statement.split()[2]: " ".join(statement.split())
     for statement in _TABLES
@@ -90,9 +90,9 @@ _TRIGGERS = tuple(
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open a history that is there; writers may go on writing.
+    """Open an existing history; writers may continue to write.
 
-    BadInput: no such file, no history, of another version, or damaged.
+    BadInput: the file is missing, not a history, of another version, or damaged.
     ToolFailure: it cannot be read.
     """
     if not path.is_file():
@@ -105,9 +105,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open a history, or make one.
+    """Open or create a history.
 
-    BadInput: the file is not a history, of another version, or damaged; it is left as it is.
+    BadInput: the file is not a history, of another version, or damaged; it is left unchanged.
     ToolFailure: it cannot be written.
     """
     if path.exists():
@@ -132,7 +132,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """Give a connection that stays open unless something fails."""
+    """Yield a connection that stays open unless something fails."""
     with failures(path), contextlib.ExitStack() as on_failure:
         db = on_failure.enter_context(contextlib.closing(_connect(path, mode)))
         yield db
@@ -141,7 +141,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Write everything inside at once, or nothing of it; other writers wait."""
+    """Commit all writes inside at once, or none; other writers wait."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -154,10 +154,10 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures(path: Path) -> Iterator[None]:
-    """Turn what SQLite says of a history into one line of ours.
+    """Turn SQLite's errors for a history into one-line errors.
 
     ToolFailure: the file cannot be read or written now.
-    Damaged: what it holds is not a history.
+    Damaged: its content is not a history.
     """
     try:
         yield
@@ -169,9 +169,9 @@ def failures(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Turn stored values that cannot be read into one line.
+    """Turn errors for invalid stored values into one-line errors.
 
-    Damaged: an import stores no such value.
+    Damaged: a stored value is invalid.
     """
     try:
         yield
@@ -190,7 +190,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         db.close()
         if path.with_name(f"{path.name}-wal").exists():
             raise
-        # A directory without write permission: no write-ahead log waits beside the file
+        # A directory without write permission: no write-ahead log exists next to the file
         return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
     return db
 
@@ -206,7 +206,7 @@ def _check_magic(path: Path) -> None:
 
 
 def _is_history(db: sqlite3.Connection, path: Path) -> bool:
-    """Return False of a file without any table; raise BadInput of another program's or version's, or a damaged one."""
+    """Return False for a file without tables; raise BadInput for another program's or version's, or a damaged file."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION_ID:
@@ -227,7 +227,7 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Raise Damaged unless tables and views are those of `_TABLES`, and no other trigger acts: SQL is not data."""
+    """Raise Damaged unless tables and views match `_TABLES`, and all triggers match `_TRIGGERS`: SQL is not data."""
     rows = db.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
     found = {name: _words(sql) for kind, name, sql in rows if kind in ("table", "view")}
     for name, statement in _DEFINITIONS.items():

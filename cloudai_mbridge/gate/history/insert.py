@@ -1,4 +1,4 @@
-"""Which runs of a report the history takes, and how: each at most once; what would not count in a gate, as failed."""
+"""Import of a report's runs: each at most once, and as failed if a gate would exclude it."""
 
 import hashlib
 import json
@@ -22,15 +22,15 @@ from cloudai_mbridge.training.credentials.scrub import without_users
 
 FAILED = "failed"
 _SLACK = timedelta(days=1)  # of clocks and zones
-_LARGEST = 2**63 - 1  # what SQLite has
+_LARGEST = 2**63 - 1  # SQLite's largest integer
 
 
 def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list[RunResult], dict[str, int]]:
-    """Return the runs of a report that are taken, and why -> how many are not. now: UTC.
+    """Return the runs of a report to import, and the number of rejected runs by reason. now: UTC.
 
-    `ended_at` of what is taken is UTC, and its text sorts as time does.
+    `ended_at` of imported runs is UTC, and its text sorts by time.
 
-    BadInput: a time that is none, a number that is too large, or a table that is nested too deep.
+    BadInput: an invalid time, a number that is too large, or a table that is nested too deep.
     """
     taken, left_out = [], Counter[str]()
     for run in runs:
@@ -56,7 +56,7 @@ def _left_out(run: RunResult) -> str:
 
 
 def _as_stored(run: RunResult, path: str) -> RunResult:
-    """Return the run, as failed if it would not count in a gate."""
+    """Return the run, as failed if a gate would exclude it."""
     for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
         if abs(number) > _LARGEST:
             raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
@@ -68,7 +68,7 @@ def _as_stored(run: RunResult, path: str) -> RunResult:
 
 
 def _utc(run: RunResult, path: str) -> datetime:
-    """Return when a run ended. A time without a zone is UTC."""
+    """Return the end time of a run. A time without a zone is UTC."""
     try:
         time = datetime.fromisoformat(run.ended_at)
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
@@ -81,7 +81,7 @@ def _utc(run: RunResult, path: str) -> datetime:
 def insert_report(
     db: sqlite3.Connection, runs: Sequence[RunResult], taken: Sequence[RunResult], digest: str, path: str
 ) -> int:
-    """Insert a report with the points that it holds, unless it is there, and return its id."""
+    """Insert a report with its points, unless it exists, and return its id."""
     found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
     if found:
         return int(found[0])
@@ -101,7 +101,7 @@ def insert_report(
 
 
 def insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["added", "known", "rejudged"]:
-    """Insert a run unless it is there. A run that failed once has failed, whatever is said of it later."""
+    """Insert a run unless it exists. A run that failed once stays failed, whatever a later report contains."""
     verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
     if verdicts & {run.verdict, FAILED}:
         return "known"
@@ -147,7 +147,7 @@ def insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["
 
 
 def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
-    """Return the id of an environment, which most runs share. Nodes are the run's own; logins stay out."""
+    """Return the id of an environment, which most runs share. Nodes are stored per run; logins are removed."""
     fields = without_users(_json({name: value for name, value in environment.items() if name != "nodes"}))
     digest = hashlib.sha256(fields.encode()).hexdigest()
     db.execute(
@@ -166,7 +166,7 @@ def _commit(environment: Mapping[str, Any]) -> str | None:
 
 
 def digest_of(file: Path) -> str:
-    """Return the SHA-256 of a file; nothing of one that cannot be read, which reading it will explain."""
+    """Return the SHA-256 of a file; "" if it cannot be read: reading it later raises the error."""
     try:
         with open_regular(file) as opened:
             digest = hashlib.sha256()
@@ -182,5 +182,5 @@ def _json(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Replace what UTF-8 cannot hold: halves of characters, from JSON escapes or file names."""
+    """Replace lone surrogates, from JSON escapes or file names, which UTF-8 cannot encode."""
     return value.encode("utf-8", errors="replace").decode()

@@ -1,7 +1,7 @@
-"""The history: every finished run that was imported, in one SQLite file that only grows.
+"""History of all imported finished runs, in an append-only SQLite file.
 
-What `import_report` says was added is on disk when it returns, and is there once, however often and by however many
-processes its report is imported. Failed runs are kept for the story; levels and references are made of good ones.
+Runs that `import_report` returns as added are on disk when it returns, and stored once, however often and by however
+many processes the report is imported. Failed runs are kept for the record; levels and references use good runs only.
 """
 
 import json
@@ -82,9 +82,9 @@ class History(AbstractContextManager["History"]):
                 opened.close()
 
     def import_report(self, path: Path) -> Imported:
-        """Take the final runs of a report.json, or of the directory that holds one: all of them at once, or none.
+        """Import the final runs of a report.json, or of the directory that contains it: all at once, or none.
 
-        BadInput: no report, or the file is not a history.
+        BadInput: the report is missing, or the file is not a history.
         ToolFailure: the history cannot be written, or the report changes meanwhile.
         """
         file = path / ROOT_FILES.report if path.is_dir() else path
@@ -95,7 +95,7 @@ class History(AbstractContextManager["History"]):
         return self.add(runs, digest, str(path))
 
     def add(self, runs: Iterable[RunResult], digest: str, path: str) -> Imported:
-        """Take the final ones of the runs of a report with this SHA-256 and path."""
+        """Import the final runs of a report with this SHA-256 and path."""
         runs = list(runs)
         taken, left_out = take_runs(runs, path, datetime.now(UTC))
         with failures(self.path):
@@ -109,7 +109,7 @@ class History(AbstractContextManager["History"]):
         return Imported(counts["added"], counts["known"], left_out, counts["rejudged"])
 
     def points(self) -> list[StoredPoint]:
-        """Return what is there, by point and key."""
+        """Return the stored points, by point and key."""
         rows = self._query(
             "SELECT point, key, count(*) FILTER (WHERE verdict = ?), count(*) FILTER (WHERE verdict = ?),"
             " max(ended_at), (SELECT value FROM metrics WHERE name = ? AND run = (SELECT id FROM judged AS r WHERE"
@@ -122,7 +122,7 @@ class History(AbstractContextManager["History"]):
             return [replace(point, last_value=_end(DEFAULT_METRIC, point.last_value)) for point in found]
 
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Return the comparability keys with the points that have runs of them."""
+        """Return the comparability keys, each with the points of its runs."""
         found: dict[str, tuple[str, ...]] = {}
         for point, key in self._query("SELECT DISTINCT point, key FROM runs ORDER BY point"):
             found[key] = (*found.get(key, ()), point)
@@ -137,7 +137,7 @@ class History(AbstractContextManager["History"]):
         verdict: str | None = None,
         last: int = 20,
     ) -> list[StoredRun]:
-        """Return the last runs that all that is given holds for, the oldest first."""
+        """Return the last runs that match all given conditions, the oldest first."""
         wanted = {
             "key = ?": comparability_id,
             "point = ?": point,
@@ -157,7 +157,7 @@ class History(AbstractContextManager["History"]):
             return [_stored_run(row, environments[environment], measured.get(i, {})) for i, environment, *row in rows]
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
-        """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
+        """Return the last good runs of a key with one metric, without TFLOP/s of runs with another FLOPs formula."""
         rows = self._query(
             "SELECT flops_formula, flops_per_step, value, environment, run_id, point, ended_at, nodes, git_commit"
             " FROM judged LEFT JOIN metrics ON run = judged.id AND name = ?"
@@ -179,9 +179,9 @@ class History(AbstractContextManager["History"]):
     def reference(
         self, comparability_id: str, last: int, without: Collection[str] = (), point: str | None = None
     ) -> ReferencePoint | None:
-        """Return what the last good runs of a key, and maybe a point, make; None if there are none.
+        """Return a reference of the last good runs of a key, and optionally a point; None without runs.
 
-        without: ids of runs that are not to be among them: those that are to be compared.
+        without: ids of runs to exclude, because they are compared with it.
         """
         runs = self._others(without, last, comparability_id=comparability_id, point=point)
         if not runs:
@@ -199,14 +199,14 @@ class History(AbstractContextManager["History"]):
         )
 
     def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
-        """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
+        """Return a reference of the last good runs of a point under its latest key, None without runs."""
         newest = self._others(without, 1, point=point)
         return self.reference(newest[0].comparability_id, last, without, point) if newest else None
 
     def points_expected(self, scenario: str, system: str, without: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the points of the last report of a scenario on a system, by the ends of the reports' runs.
+        """Return the points of the report of a scenario on a system whose last run ended last.
 
-        Points that were taken out of the scenario age out with it. without: ids of runs, none of which it may hold.
+        Points removed from the scenario are thus dropped. without: ids of runs that the report must not contain.
         """
         rows = self._query(
             "SELECT DISTINCT point FROM held WHERE report = (SELECT id FROM reports WHERE scenario = ? AND system = ?"
@@ -217,7 +217,7 @@ class History(AbstractContextManager["History"]):
         return tuple(point for (point,) in rows)
 
     def fields(self, comparability_id: str) -> Mapping[str, Any]:
-        """Return what the comparability key of a run stands for."""
+        """Return the fields of a comparability key."""
         rows = self._query("SELECT fields FROM keys WHERE id = ?", (comparability_id,))
         with damage(self.path):
             if not rows:
@@ -225,12 +225,12 @@ class History(AbstractContextManager["History"]):
             return read_table(rows[0][0])
 
     def _others(self, without: Collection[str], last: int, **wanted: str | None) -> list[StoredRun]:
-        """Return the last good runs but for some, the oldest first."""
+        """Return the last good runs except the given runs, the oldest first."""
         runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
         return [run for run in runs if run.run_id not in without][-last:]
 
     def _metrics(self, ids: Iterable[int]) -> dict[int, dict[str, Values]]:
-        """Return the values of runs by their ids."""
+        """Return the values of runs by run id."""
         rows = self._query(
             "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
             " AND name IN (SELECT value FROM json_each(?))",
@@ -242,7 +242,7 @@ class History(AbstractContextManager["History"]):
         return found
 
     def _environments(self, ids: Iterable[int]) -> dict[int, Mapping[str, Any]]:
-        """Return environments by their ids; runs share them."""
+        """Return environments by id; runs share them."""
         wanted = set(ids)
         rows = self._query(
             "SELECT id, fields FROM environments WHERE id IN (SELECT value FROM json_each(?))",
@@ -279,7 +279,7 @@ def _stored_run(row: Sequence[Any], environment: Mapping[str, Any], values: Mapp
 
 
 def _end(metric: str, stored: Any) -> float | None:
-    """Return the number of a metric, of a curve the last; None where there is none."""
+    """Return the value of a metric, the last value of a curve; None if missing."""
     return None if stored is None else read_values(metric, stored)[-1]
 
 
@@ -288,7 +288,7 @@ def _formula(row: StoredRun) -> tuple[str | None, float | None]:
 
 
 def _run_values(run: StoredRun, formula: tuple[str | None, float | None]) -> RunValues:
-    """Return the values of a run, without TFLOP/s of FLOPs that were counted otherwise: one formula is compared."""
+    """Return the values of a run, without TFLOP/s if its FLOPs were counted by another formula."""
     is_same = _formula(run) == formula
     values = {name: value for name, value in run.values.items() if is_same or name != OF_FLOPS}
     return RunValues(run.run_id, values, run.ended_at, run.nodes)

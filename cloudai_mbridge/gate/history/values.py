@@ -1,4 +1,4 @@
-"""What a history stores of points and runs, and how its texts and numbers are read."""
+"""Stored points and runs of a history, and parsing of its texts and numbers."""
 
 import contextlib
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class StoredRun:
 
 
 def read_texts(stored: str) -> tuple[str, ...]:
-    """Return a list of texts; ValueError: it is none."""
+    """Parse a list of texts; ValueError: not a list of texts."""
     found = _parse(stored)
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ValueError(f"{shown(stored, _MOST_SHOWN)} is not a list of texts")
@@ -56,7 +56,7 @@ def read_texts(stored: str) -> tuple[str, ...]:
 
 
 def read_table(stored: str) -> Mapping[str, Any]:
-    """Return a table; ValueError: it is none."""
+    """Parse a table; ValueError: not a table."""
     found = _parse(stored)
     if not isinstance(found, dict):
         raise ValueError(f"{shown(stored, _MOST_SHOWN)} is not a table")
@@ -64,7 +64,7 @@ def read_table(stored: str) -> Mapping[str, Any]:
 
 
 def read_values(name: str, stored: Any) -> Values:
-    """Return the numbers of a metric; ValueError: no run can have them."""
+    """Parse the numbers of a metric; ValueError: invalid for the metric."""
     found = _parse(stored) if isinstance(stored, str) else [stored]
     values = tuple(found) if isinstance(found, list) else ()
     if not all(isinstance(value, float) for value in values) or not is_value_of(name, values):
@@ -73,7 +73,7 @@ def read_values(name: str, stored: Any) -> Values:
 
 
 def _parse(stored: str) -> Any:
-    """Return JSON as values, None of what is not JSON."""
+    """Parse JSON; None if invalid."""
     with contextlib.suppress(ValueError, RecursionError):
         return parse_json(stored.encode())
     return None

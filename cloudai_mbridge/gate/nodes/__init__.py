@@ -1,1 +1,1 @@
-"""Nodes: which of them make runs slower, told from many runs in different company."""
+"""Nodes: detection of slow nodes from many runs on different sets of nodes."""

@@ -1,4 +1,4 @@
-"""What the nodes of several runs are, by what their trainings said at the start, and which node differs."""
+"""Facts about the nodes of several runs, logged at the start of training, and nodes that differ."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class OddFact:
 
 
 def odd_facts(results: Iterable[RunResult]) -> list[OddFact]:
-    """Return in what nodes differ from more than half of all nodes; of two nodes, neither is the odd one."""
+    """Return the facts in which nodes differ from more than half of all nodes; of two nodes, neither is an outlier."""
     told: dict[str, dict[str, str]] = {}
     for run in results:
         for node, facts in _facts_of(run.hosts).items():
@@ -40,7 +40,7 @@ def odd_facts(results: Iterable[RunResult]) -> list[OddFact]:
 
 
 def _facts_of(hosts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the facts of each node of a run. It is text from a log: what has another form is left out."""
+    """Return the facts of each node of a run. They come from a log; entries of another form are skipped."""
     names, facts, odd = hosts.get("names"), hosts.get("facts"), hosts.get("odd")
     if not isinstance(names, list) or not isinstance(facts, dict):
         return {}

@@ -1,4 +1,4 @@
-"""What results say of each node: slow, normal, or too few runs to tell."""
+"""Verdict on each node: slow, normal, or too few runs."""
 
 import math
 from collections import Counter
@@ -19,11 +19,11 @@ from cloudai_mbridge.gate.statistics.slow_nodes import SLOW, TOGETHER, NodeEffec
 from cloudai_mbridge.gate.statistics.tail import reach_below, slow_beyond_the_noise
 
 FALSE_ALARM_RATE = 0.01
-SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
+SLOWDOWN = 0.03  # relative; a node shown to be slower by less is normal
 _FEWEST_NIGHTS, _ROUNDS = 4, 20
 _MOST_RUNS = 100_000  # of a point, in a history
-_FEWEST_DEGREES = 4  # of runs beyond one a point: for a noise that is known
-_FAR = 3.5  # standard deviations: a run so far below says nothing of how fast its nodes are otherwise
+_FEWEST_DEGREES = 4  # of runs beyond one per point, to estimate the noise
+_FAR = 3.5  # standard deviations: a run so far below is an outlier, no evidence for its nodes' usual speed
 
 
 class NodeVerdict(StrEnum):
@@ -83,7 +83,7 @@ class NodeRun:
 
 
 def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str]]:
-    """Return the good runs whose nodes are known, each once, and notes on the others.
+    """Return the good runs with known nodes, each once, and notes on the other runs.
 
     The runs of a point in one report are a cell: between reports software may have changed.
     """
@@ -110,7 +110,7 @@ def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str
 
 
 def runs_of_history(history: History, without: Container[str] = ()) -> list[NodeRun]:
-    """Return the good runs of a history whose nodes are known. without: ids of runs that are left out."""
+    """Return the good runs of a history with known nodes. without: ids of runs to exclude."""
     found = [
         (key, run.ended_at, run.nodes, run.value)
         for key in sorted(history.keys())
@@ -126,10 +126,10 @@ def runs_of_history(history: History, without: Container[str] = ()) -> list[Node
 
 
 def _across_nights(runs: Sequence[NodeRun]) -> tuple[list[NodeRun], int]:
-    """Compare a run that is alone in its cell with the other points of its night, what its point takes taken out.
+    """Move runs that are alone in their cell to a cell of their night, after subtracting their point's median.
 
-    Return the runs in their new cells, and how many degrees of freedom the points' own times have used. A point of few
-    nights, or a night of one point, stays as it is.
+    Return the runs in their new cells, and how many degrees of freedom the points' medians have used. A point of few
+    nights, or a night of one point, stays unchanged.
     """
     in_cell = Counter(run.cell for run in runs)
     nights_of = Counter(run.point for run in runs if run.point and in_cell[run.cell] == 1)
@@ -141,7 +141,7 @@ def _across_nights(runs: Sequence[NodeRun]) -> tuple[list[NodeRun], int]:
     of_night = np.array([nights.index(run.night) for run in chosen], dtype=int)
     values = np.log([run.step_time_s for run in chosen])
     times, levels = np.zeros(len(points)), np.zeros(len(nights))
-    for _ in range(_ROUNDS):  # medians, the one given the other, in turns: a slow node moves none
+    for _ in range(_ROUNDS):  # alternating medians: robust against a slow node
         times = _medians(values - levels[of_night], of_point, len(points))
         levels = _medians(values - times[of_point], of_night, len(nights))
     own = np.exp(values - times[of_point])
@@ -162,9 +162,9 @@ def judge_nodes(
     slowdown: float = SLOWDOWN,
     notes: Sequence[str] = (),
 ) -> NodesResult:
-    """Say of every node whether it is slow.
+    """Judge whether each node is slow.
 
-    false_alarm_rate: over all nodes, of the verdict slow.
+    false_alarm_rate: family-wise, of the verdict slow.
     """
     counts: dict[str, int] = {}
     for run in runs:
@@ -205,7 +205,7 @@ def judge_nodes(
 def _without_far_below(
     values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], found: NodeEffects, taken: int
 ) -> dict[str, NodeEffect]:
-    """Return the effects of nodes that are not slow, without runs far below others: one alone makes no node normal.
+    """Return the effects of nodes that are not slow, without runs far below others: an outlier makes no node normal.
 
     Arguments as in `find_slow_nodes`.
     """

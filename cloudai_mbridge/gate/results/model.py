@@ -1,4 +1,4 @@
-"""What is read of a report.json, checked: numbers are numbers."""
+"""Validated parts of a report.json."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def _number(value: Any) -> Any:
-    """Take numbers, and the texts that stand for those that JSON cannot say."""
+    """Accept numbers, and the texts for numbers that JSON cannot represent."""
     if isinstance(value, bool) or (isinstance(value, str) and value not in _NOT_FINITE):
         raise ValueError(f"{str(value)[:40]!r} is not a number")
     return value

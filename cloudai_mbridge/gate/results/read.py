@@ -1,4 +1,4 @@
-"""What a gate, a baseline and the history read of a report.json: its runs, as values."""
+"""Read the runs of a report.json, for gates, baselines and the history."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner.lock import no_driver
 
 SUPPORTED_SCHEMA = 3
-_OLDER_SCHEMAS = (2,)  # which lack what no gate needs
+_OLDER_SCHEMAS = (2,)  # which lack only data that no gate needs
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class RunResult:
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are not runs.
+    """Return the runs of a report.json, or of the report in a run's directory. Rejected points are not runs.
 
-    BadInput: no such file, no report, or of another schema version; as `find_report`.
+    BadInput: the file is missing, not a report, or of another schema version; as `find_report`.
     """
     report, file = read_report(path)
     ran = [point for point in report.points if point.verdict != REJECTED and not point.is_pre_test]
@@ -83,9 +83,9 @@ def read_results(path: Path) -> list[RunResult]:
 
 
 def read_report(path: Path) -> tuple[ReportModel, Path]:
-    """Return a report.json, or that of the directory of a run, and the file's path; BadInput as `read_results`.
+    """Return a report.json, or the report in a run's directory, and the file's path; BadInput as `read_results`.
 
-    Damaged: the report's digest does not match its content. Reports of earlier releases have none.
+    Damaged: the report's digest does not match its content. Reports of earlier releases have no digest.
     """
     file = find_report(path)
     try:
@@ -115,11 +115,11 @@ def read_report(path: Path) -> tuple[ReportModel, Path]:
 
 
 def find_report(path: Path) -> Path:
-    """Return the report of a run's directory; any other path is a report's own.
+    """Return the report in a run's directory; any other path is returned unchanged.
 
-    InUse: another process holds the run: its report is not written yet, or out of date.
+    InUse: another process has locked the run: its report is not written yet, or out of date.
     NothingRan: a dry run, or a run that submitted nothing.
-    BadInput: there is none.
+    BadInput: no report.
     """
     if not path.is_dir():
         return path
@@ -134,9 +134,9 @@ def find_report(path: Path) -> Path:
 
 
 def without_dry_runs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return the paths that are not of dry runs, and a note for each that is.
+    """Return the paths without dry runs, and a note for each dry run.
 
-    NothingRan: all are.
+    NothingRan: all are dry runs.
     """
     dry = [path for path in paths if is_dry_run(path)]
     if dry and len(dry) == len(paths):
@@ -158,7 +158,7 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         system=report.system,
         verdict=point.verdict,
         reasons=tuple(point.reasons),
-        comparability_id=comparability.id if is_digest else "",  # else it is unknown what it stands for
+        comparability_id=comparability.id if is_digest else "",  # otherwise its fields are unknown
         comparability=comparability.fields,
         steps=tuple(point.steps),
         warmup_steps=metrics.warmup_steps,
@@ -180,9 +180,9 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 def _run_id(point: PointModel, report: ReportModel) -> str:
-    """Digest what a run cannot share with another: its jobs, when they were submitted, and what it measured.
+    """Digest the unique properties of a run: its jobs, their submission times, and its measurements.
 
-    The verdict is not in it: a run that is judged again is the same run.
+    The verdict is excluded: a run that is judged again is the same run.
     """
     jobs = [(attempt.get("job_id"), attempt.get("submitted_at")) for attempt in point.attempts]
     steps = [(step.step, step.step_time_s, step.loss) for step in point.steps]

@@ -1,6 +1,6 @@
 """The metrics of a gate: one value per run, robust against single slow steps.
 
-Runs are the unit of replication: steps of a run are correlated, so the spread that matters is that between runs.
+Runs are the unit of replication: steps of a run are correlated, so the relevant spread is between runs.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from cloudai_mbridge.metrics import capped_mean, capped_mean_of_rates
 
 PRIMARY, OF_FLOPS = "step_time_s", "tflops_per_gpu"
 LOSS_SEGMENTS = 10
-_HUGE = 1e150  # what no clock gives, and no sum survives
+_HUGE = 1e150  # no clock gives such a value, and sums could overflow
 
 
 class Direction(StrEnum):
@@ -94,7 +94,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def is_value_of(name: str, values: Sequence[float]) -> bool:
-    """Return whether a run can have these numbers of a metric: one that is positive, or those of a curve."""
+    """Return whether the numbers are valid for a metric: a positive number, or the points of a curve."""
     if METRICS[name].direction is Direction.SAME:
         return 0 < len(values) <= LOSS_SEGMENTS and all(map(math.isfinite, values))
     return len(values) == 1 and 0 < values[0] < math.inf

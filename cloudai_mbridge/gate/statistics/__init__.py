@@ -1,1 +1,1 @@
-"""The numbers of a gate: comparisons, noise, slow nodes, nights. Arrays in, probabilities out."""
+"""Statistics of a gate: comparisons, noise, slow nodes, nights. Arrays in, probabilities out."""

@@ -1,11 +1,12 @@
-"""Compare two groups of runs: the relative change, how sure it is, and what change would have been seen.
+"""Compare two groups of runs: relative change, confidence bounds, p-values, detectable change.
 
 Values are compared as logarithms, so that changes are relative and the noise of a faster run is the same share of it.
-Each run is one value: steps within a run are correlated, and a thousand of them say nothing of how the next run will
-differ. With two runs or more on both sides, a change has to pass two t-tests: Welch's, which errs where few runs meet
-many of a normal distribution, and Student's, which errs where few meet many of a skewed one; each is safe where the
-other is not. A single run is compared with what five runs or more of the other side predict for one more. It might be
-an outlier, on a slow node say, so no distribution of that spread must make it likely (Cantelli's inequality).
+Each run is one value: steps within a run are correlated, and even a thousand steps do not show the noise between runs.
+With two runs or more on both sides, a change has to pass two t-tests: Welch's, which errs for few runs against many
+with normal noise, and Student's, which errs for few runs against many with skewed noise; each is safe if the other is
+not. A single run is compared with the prediction for one more run from five runs or more of the other side. It might be
+an outlier, for example on a slow node, so it must be unlikely under any distribution of that spread (Cantelli's
+inequality).
 
 Sources: Welch, Biometrika 34 (1947); Hahn and Meeker, Statistical Intervals (1991), prediction of one observation;
 Cantelli's one-sided form of Chebyshev's inequality. tests/benchmarks/gate_curves.py measures the error rates.
@@ -21,7 +22,7 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 _POWER = 0.8
 _FEWEST_TO_PREDICT = 5
-# Two runs say little of their spread, and five may all have missed the slow nodes that a single one is on
+# Two runs hardly determine their spread, and five may all have missed the slow node of a single run
 _FEW, _FLOOR_OF_FEW = 3, 0.01
 
 
@@ -29,10 +30,10 @@ class Reach(Protocol):
     """How sure a difference of log means is."""
 
     def tail(self, difference: float) -> float:
-        """Return the probability of a difference this large, or larger, if there were none."""
+        """Return the one-sided p-value of a difference."""
 
     def reach(self, confidence: float) -> float:
-        """Return how far the difference may be from what was measured, one-sided."""
+        """Return the one-sided margin of error of the difference."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ class Spread:
     is_single: bool = False
 
     def tail(self, difference: float) -> float:
-        """Return the probability of a difference this large, or larger, if there were none."""
+        """Return the one-sided p-value of a difference."""
         ratio = difference / self.standard_error
         tail = float(ndtr(-ratio) if math.isinf(self.degrees) else stdtr(self.degrees, -ratio))
         return max(tail, 1 / (1 + ratio * ratio)) if self.is_single and ratio > 0 else tail
 
     def reach(self, confidence: float) -> float:
-        """Return how far the difference may be from what was measured, one-sided."""
+        """Return the one-sided margin of error of the difference."""
         is_normal = math.isinf(self.degrees)
         return float(ndtri(confidence) if is_normal else stdtrit(self.degrees, confidence)) * self.standard_error
 
@@ -76,7 +77,7 @@ class Comparison:
     spreads: tuple[Reach, ...]
 
     def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
-        """Return the growth of the value that would be detected in 80 of 100 cases.
+        """Return the growth of the value that is detected with a power of 80 %.
 
         margin: growth below which nothing is reported.
         """
@@ -102,9 +103,9 @@ def compare_groups(
 ) -> Comparison | Incomparable:
     """Compare positive values, one per run.
 
-    assumed_noise: relative standard deviation between runs, used only where each side has one run.
-    noise_floor: least noise that is believed, of a metric that is often the same to the last digit (memory, losses).
-    With 0, such values mean copied or rounded numbers, and nothing can be said.
+    assumed_noise: relative standard deviation between runs, used only if each side has one run.
+    noise_floor: lower limit of the noise, for metrics that are often identical to the last digit (memory, losses).
+    With 0, identical values mean copied or rounded numbers, and are incomparable.
     """
     if not baseline or not values:
         return Incomparable("a side has no run")
@@ -156,7 +157,7 @@ def _welchs(groups: Sequence[np.ndarray]) -> Spread:
 
 
 def _needed(spread: Reach, false_alarm_rate: float) -> float:
-    """Return the difference that is significant."""
+    """Return the smallest significant difference."""
     reach = spread.reach(1 - false_alarm_rate)
     if not (isinstance(spread, Spread) and spread.is_single):
         return reach
@@ -169,7 +170,7 @@ def growth(difference: float) -> float:
 
 
 def adjust(p_values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return adjusted p-values: those at or below the limit are significant together. Weights are positive shares."""
+    """Return adjusted p-values: all at or below the limit are jointly significant. Weights are positive shares."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i] / weights[i])
     remaining, highest = sum(weights), 0.0
     adjusted = [1.0] * len(p_values)

@@ -1,4 +1,4 @@
-"""Which runs are of one night."""
+"""Assignment of runs to nights."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ _BETWEEN_NIGHTS = timedelta(hours=6)
 
 
 def night_numbers(ended: Sequence[str]) -> np.ndarray:
-    """Number the nights: runs between which no pause is longer than six hours are of one. -1: it is not known."""
+    """Return the night number of each run; a pause of more than six hours starts a new night. -1 if unknown."""
     moments: dict[int, datetime] = {}
     for i, text in enumerate(ended):
         try:

@@ -1,12 +1,12 @@
-"""How noisy the runs of a point are, as its own runs and those of all other points say.
+"""Noise between the runs of a point, estimated from its own runs and from all other points.
 
-Ten runs know the variance of their point badly. The variances of forty points show how much points differ in noise at
-all: each is taken as drawn around a common one, s0², with d0 degrees of freedom, and moves towards it by as much as d0
-weighs against its own degrees. Neither s0² nor d0 is known, so p-values are averaged over what the variances allow. A
-point may also be noisier than all others, with a small probability, and then only its own runs count.
+Ten runs estimate the variance of their point badly. The variances of forty points show how much points differ in noise
+at all: each variance is modelled as drawn around a common variance, s0², with d0 degrees of freedom, and shrinks
+towards it by the weight of d0 against its own degrees. s0² and d0 are unknown, so p-values are averaged over their
+posterior. A point may also be noisier than all others, with a small probability; then only its own runs are used.
 
-A test by the t-distribution errs for skewed noise where one side has fewer runs than the other. So a change must also
-be unlikely if runs are gamma-distributed with the skewness that all points show.
+A t-test errs for skewed noise if one side has fewer runs than the other. So a change must also be unlikely if runs are
+gamma-distributed with the skewness of all points.
 
 Sources: Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004), the moderated t-test; Phipson et
 al., Annals of Applied Statistics 10 (2016), robust against outlying variances. docs/benchmarks.md has error rates.
@@ -23,9 +23,9 @@ from scipy.special import digamma, expit, gammaln, stdtr
 from scipy.stats import kstat
 
 _PRIOR_DEGREES = (3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 1e6)
-_EQUAL_NOISE = 4.0  # how much more likely than any other are points of equal noise, before anything is known
+_EQUAL_NOISE = 4.0  # prior odds of equal noise against any other d0
 _PRIOR_FACTORS = (0.8, 0.9, 1.0, 1.11, 1.25)  # how far s0² may be from its estimate
-_OUTLYING = 0.005  # share of points whose variance has nothing to do with the others'
+_OUTLYING = 0.005  # share of points whose variance is unrelated to the others'
 _OUTLYING_DEGREES = 1.0
 _WINSORIZED = 2.5  # robust standard deviations
 _MAD_TO_SD = 1.4826
@@ -42,11 +42,11 @@ class SharedSpread:
     degrees: np.ndarray
 
     def tail(self, difference: float) -> float:
-        """Return the probability of a difference this large, or larger, if there were none."""
+        """Return the one-sided p-value of a difference."""
         return float(self.weights @ stdtr(self.degrees, -difference / self.errors))
 
     def reach(self, confidence: float) -> float:
-        """Return how far the difference may be from what was measured, one-sided."""
+        """Return the one-sided margin of error of the difference."""
         return _solve(self.tail, 1 - confidence, float(self.errors.max()))
 
 
@@ -60,21 +60,21 @@ class SkewedSpread:
     others: int
 
     def tail(self, difference: float) -> float:
-        """Return the probability of a difference this large, or larger, if there were none."""
+        """Return the one-sided p-value of a difference."""
         at, above = skewed_tail(self.skewness, self.runs, self.others)
         return float(np.interp(difference / self.scale, at, above))
 
     def reach(self, confidence: float) -> float:
-        """Return how far the difference may be from what was measured, one-sided."""
+        """Return the one-sided margin of error of the difference."""
         return _solve(self.tail, 1 - confidence, self.scale)
 
     def mirrored(self) -> "SkewedSpread":
-        """Return the spread of the difference the other way around."""
+        """Return the spread of the negated difference."""
         return SkewedSpread(self.scale, -self.skewness, self.runs, self.others)
 
 
 def _solve(tail: Callable[[float], float], probability: float, step: float) -> float:
-    """Return where a falling function has this value, at 0 or above."""
+    """Find the non-negative argument at which a decreasing function has this value."""
     if probability >= tail(0.0):
         return 0.0
     low, high = 0.0, step
@@ -95,15 +95,15 @@ class SharedNoise:
 
     @cached_property
     def typical(self) -> float:
-        """The standard deviation between the runs of a point that is like the others."""
+        """The standard deviation between the runs of a typical point."""
         return float(np.sqrt(self.weights @ self.variances))
 
     def spread(
         self, variance: float, degrees: float, factor: float, extra: float = 0.0, least: float = 0.0
     ) -> SharedSpread:
-        """Return the spread of a difference: its variance is that of a run times `factor`, and `extra`.
+        """Return the spread of a difference: its variance is a run's variance times `factor`, plus `extra`.
 
-        variance, degrees: of the point's own runs. least: standard deviation of a run that is believed at least.
+        variance, degrees: of the point's own runs. least: lower limit of a run's standard deviation.
         """
         s2 = np.array([variance])
         usual, outlying = (
@@ -120,7 +120,7 @@ class SharedNoise:
 
 
 def shared_noise(variances: np.ndarray, degrees: np.ndarray) -> SharedNoise:
-    """Return what the variances of many points say of each. All must be positive."""
+    """Estimate the shared noise from the variances of many points. All must be positive."""
     logs = np.log(variances) - digamma(degrees / 2) + np.log(degrees / 2)
     middle = float(np.median(logs))
     limit = _WINSORIZED * _MAD_TO_SD * float(np.median(np.abs(logs - middle)))
@@ -155,7 +155,7 @@ def _log_density(variances: np.ndarray, degrees: np.ndarray, d0: "np.ndarray | f
 def skewness(groups: Sequence[np.ndarray]) -> float:
     """Return the skewness of runs around the means of their groups, of three runs or more each, at most 2.
 
-    The third cumulants and the variances are unbiased. 0 if chance may have made what there is of it.
+    The third cumulants and the variances are unbiased. 0 if it is not significant.
     """
     large = [group for group in groups if len(group) > 2]
     if not large:
@@ -163,13 +163,13 @@ def skewness(groups: Sequence[np.ndarray]) -> float:
     third = float(np.mean([kstat(group, 3) for group in large]))
     variance = float(np.mean([group.var(ddof=1) for group in large]))
     found = third / variance**1.5 if variance > 0 else 0.0
-    chance = 2 * math.sqrt(6 / sum(map(len, large)))  # of runs whose noise is not skewed
+    chance = 2 * math.sqrt(6 / sum(map(len, large)))  # for runs without skewed noise
     return round(max(-_MOST_SKEWED, min(found, _MOST_SKEWED)), 1) if abs(found) > chance else 0.0
 
 
 @lru_cache(maxsize=256)
 def skewed_tail(skewness: float, runs: int, others: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a grid, and the probability that the mean of `runs` minus the mean of `others` is as large, or larger.
+    """Return a grid, and the probability that the mean of `runs` minus the mean of `others` is at least as large.
 
     The runs are gamma-distributed (Pearson's type III) with standard deviation 1 and this skewness.
     """

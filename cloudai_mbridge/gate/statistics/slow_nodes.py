@@ -1,11 +1,11 @@
-"""Which nodes make the runs on them slower, and by how much.
+"""Detection of slow nodes, and estimation of their effects.
 
-A run trains as fast as its slowest node, so its time is that of its cell (the runs that should take equally long: one
-point, one side of a gate) and the largest effect among its nodes. Most nodes have none. Slow ones are found one after
-the other: the node whose runs are the most above their cells, then the next with the first one's effect taken out. At
-the end, those go without which the others explain the times as well, at a rate that holds for all nodes. A node that no
-cell has both with and without says nothing: what is slow might be the cell. Nodes that were only in runs together are
-one.
+A run trains as fast as its slowest node, so its time is the time of its cell (the runs that should take equally long:
+one point, one side of a gate) plus the largest effect among its nodes. Most nodes have no effect. Slow nodes are found
+by forward selection: the node whose runs are the most above their cells, then the next after removing the first effect.
+Then nodes whose removal does not significantly worsen the fit are eliminated, at a family-wise rate over all nodes. A
+node without a cell that has runs both with and without it gives no evidence: the cell itself might be slow. Nodes that
+only ran together are treated as one node.
 """
 
 import math
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-TOGETHER = ","  # between the names of nodes that were in the same runs only
+TOGETHER = ","  # separates the names of nodes that were only in the same runs
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
-_RATE = 0.001  # of calling any node slow where none is
+_RATE = 0.001  # false-alarm rate over all nodes
 _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
-_MAYBE = 2.5  # standard errors: such a node is tried, so that it does not hide others
-_EXPLAINS = 0.7  # of what a run is above its cell: a node with such an effect may be why
+_MAYBE = 2.5  # standard errors: threshold for trying a node, so that it does not hide others
+_EXPLAINS = 0.7  # share of a run's excess over its cell that a node's effect must reach to explain it
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class NodeEffects:
     hidden: frozenset[str] = frozenset()
 
     def variance(self, weights: np.ndarray) -> float:
-        """Return what the doubt about the effects adds to the variance of a weighted sum of runs."""
+        """Return the variance that the uncertainty of the effects adds to a weighted sum of runs."""
         share = self.columns @ weights
         return float(share @ self.covariance @ share) if len(share) else 0.0
 
@@ -78,9 +78,9 @@ def find_slow_nodes(
 ) -> NodeEffects:
     """Find the slow nodes among the runs.
 
-    values: logarithms of times. cells: of each run, a number from 0. nodes: of each run. sds: of each run, how noisy
-    runs of its point are, to weigh them; the common scale is found here. rate: of calling any node slow where none is.
-    taken: degrees of freedom that were used to make these values.
+    values: logarithms of times. cells: of each run, a number from 0. nodes: of each run. sds: of each run, the relative
+    noise of its point, as weights; the common scale is estimated here. rate: false-alarm rate over all nodes.
+    taken: degrees of freedom already used to compute the values.
     """
     problem = _Problem(values, cells, sds, taken)
     runs_of = _runs_of(nodes)
@@ -128,7 +128,7 @@ def find_slow_nodes(
 
 
 def _least_needed(slow: Sequence[str], fitted: NodeEffects, runs_of: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return the slow nodes that may be the least needed: by their own effects, or as others explain their runs."""
+    """Return the candidates for removal: nodes with the weakest effect, or whose runs other slow nodes explain."""
     times = np.zeros(len(fitted.of_runs), dtype=int)
     for name in slow:
         times[runs_of[name]] += 1
@@ -139,14 +139,14 @@ def _least_needed(slow: Sequence[str], fitted: NodeEffects, runs_of: Mapping[str
 
 
 def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: float) -> bool:
-    """Return whether a fit without a node is significantly worse than with it."""
+    """Return whether the fit without a node is significantly worse."""
     variance = fitted.squares / max(degrees, 1)
     ratio = math.sqrt(max(without.squares - fitted.squares, 0.0) / variance) if variance > 0 else 0.0
     return bool(ratio >= stdtrit(max(degrees, 1), 1 - rate))
 
 
 def own_runs(nodes: Sequence[Sequence[str]], found: NodeEffects, above: np.ndarray) -> dict[str, list[int]]:
-    """Return the runs of each slow node that no other node explains: one that is slow, perhaps slow, or hidden.
+    """Return the runs of each slow node that no other slow, possibly slow or hidden node explains.
 
     above: how far each run is above its cell.
     """
@@ -166,7 +166,7 @@ def own_runs(nodes: Sequence[Sequence[str]], found: NodeEffects, above: np.ndarr
 
 
 def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
-    """Return the runs of each node; nodes that were in the same runs only are one, by all of their names."""
+    """Return the runs of each node; nodes that were only in the same runs are merged under their joined names."""
     found: dict[str, list[int]] = {}
     for run, names in enumerate(nodes):
         for name in dict.fromkeys(names):
@@ -187,7 +187,7 @@ class _Problem:
         self._of_cell = np.bincount(cells, self._weights, self._num_cells)
 
     def _centered(self, rows: np.ndarray) -> np.ndarray:
-        """Take the weighted means of the cells out of each row."""
+        """Subtract the weighted means of the cells from each row."""
         sums = np.zeros((len(rows), self._num_cells))
         np.add.at(sums.T, self._cells, (rows * self._weights).T)
         return np.asarray(rows - (sums / self._of_cell)[:, self._cells])
@@ -202,7 +202,7 @@ class _Problem:
         return factor * _MAD_TO_SD * float(np.median(np.abs(units))) if len(units) else 0.0
 
     def candidates(self, matrix: np.ndarray, fitted: NodeEffects) -> tuple[np.ndarray, np.ndarray]:
-        """Return of every node the effect that it alone would explain, and its standard error."""
+        """Return the effect of every node if added alone, and its standard error."""
         rows = self._centered(matrix * (fitted.of_runs < SLOW))
         residuals = self._centered((self._values - fitted.of_runs)[None, :])[0]
         scale = self._scale(residuals)
@@ -213,7 +213,7 @@ class _Problem:
         return effects, np.where(is_known, scale / np.sqrt(safe), 0.0)
 
     def fit(self, slow: Sequence[str], runs_of: Mapping[str, Sequence[int]]) -> NodeEffects:
-        """Fit the effects of these nodes together: a run counts for the slowest of its nodes."""
+        """Fit the effects of these nodes jointly: a run is attributed to the slowest of its nodes."""
         effects = np.zeros(len(slow))
         columns = np.zeros((len(slow), len(self._values)))
         covariance = np.zeros((len(slow), len(slow)))

@@ -1,9 +1,9 @@
-"""How probable it is that several runs of one node are far above the others by themselves, whatever the noise's shape.
+"""Permutation p-value for several runs of one node being slow, for noise of any shape.
 
-One run may be far above: where noise has a heavy tail, that says little. A slow node's runs are all above. So the
-second slowest counts, or the third and so on. That a node has as many of the slowest runs is a matter of counting, for
-any noise. How far they are above all others tells more, but no more than it would for noise with the tails of Student's
-t with 3 degrees of freedom, or of the exponential distribution.
+One run may be far above the others: with a heavy tail, that is little evidence. A slow node's runs are all above. So
+the second slowest run is tested, or the third and so on. The probability that a node has as many of the slowest runs
+follows from counting, for any noise. Their distance above all others adds evidence, but no more than for noise with the
+tails of Student's t with 3 degrees of freedom, or of the exponential distribution.
 """
 
 import math
@@ -16,7 +16,7 @@ from cloudai_mbridge.gate.statistics.slow_nodes import NodeEffects, own_runs
 
 _TAIL = 3  # power
 _UNDERRATED = 0.01
-_LIKELY = 10  # times the rate of a node that is called slow
+_LIKELY = 10  # multiple of the rate at which a node is called slow
 
 
 def slow_beyond_the_noise(
@@ -27,14 +27,14 @@ def slow_beyond_the_noise(
     num_nodes: int,
     rate: float,
 ) -> set[str]:
-    """Return the slow nodes of which two runs at least are further above than runs of all nodes are by themselves.
+    """Return the slow nodes with at least two runs further above their cells than noise explains.
 
-    Arguments as in `find_slow_nodes`; num_nodes: of which each might have been called slow.
+    Arguments as in `find_slow_nodes`; num_nodes: number of candidate nodes.
     """
     residuals, _ = _residuals(values - found.of_runs, cells)
     runs_of, names = own_runs(nodes, found, residuals + found.of_runs), list(found.slow)
     chances, likely, before = dict[str, float](), set(names), None
-    while likely != before:  # what is not even likely to be slow is noise, too
+    while likely != before:  # nodes unlikely to be slow belong to the noise, too
         before = likely
         effects = np.array([found.slow[name].effect * (name in likely) for name in names])
         of_runs = effects @ found.columns if names else np.zeros(len(values))
@@ -47,14 +47,14 @@ def slow_beyond_the_noise(
 
 
 def reach_below(values: np.ndarray, cells: np.ndarray, found: NodeEffects) -> float:
-    """Return by how many standard errors an effect may be underrated, but for one case in a hundred."""
+    """Return the 99 % bound on the underestimation of an effect, in standard errors."""
     residuals, spread = _residuals(values - found.of_runs, cells)
     lowest = -float(np.quantile((residuals * spread)[spread > 0], _UNDERRATED))
     return max(-float(ndtri(_UNDERRATED)), lowest / found.noise if found.noise > 0 else 0.0)
 
 
 def _residuals(values: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far each value is above its cell's mean, and by what its own share in that lessens it; 0 if alone."""
+    """Return each value's residual from its cell's mean, and its correction for the cell's size; 0 if alone."""
     sizes = np.bincount(cells)
     residuals = values - (np.bincount(cells, values) / sizes)[cells]
     return residuals, np.where(sizes > 1, np.sqrt(sizes / np.maximum(sizes - 1, 1)), 0.0)[cells]
@@ -68,13 +68,13 @@ class Noise:
         self._ordered, self._sd = np.sort(residuals), float(np.std(residuals))
 
     def exceeds(self, values: np.ndarray) -> float:
-        """Return the probability that several runs of a node are this far above by chance, 1 if it has but one.
+        """Return the p-value of several runs of a node being this far above, 1 if it has only one run.
 
-        values: its runs, whose residuals are among the noise's with its own effect taken out.
+        values: its runs, whose residuals are part of the noise, with its own effect removed.
         """
         number, least = len(values), 1.0
         for rank, value in enumerate(sorted(values, reverse=True), 1):
-            if rank > 1:  # each rank is another chance
+            if rank > 1:  # each rank is another test
                 least = min(least, (number - 1) * math.comb(number, rank) * self._as_many(float(value), rank))
         return least
 

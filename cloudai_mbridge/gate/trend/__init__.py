@@ -1,1 +1,1 @@
-"""What a series of runs did over time: levels, changes, drifts."""
+"""Trend of a series of runs: levels, changes, drifts."""

@@ -1,4 +1,4 @@
-"""What a series of runs did, with names: at which run the level moved, what was new about that run, where it stands."""
+"""Trend of a series of runs: runs at which the level changed, their environment differences, current level."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,7 +104,7 @@ class Trends:
 def find_trend(
     series: Series, points: Sequence[str] = (), *, min_effect: float = MIN_EFFECT, assumed_noise: float | None = None
 ) -> Trend:
-    """Find what a series did. min_effect, assumed_noise: relative, see `find_levels`."""
+    """Find the trend of a series. min_effect, assumed_noise: relative, see `find_levels`."""
     metric = series.metric
     runs = [run for run in series.runs if run.value is not None]
     values = [run.value for run in runs if run.value is not None]
@@ -128,14 +128,14 @@ def find_trend(
 
 
 def effect_of(change: float, direction: Direction) -> Effect:
-    """Judge a relative change."""
+    """Classify a relative change."""
     if direction is Direction.SAME:
         return Effect.CHANGED
     return Effect.WORSE if (change > 0) == (direction is Direction.LOWER) else Effect.BETTER
 
 
 def differences(before: SeriesRun, after: SeriesRun) -> tuple[str, ...]:
-    """Return what is otherwise in a run's environment than in another's, one text each: name old -> new."""
+    """Diff the environments, points and nodes of two runs, one text per difference: name old -> new."""
     facts = changed(_flat(before.environment), _flat(after.environment))
     found = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in sorted(facts.items())]
     if before.point != after.point:
@@ -203,7 +203,7 @@ def _named(run: SeriesRun) -> NamedRun:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Return nested values by dotted names; what is unknown is left out."""
+    """Flatten nested values to dotted names, without unknown values."""
     if isinstance(value, list):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

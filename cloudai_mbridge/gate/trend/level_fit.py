@@ -1,7 +1,7 @@
-"""Levels fitted to a series between given edges, in logarithms, and how surely neighbours differ.
+"""Fit levels to a series between given edges, in logarithms, and test the difference between neighbours.
 
-Nothing here squares an outlier: centres are means of clipped runs, and the noise is the larger of two robust estimates.
-What levels do not explain: a slow drift, and a last run far outside its level.
+Outliers are clipped before squaring: centres are means of clipped runs, and the noise is the larger of two robust
+estimates. Levels do not explain a slow drift, or a last run far outside its level; both are tested separately.
 
 Source: Mann and Kendall's test and Theil and Sen's slope, as in https://doi.org/10.1080/01621459.1968.10480934.
 """
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_LEVEL_RUNS = 3
-NOISE_FLOOR = 5e-4  # of repeated values, which have no noise of their own
+NOISE_FLOOR = 5e-4  # of repeated values, which have zero noise
 _CLIP = 4.0  # of a run of a short level, in standard deviations
-_GAP = 4.0  # between levels of which no run comes near the other: nothing is left to test
-OUTLIER = 6.0  # standard deviations from which on further makes no difference
+_GAP = 4.0  # between the runs of two levels: beyond it, no test is needed
+OUTLIER = 6.0  # standard deviations; larger residuals are clipped
 _MAX_AUTOCORRELATION = 0.8
 MIN_DRIFT_RUNS = 20
 _DRIFT_Z = 3.7
@@ -69,7 +69,7 @@ def fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> LevelFit:
 
 
 def _difference(before: Floats, after: Floats, centers: Floats, noise: float) -> float:
-    """Return the smaller of the distances of each side's runs to the other's level, no run counting for too much."""
+    """Return the smaller of the mean distances of each side's runs to the other side's level, clipped per run."""
     limit = _CLIP * noise * max(1.0, min(len(before), len(after)) / 5)
     if max(before.min() - after.max(), after.min() - before.max()) > _GAP * noise:
         return math.inf
@@ -79,7 +79,7 @@ def _difference(before: Floats, after: Floats, centers: Floats, noise: float) ->
 
 
 def inflation_of(residuals: Floats, num_levels: int) -> float:
-    """Return by what autocorrelation widens the standard error of a mean. The estimate is low by half an error."""
+    """Return the inflation of a mean's standard error by autocorrelation. The estimate is low by half an error."""
     total = float(np.sum(residuals**2))
     if total == 0:
         return 1.0
@@ -90,12 +90,12 @@ def inflation_of(residuals: Floats, num_levels: int) -> float:
 
 
 def spread_of(values: Floats) -> float:
-    """Return the standard deviation of values around zero by their median: outliers do not count."""
+    """Return the standard deviation of values around zero, estimated robustly by their median."""
     return 1.4826 * float(np.median(np.abs(values)))
 
 
 def despiked(y: Floats, noise: float) -> Floats:
-    """Clip what is far from the median of the five runs around it. A level of three runs or more stays."""
+    """Clip values far from the median of the five runs around them. A level of three runs or more is kept."""
     around = np.lib.stride_tricks.sliding_window_view(np.pad(y, 2, mode="reflect"), 5)
     medians = np.median(around, axis=1)
     return np.clip(y, medians - 2.5 * noise, medians + 2.5 * noise)
@@ -122,7 +122,7 @@ class LevelDrift:
 
 
 def find_drift(y: Floats, noise: float, min_effect: float, steps: LevelFit) -> float | None:
-    """Return the change per run if there is one that explains the runs better than the steps, or any one step, do."""
+    """Return the change per run if a drift explains the runs better than the steps, or any single step."""
     if len(y) < MIN_DRIFT_RUNS or len({math.copysign(1, change) for change in np.diff(steps.centers)}) > 1:
         return None
     per_run = _monotone_slope(y)
@@ -150,7 +150,7 @@ def _best_single_step(y: Floats, noise: float) -> LevelFit:
 
 
 def _monotone_slope(y: Floats) -> float | None:
-    """Return the median slope if Mann and Kendall's test, widened for autocorrelation, sees a trend."""
+    """Return the median slope if Mann and Kendall's test, widened for autocorrelation, is significant."""
     n, time = len(y), np.arange(len(y))
     if not _may_be_monotone(y):
         return None
@@ -167,7 +167,7 @@ def _monotone_slope(y: Floats) -> float | None:
 
 
 def _may_be_monotone(y: Floats) -> bool:
-    """Return whether Spearman's correlation comes near what is needed; it agrees with Kendall's, and is cheap."""
+    """Return whether Spearman's correlation is near the threshold; it agrees with Kendall's, and is cheap."""
     n = len(y)
     ranks = np.empty(n)
     ranks[np.argsort(y, kind="stable")] = np.arange(n)
@@ -177,7 +177,7 @@ def _may_be_monotone(y: Floats) -> bool:
 
 
 def find_departure(residuals: Floats, min_effect: float) -> Departure | None:
-    """Look at the last few runs, then at fewer: each far out, and further than any run of the level was."""
+    """Find a departure of the last few runs, else of fewer: each far out, and further than any run of the level."""
     for count in range(_MAX_DEPARTURE_RUNS, 0, -1):
         level, last = residuals[:-count], residuals[-count:]
         if len(level) < _MIN_DEPARTURE_RUNS or not (np.all(last > 0) or np.all(last < 0)):

@@ -1,6 +1,6 @@
-"""Levels of a series: where they change, whether they drift, whether the last run departs. Numbers only.
+"""Levels of a series: change points, drift, departure of the last runs. Numbers only.
 
-ruptures proposes change points, by least squares on logarithms from which spikes are clipped. One is kept if its levels
+ruptures proposes change points, by least squares on logarithms with clipped spikes. A proposal is kept if its levels
 differ by more than `min_effect`, and by more standard errors than a threshold that covers all places. The threshold was
 calibrated by simulation (tests/benchmarks/history.py): normal, heavy-tailed, skewed and autocorrelated noise. The noise
 is the spread of the runs around their own levels, so a step does not hide itself.
@@ -32,8 +32,8 @@ from cloudai_mbridge.gate.trend.level_fit import (
 )
 
 MIN_EFFECT = 0.01
-MIN_RUNS = 8  # fewer cannot show two levels: of three runs a level, at least
-_PENALTY = 2.0  # times log(n): low, since what is proposed is tested
+MIN_RUNS = 8  # fewer cannot show two levels of at least three runs
+_PENALTY = 2.0  # times log(n): low, since proposals are tested
 _PLACE_LIKELIHOOD = 7.35  # 95 % of Hansen's likelihood ratio
 _ASSUMED_Z = 4.5
 
@@ -79,7 +79,7 @@ def find_levels(
 ) -> Levels:
     """Find the levels of positive values, in order.
 
-    assumed_noise: relative standard deviation of a run, for series that are too short to show theirs.
+    assumed_noise: relative standard deviation of a run, for series too short to estimate it.
     """
     if any(not (math.isfinite(value) and value > 0) for value in values):
         return Levels(unknown="values that are not positive have no relative change")
@@ -92,7 +92,7 @@ def find_levels(
 
 
 def threshold(num_runs: int) -> float:
-    """Return how many standard errors a step among so many runs has to exceed."""
+    """Return the detection threshold for a step among `num_runs` runs, in standard errors."""
     return 4.7 + 0.23 * math.log2(max(num_runs, 20) / 20)
 
 
@@ -107,7 +107,7 @@ def _measured(y: Floats, min_effect: float) -> Levels:
 
 
 def _drift_at_the_end(fit: LevelFit, y: Floats, noise: float, min_effect: float) -> LevelDrift | None:
-    """Return the drift from the earliest level on that explains the runs better than the steps after it do."""
+    """Return the drift that starts at the earliest level from which it explains the runs better than steps."""
     for i, start in enumerate(fit.edges[:-1]):
         edges = tuple(edge - start for edge in fit.edges[i:])
         per_run = find_drift(y[start:], noise, min_effect, fit_levels(edges, y[start:], noise))
@@ -117,7 +117,7 @@ def _drift_at_the_end(fit: LevelFit, y: Floats, noise: float, min_effect: float)
 
 
 def _levels(fit: LevelFit, y: Floats, min_effect: float, drift: LevelDrift | None = None) -> Levels:
-    """Put into words of runs what a fit says of values from which a drift is taken out."""
+    """Convert a fit of values without drift to levels of runs."""
     start = fit.edges[-2]
     departure = find_departure(fit.residuals(y)[start:], min_effect)
     if departure is not None:
@@ -146,7 +146,7 @@ def _propose(y: Floats, noise: float) -> tuple[int, ...]:
 
 
 def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> LevelFit:
-    """Remove the weakest edge until all that are left are both certain and large enough."""
+    """Remove the weakest edge until all remaining edges are significant and large enough."""
     fit, limit = fit_levels(edges, y, noise), threshold(len(y))
     while len(fit.strengths):
         effects = np.abs(np.expm1(np.diff(fit.centers)))
@@ -200,7 +200,7 @@ def _shift(fit: LevelFit, y: Floats, i: int, min_effect: float) -> LevelShift:
 
 
 def _near_level(fit: LevelFit, value: float, num_runs: int, min_effect: float) -> int | None:
-    """Return the first run after the latest level, but the last, that a mean of so many runs may be of."""
+    """Return the first run after the latest earlier level that matches a mean of `num_runs` runs, None without one."""
     left_by = abs(math.expm1(value - fit.centers[-1]))
     for j in range(len(fit.centers) - 2, -1, -1):
         length = fit.edges[j + 1] - fit.edges[j]

@@ -1,4 +1,4 @@
-"""A trend in sentences, for people. Names are as the reports have them: whoever prints them makes them printable."""
+"""A trend as human-readable sentences. Names are as in the reports: the caller makes them printable."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ LAST = 500  # runs of a key in a report
 
 
 def headline(trend: Trend) -> str:
-    """Name the series and say where it stands."""
+    """Return the name and state of the series."""
     name = f"{' = '.join(trend.points)} [{trend.comparability_id}] {trend.metric}"
     if not trend.num_runs:
         return f"{name}: {trend.unknown}"
@@ -29,7 +29,7 @@ def headline(trend: Trend) -> str:
 
 
 def story(trend: Trend) -> list[tuple[str, Effect | None]]:
-    """Return what happened, in order, a line each with its effect; None for what belongs to the line above."""
+    """Return the events in order, as lines with their effects; None for details of the line above."""
     lines: list[tuple[str, Effect | None]] = []
     for change in trend.changes:
         lines.append((_change(change, trend.unit), change.effect))
@@ -43,7 +43,7 @@ def story(trend: Trend) -> list[tuple[str, Effect | None]]:
 
 
 def summary(trends: Iterable[Trend]) -> str:
-    """Count the series by where they stand."""
+    """Count the series by state."""
     states = Counter("not known" if trend.unknown else _state(trend) for trend in trends)
     return f"{sum(states.values())} series: " + ", ".join(f"{number} {state}" for state, number in states.most_common())
 
@@ -104,9 +104,9 @@ def _value(x: float, unit: str) -> str:
 
 
 def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the last good runs of every comparability key of a report, with where their step time moved.
+    """Return the last good runs of every comparability key of a report, with the changes of their step time.
 
-    report: as report.json has it.
+    report: as in report.json.
 
     BadInput: the history cannot be read.
     """
@@ -131,7 +131,7 @@ def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _change_row(change: Change | None, unit: str) -> dict[str, Any]:
-    """Return what the page shows of a change: the lines that the command prints."""
+    """Return the fields of a change for the page: the lines that the command prints."""
     if change is None:
         return {"is_change": False, "words": "", "about": []}
     return {"is_change": True, "words": _change(change, unit), "about": list(_about(change))}
