@@ -1,9 +1,9 @@
-"""What the formulas read of a model, from a recipe and a point's arguments; no torch.
+"""Model dimensions for the formulas, from a recipe and a point's arguments; no torch.
 
-Where a value comes from, the later one wins: Megatron-Core's default (below, where the field has one), what all of our
-recipes share (`recipes.container.MODEL_DEFAULTS`), the recipe's `[model]` table, the point's arguments (`_ARGUMENTS`),
-and `model.*` of its `extra_cmd_args`. A list of one entry per layer is cut or continued where the point has another
-number of layers than the recipe.
+Sources of a value, in increasing precedence: Megatron-Core's default (below, if the field has one), the defaults of all
+our recipes (`recipes.container.MODEL_DEFAULTS`), the recipe's `[model]` table, the point's arguments (`_ARGUMENTS`),
+and `model.*` of its `extra_cmd_args`. A list of one entry per layer is truncated or extended if the point's number of
+layers differs from the recipe's.
 """
 
 from collections.abc import Mapping
@@ -124,7 +124,7 @@ class Architecture:
 
 
 MODEL_FIELDS = frozenset(field.name for field in fields(Architecture)) - {"recipe"}
-# arguments of a point -> fields; the last one says how the layers with experts follow
+# arguments of a point -> fields; the last one sets the order of the layers with experts
 _ARGUMENTS = {name: name for name in ("hidden_size", "num_layers", "num_moe_experts", "vocab_size", "seq_length")}
 _ARGUMENTS |= {"tp": "tensor_model_parallel_size", "first_k_dense_replace": "first_k_dense_replace"}
 
@@ -138,9 +138,9 @@ def architecture(
 ) -> Architecture:
     """Return the model that a point trains.
 
-    extra: the point's `extra_cmd_args`; of these `model.*` counts. mtp_num_layers: None takes the recipe's, unless
-    `extra` says otherwise.
-    BadInput: `extra` sets a size to something else than the formulas can read.
+    extra: the point's `extra_cmd_args`; only `model.*` is read. mtp_num_layers: None takes the recipe's, unless
+    `extra` overrides it.
+    BadInput: `extra` sets a size to a value that the formulas cannot read.
     """
     given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
     return _architecture(_RecipeById(recipe), given, tuple((extra or {}).items()), mtp_num_layers)
@@ -206,7 +206,7 @@ _MOST_LAYERS, _MOST = 100_000, 2**31
 
 
 def _derive(model: dict[str, Any]) -> None:
-    """Fill in what Megatron-Core derives from other sizes where it is not given."""
+    """Fill in missing sizes as Megatron-Core derives them from other sizes."""
     heads, hidden = model["num_attention_heads"], model["hidden_size"]
     derived = {"ffn_hidden_size": 4 * hidden, "kv_channels": hidden // heads, "num_query_groups": heads}
     if model.get("hybrid_layer_pattern"):
@@ -223,10 +223,10 @@ LAYER_LISTS = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq
 
 
 def _fit_layers(model: dict[str, Any]) -> None:
-    """Cut or continue the layer lists and the hybrid pattern of `model` to `num_layers`, in place.
+    """Truncate or extend the layer lists and the hybrid pattern of `model` to `num_layers`, in place.
 
-    A list goes on with its last decoder entry; the entries of multi-token-prediction layers, behind them, are kept. A
-    hybrid pattern goes on from its beginning. Without multi-token prediction its blocks of a pattern are dropped.
+    A list is extended with its last decoder entry; the entries of multi-token-prediction layers, after them, are kept.
+    A hybrid pattern repeats from its beginning. Without multi-token prediction its blocks of a pattern are dropped.
     """
     layers, mtp = model["num_layers"], model["mtp_num_layers"] or 0
     for name in LAYER_LISTS:
@@ -239,15 +239,15 @@ def _fit_layers(model: dict[str, Any]) -> None:
 
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# what decides about the layout has to be an argument, where layout and rules see it
+# settings that determine the layout must be arguments, so that layout and rules see them
 _LAYOUT = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "pipeline_model_parallel_layout")
 _ARGUMENT_OF = {".".join(MAPPED[argument]): argument for argument in (*_LAYOUT, "compute_dtype")}
 
 
 def _overrides(extra: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Return what `extra_cmd_args` say of the model: every `model.*` key that the formulas read, by its type.
+    """Return the model settings in `extra_cmd_args`: every `model.*` key that the formulas read, by its type.
 
-    BadInput: a value has the wrong type, or belongs into `cmd_args`, where the layout reads it.
+    BadInput: a value has the wrong type, or belongs in `cmd_args`, which the layout reads.
     """
     given: dict[str, Any] = {}
     for key, text in extra:

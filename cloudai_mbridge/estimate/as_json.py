@@ -130,7 +130,7 @@ class Estimate(_Data):
 
 
 def as_data(found: PointEstimate) -> Estimate:
-    """Return the estimate; memory terms in bytes, and in GiB where a name says so."""
+    """Return the estimate as JSON data; memory terms in bytes, values named `*_gib` in GiB."""
     error = found.held_out_error
     return Estimate.model_validate(
         {

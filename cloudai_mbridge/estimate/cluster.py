@@ -1,4 +1,4 @@
-"""What was measured on a cluster of the time and the memory that are predicted: factors, in a file that a system names.
+"""Calibration of predicted time and memory on a cluster: measured factors, in a file that a system references.
 
 `mbridge calibrate` writes it (docs/tune.md).
 """
@@ -52,19 +52,19 @@ class ClusterFactors(StrictModel):
     held_out: HeldOut
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return a one-line summary."""
         return f"{self.points} measured points; median error {self.held_out.calibrated:.1%} on points held out"
 
 
 @lru_cache(maxsize=16)
 def read_factors(path: Path) -> ClusterFactors:
-    """Read a file of `mbridge calibrate`; BadInput: it cannot be read, or is not one."""
+    """Read a file written by `mbridge calibrate`; BadInput: it cannot be read, or is invalid."""
     source = read_toml(path)
     return validate(ClusterFactors, source.data, source)
 
 
 def factors_for(system: System | None, gpu: str) -> ClusterFactors | None:
-    """Return what a system's calibration says of a GPU; None if it has none for it. BadInput as `read_factors`."""
+    """Return a system's calibration factors for a GPU; None without any. BadInput as `read_factors`."""
     if system is None or system.calibration is None:
         return None
     found = read_factors(Path(system.calibration))
@@ -72,7 +72,7 @@ def factors_for(system: System | None, gpu: str) -> ClusterFactors | None:
 
 
 def calibration_note(system: System | None) -> str:
-    """Return what predictions for a system are corrected by, in a line; "" for nothing."""
+    """Return a one-line description of the calibration of a system's predictions; "" without one."""
     if system is None or system.calibration is None:
         return ""
     factors = read_factors(Path(system.calibration))

@@ -18,7 +18,7 @@ from cloudai_mbridge.estimate.precision import Precision
 
 _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "hardware.toml"
 _MAKERS = frozenset({"nvidia", "dgx", "hgx"})
-# What may follow the name without changing a figure; a PCIe or NVL card of the same name is another machine
+# Suffixes that change no figure; a PCIe or NVL card of the same name is a different device
 _FORMS = frozenset({"sxm", "sxm4", "sxm5", "sxm6", "ac", "80gb", "hbm3", "hbm3e", "nvl72"})
 
 
@@ -46,9 +46,9 @@ class Gpu:
     measured: ClusterFactors | None = None
 
     def peak(self, precision: Precision) -> float | None:
-        """Return the dense peak in 1e12 FLOP/s, or None: this device has no tensor cores for it, or no figures.
+        """Return the dense peak in 1e12 FLOP/s, or None if the device has no tensor cores for it, or no figures.
 
-        Block-scaled 8-bit numbers (MXFP8) came with the 4-bit ones.
+        Block-scaled 8-bit numbers (MXFP8) came with 4-bit numbers.
         """
         if precision is Precision.FP8_MX and "fp4" not in self.peak_tflops:
             return None
@@ -71,7 +71,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 @lru_cache(maxsize=256)
 def find_gpu(name: str) -> Gpu | None:
-    """Return the device of a name such as gb200, DGX-GB200 or NVIDIA H100 80GB HBM3, or None if there is none.
+    """Return the device of a name such as gb200, DGX-GB200 or NVIDIA H100 80GB HBM3, or None if unknown.
 
     Every name that begins with CPU is the processor.
     """
@@ -84,7 +84,7 @@ def find_gpu(name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the device of a name; BadInput, which lists the known ones, if there is none."""
+    """Return the device of a name; BadInput, which lists the known names, if unknown."""
     gpu = find_gpu(name)
     if gpu is None:
         raise BadInput(f"gpu_type: unknown GPU {name!r}; use one of {', '.join(gpus())}")
@@ -92,7 +92,7 @@ def gpu_named(name: str) -> Gpu:
 
 
 def mfu(tflops_per_gpu: float, gpu: Gpu, precision: Precision) -> float | None:
-    """Return the share of the dense peak, or None where the device has no peak for the precision.
+    """Return the share of the dense peak, or None if the device has no peak for the precision.
 
     tflops_per_gpu: model FLOPs, in 1e12 FLOP/s.
     """

@@ -1,4 +1,4 @@
-"""The few numbers of a point that a sweep shows, and whether its memory is too much."""
+"""The summary of a point that a sweep shows, and its memory limit."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class Headline:
         return self.modelled_gib / self.gpu_memory_gib
 
     def exceeds(self, limit: MemoryLimit | None) -> bool:
-        """Return whether states and activations need more than the share, or all terms more than there is."""
+        """Return whether states and activations exceed the share, or all terms exceed the GPU's memory."""
         if limit is None or (self.is_shipped and not limit.is_asked_for):
             return False
         if self.memory_share is None or not self.gpu_memory_gib:
@@ -64,7 +64,7 @@ class Headline:
         return self.memory_share > share or (self.peak_memory_gib or 0.0) > max(share, 1.0) * self.gpu_memory_gib
 
     def gpu_hours(self, num_steps: int | None, start_up_s: float = 0.0) -> float | None:
-        """Return the GPU-hours of a run, or None where step time or steps are not known."""
+        """Return the GPU-hours of a run, or None if step time or steps are unknown."""
         if self.step_time_s is None or num_steps is None:
             return None
         return self.num_gpus * (self.step_time_s * num_steps + start_up_s) / 3600
@@ -79,7 +79,7 @@ class Price:
 
 
 def price_of(system: System | None, gpu: str | None) -> tuple[Price | None, str]:
-    """Return the price of the GPU of this name on a system, or None and why there is none."""
+    """Return the price of the GPU of this name on a system, or None and the reason."""
     if not gpu:
         return None, "the GPU is not known"
     if system is None or not system.prices.per_gpu_hour:

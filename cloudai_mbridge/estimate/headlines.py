@@ -1,7 +1,7 @@
-"""Headlines of many points: what depends on few arguments is kept.
+"""Headlines of many points; results that depend on few arguments are cached.
 
-The same numbers as `estimate_point`. A *shape* is all of a point but its GPUs and its batch; the points of a sweep
-share few of them, and from one point of a shape to the next little is left to do.
+The numbers equal the results of `estimate_point`. A *shape* is a point without its GPUs and its batch; the points of a
+sweep share few shapes, and each further point of a shape costs little.
 """
 
 import math
@@ -42,14 +42,14 @@ class Shape:
     shipped_gib: float | None = None
 
     def step_time_s(self, layout: ParallelLayout) -> float:
-        """Return the seconds of a step; BadInput if there are no times."""
+        """Return the seconds of a step; BadInput if step times are unavailable."""
         if isinstance(self.times, str):
             raise BadInput(self.times)
         return self.times.step_time_s(layout)
 
 
 class Headlines:
-    """Estimates of many points. What is kept is bounded, however many points there are."""
+    """Estimates of many points. The cache is bounded, however many points there are."""
 
     def __init__(self) -> None:
         self._memory = Kept[MemoryTotals]()
@@ -57,12 +57,12 @@ class Headlines:
         self._flops = Kept[tuple[Architecture, int]]()
 
     def of(self, request: EstimateRequest) -> Headline:
-        """Return what is known of a point; what is wrong with it is a reason, no exception."""
+        """Return the headline of a point; an invalid point yields a reason, not an exception."""
         shape = self.shape_of(request)
         return shape if isinstance(shape, Headline) else self.at(shape, shape.layout)
 
     def shape_of(self, request: EstimateRequest) -> Shape | Headline:
-        """Return the shape of a point, or all there is to say of it."""
+        """Return the shape of a point, or its headline if it cannot be estimated."""
         gpu, args = request.gpu, request.args
         if gpu is None:
             return Headline(None, args.num_gpus, why=(request.why_no_gpu,))
@@ -79,7 +79,7 @@ class Headlines:
         return Shape(request, gpu, model, layout, flops, times, memory, proven, shipped)
 
     def at(self, shape: Shape, layout: ParallelLayout) -> Headline:
-        """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
+        """Return the headline of a point of this shape, whose layout differs in GPUs and batch alone."""
         why: list[str] = []
         memory = answer_or_why("memory", lambda: shape.memory.fullest(shape.model, layout), why.append)
         peak, worst, modelled = (memory[0] / GIB, memory[1], memory[2] / GIB) if memory else (None, None, None)
@@ -128,7 +128,7 @@ def _proven_gib(
     have_run: Iterable[tuple[int, int, int | None]],
     most: float,
 ) -> float | None:
-    """Return what GPUs and batches that have run prove to fit; one that is predicted to need over `most` does not."""
+    """Return the GiB that GPUs and batches that have run prove to fit, except those predicted to exceed `most`."""
     proven: list[float] = []
     for sizes in have_run:
         with suppress(BadInput), refusing("the layout cannot be estimated"):

@@ -1,4 +1,4 @@
-"""What of a point's `extra_cmd_args` changes its layout: one table, and recomputation."""
+"""Layout overrides in a point's `extra_cmd_args`: one table, and recomputation."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -37,7 +37,7 @@ LAYOUT_KEYS = frozenset({*_FIELDS, *_RECOMPUTE, _OFFLOAD})
 
 
 def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
-    """Return the layout with what `extra_cmd_args` say of it; BadInput if a value has the wrong type."""
+    """Return the layout with the overrides of `extra_cmd_args`; BadInput if a value has the wrong type."""
     layout = _with_adapters(layout, extra)
     given = {name: _read(name, key, text) for key, text in extra.items() if (name := key.lstrip("+")) in LAYOUT_KEYS}
     if not given:
@@ -105,7 +105,7 @@ def _recompute(
     if granularity == Granularity.FULL:
         known = before if before.granularity is Granularity.FULL else Recompute()
         return Recompute(Granularity.FULL, method=method or known.method, num_layers=num_layers or known.num_layers)
-    # Megatron-Core's default where nothing is named
+    # Megatron-Core's default if no module is named
     chosen = frozenset(map(str, modules)) if modules is not None else before.modules or frozenset({"core_attn"})
     return Recompute(Granularity.SELECTIVE, chosen)
 
@@ -117,7 +117,7 @@ _HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_dec
 
 
 def not_considered(args: ResolvedCmdArgs, extra: Mapping[str, str], axes: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the arguments and keys of `extra_cmd_args`. axes: arguments that a sweep sets."""
+    """Return the arguments and keys of `extra_cmd_args` that no estimate reads. axes: arguments that a sweep sets."""
     swept = set(axes)
     arguments = [f"cmd_args.{name}" for name in _NOT_READ if name in swept or getattr(args, name)]
     return (*arguments, *(key for key in extra if _is_passed_over(key.lstrip("+"))))

@@ -1,6 +1,6 @@
-"""Everything that is estimated of one point: FLOPs, parameters, memory, time, money. docs/estimate.md.
+"""The estimate of one point: FLOPs, parameters, memory, time, cost. docs/estimate.md.
 
-What cannot be known is None, and `missing` says why. For many points of a sweep there is `estimate.headlines`.
+An unknown value is None, with the reason in `missing`. For many points of a sweep use `estimate.headlines`.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMem
 
 DEFAULT_ESTIMATOR = "default"
 ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
-STAND_IN = "h100"  # for a device of which nothing is known
+STAND_IN = "h100"  # for an unknown device
 T = TypeVar("T")
 
 
@@ -91,7 +91,7 @@ class PointEstimate(Speed):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest stage fits into the GPU; None where that is not known. What was published did fit."""
+        """Whether the fullest stage fits into the GPU; None if unknown. Published points did fit."""
         if self.published:
             return True
         if self.peak_memory_gib is None or self.gpu_memory_gib is None:
@@ -100,7 +100,7 @@ class PointEstimate(Speed):
 
     @property
     def worst_stage(self) -> StageMemory | None:
-        """The stage that needs most."""
+        """The stage that needs most memory."""
         return worst_stage(self.stages) if self.stages else None
 
 
@@ -125,7 +125,7 @@ def estimate_point(
     )
     stages, reference = _memory(missing, model, layout, gpu, estimator)
     peak = reference.total if reference else worst_stage(stages).total if stages else None
-    # of states and activations; a reference estimator knows nothing else
+    # of states and activations; a reference estimator models nothing else
     most = max((stage.states + stage.activations for stage in stages or ()), default=peak)
     times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
     step = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
@@ -169,12 +169,12 @@ def estimate_point(
 
 
 def flops_of(model: Architecture, formula: Formula, adapters: Adapters | None = None) -> int:
-    """Return the FLOPs per token; BadInput if the formula refuses the model. adapters: beside frozen weights."""
+    """Return the FLOPs per token; BadInput if the formula refuses the model. adapters: trained with frozen weights."""
     with refusing(f"recipe {model.recipe}: no FLOPs by {formula}"):
         if adapters is None:
             return flops_per_token(model, formula)
         trained = 0
-        with suppress(BadInput):  # layers of which no memory is modelled either: about a hundredth is missing
+        with suppress(BadInput):  # layers whose memory is not modelled either: about a hundredth is missing
             trained = active_adapters(model, adapters)
         return flops_per_token(model, formula, frozen=True, adapter_weights=trained)
 
@@ -196,16 +196,16 @@ def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
 
 
 def groups_of(request: EstimateRequest) -> StepGroups:
-    """Return the parts of a point's step in groups; BadInput with the reason if there is no step time."""
+    """Return the parts of a point's step in groups; BadInput with the reason if the step time is unavailable."""
     with refusing("the layout cannot be estimated"):
         model = request.architecture
         return times_of(request, model).groups(request.layout_of(model))
 
 
 def guess_of(request: EstimateRequest) -> EstimateRequest | None:
-    """Return the question about a GPU that is known, where nothing is known of the point's device; None where it is.
+    """Return the request for a stand-in GPU if the point's device is unknown, else None.
 
-    How long a step takes is then off by any factor; which layouts take longer is often the same.
+    Step times are then off by an arbitrary factor; the order of layouts is often the same.
     """
     if request.gpu is not None and request.gpu.is_known:
         return None
@@ -213,7 +213,7 @@ def guess_of(request: EstimateRequest) -> EstimateRequest | None:
 
 
 def assumptions_for(gpu: Gpu | None) -> Assumptions:
-    """Return what is on the device beside the model, and what was measured of it; of a processor nothing is assumed."""
+    """Return the assumptions about other memory on the device, with its measured factor; NOTHING for a processor."""
     if gpu is not None and not gpu.is_known:
         return NOTHING
     return Assumptions() if gpu is None or gpu.measured is None else Assumptions(measured=gpu.measured.memory)

@@ -24,7 +24,7 @@ class Precision(StrEnum):
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes per value of what the layers hand to each other."""
+        """Bytes per value of the activations between layers."""
         return 4 if self.is_32_bit else 2
 
 
@@ -34,7 +34,7 @@ _OTHER_NAMES = {"fp8": Precision.FP8_CS, "mxfp8": Precision.FP8_MX, "fp16": Prec
 def precision_named(name: str) -> Precision:
     """Return the precision called fp8_mx, FP8-MX, MXFP8, or FP8 (current scaling, as in the published tables).
 
-    BadInput lists the known ones if there is none.
+    BadInput, which lists the known names, if unknown.
     """
     key = name.strip().lower().replace("-", "_")
     if key in _OTHER_NAMES:

@@ -1,6 +1,6 @@
 """Proxies: recipes with fewer layers of the same shapes, for small machines.
 
-Every kind of layer that the model has stays, as long as there are layers enough for one of each: a proxy of a model
+Every kind of layer that the model has stays, if there are enough layers for one of each: a proxy of a model
 with experts has experts, although the first layers of the model may be dense.
 """
 
@@ -31,17 +31,17 @@ class Proxy:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers that are left."""
+        """Number of remaining decoder layers."""
         return int(self.recipe.sections["model"]["num_layers"])
 
 
 def proxy(recipe: Recipe, num_layers: int) -> Recipe:
-    """Return the recipe with so many decoder layers, all else of the model as it is; BadInput as for `shrink`."""
+    """Return the recipe with this number of decoder layers, the model otherwise unchanged; BadInput as for `shrink`."""
     return shrink(recipe, num_layers).recipe
 
 
 def shrink(recipe: Recipe, num_layers: int) -> Proxy:
-    """Return the same with what has changed. Explicit pipeline layouts are made anew where the layers suffice.
+    """Return the same with the changes. Explicit pipeline layouts are rebuilt if the layers suffice.
 
     BadInput: fewer than one layer, or more than the recipe has.
     """
@@ -60,7 +60,7 @@ def shrink(recipe: Recipe, num_layers: int) -> Proxy:
 
 
 def _changed(model: dict[str, Any], before: int, num_layers: int) -> dict[str, Any]:
-    """Return the lists and the pattern of as many layers; those of prediction layers, behind them, are kept."""
+    """Return the lists and the pattern of as many layers; the entries of prediction layers, after them, are kept."""
     changed: dict[str, Any] = {}
     for name in LAYER_LISTS:
         if isinstance(entries := model.get(name), list):
@@ -81,7 +81,7 @@ def choose(entries: Sequence[T], count: int) -> list[T]:
         return list(entries)
     shares = {kind: count * number / len(entries) for kind, number in kinds.items()}
     quota = {kind: max(1, int(share)) for kind, share in shares.items()}
-    while sum(quota.values()) > count:  # the rarest goes first where a kind has one, else the one furthest above
+    while sum(quota.values()) > count:  # the rarest goes first if a kind has one, else the kind furthest above
         most = max(quota, key=lambda kind: (quota[kind] > 1, quota[kind] - shares[kind]))
         quota[most] -= 1
     while sum(quota.values()) < count:
@@ -103,7 +103,7 @@ def _layouts(recipe: Recipe, num_layers: int) -> dict[str, str]:
 
 
 def pipeline_layout(num_layers: int, stages: int, tail: str = "") -> str:
-    """Return a layout of layers over stages, the spare ones in the middle, away from embedding and loss."""
+    """Return a layout of layers over stages, spare layers in the middle, away from embedding and loss."""
     each, spare = divmod(num_layers, stages)
     sizes = [each] * stages
     for index in sorted(range(stages), key=lambda i: (i in (0, stages - 1), i))[:spare]:

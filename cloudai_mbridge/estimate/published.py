@@ -1,8 +1,8 @@
-"""Megatron-Bridge's published performance: what a row of the tables means, and which rows are of a given point.
+"""Megatron-Bridge's published performance: the meaning of a row of the tables, and the rows of a given point.
 
 Columns as in the tables' transcription (`data/published.csv`): container, section, model, model_label, system, gpus,
 precision, gbs, mbs, seq_len, fsdp, tp, pp, cp, vp, ep, tokens_per_s_per_gpu, tflops_per_s_per_gpu, variant, note;
-further ones are ignored. variant: "alt" for a second number that stood in parentheses. Source:
+further columns are ignored. variant: "alt" for a second number that stood in parentheses. Source:
 docs/performance-summary.md and its archive in Megatron-Bridge.
 """
 
@@ -82,13 +82,13 @@ class PublishedRow:
 
     @property
     def step_time_s(self) -> float:
-        """The step time that the tokens per second mean."""
+        """The step time that follows from the tokens per second."""
         tokens = (self.args.gb or 0) * (self.args.seq_length or 0)
         return tokens / (self.tokens_per_s_per_gpu * self.args.num_gpus)
 
 
 def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
-    """Read a transcription of the tables; BadInput names line and column of what cannot be understood."""
+    """Read a transcription of the tables; BadInput names line and column of an invalid value."""
     reader, rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()), []
     for columns in reader:
         try:
@@ -133,7 +133,7 @@ def _shape(args: ResolvedCmdArgs, gpu: str) -> Hashable:
 
 
 def published_row(columns: Mapping[str, str]) -> PublishedRow:
-    """Return what a row means; BadInput for an unknown model, precision or section, or what should be a number."""
+    """Return the parsed row; BadInput for an unknown model, precision or section, or an invalid number."""
     recipe, label = _recipe_of(columns["model"]), columns.get("model_label") or columns["model"]
     remarks = f"{label} {columns.get('note') or ''} {columns.get('variant') or ''}"
     gpu = columns["system"].lower().removeprefix("dgx-")
@@ -163,7 +163,7 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
 def _precision(columns: Mapping[str, str], gpu: str) -> str:
     """Return the number format.
 
-    The tables of 25.09 have no such column. They are of FP8: their footnote says that the numbers in parentheses are of
+    The tables of 25.09 have no such column. They are of FP8: by their footnote, the numbers in parentheses are of
     another quantization granularity, 32 x 32 on Blackwell and 128 x 128 on Hopper.
     """
     if _is_given(columns, "precision"):
@@ -181,7 +181,7 @@ def formula_of(container: str) -> Formula:
 
 
 def _recipe_of(model: str) -> str:
-    """Return the recipe whose name is the model's but for signs and what stands in parentheses."""
+    """Return the recipe whose name is the model's except for signs and text in parentheses."""
     wanted = _letters(model.partition("(")[0])
     if found := [name for name in recipe_names() if _letters(name) == wanted]:
         return found[0]

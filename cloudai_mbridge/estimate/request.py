@@ -1,4 +1,4 @@
-"""What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
+"""The request for an estimate: a point's recipe, resolved arguments and overrides, on a GPU; and its layout."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, Run
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn what arithmetic on impossible sizes raises into BadInput: an estimate never ends a plan."""
+    """Turn errors of arithmetic on impossible sizes into BadInput: an estimate never ends a plan."""
     try:
         yield
     except _IMPOSSIBLE as error:
@@ -37,7 +37,7 @@ def _refusal(what: str, error: Exception) -> BadInput:
 
 
 def answer_or_why(name: str, answer: Callable[[], T], note: Callable[[str], None]) -> T | None:
-    """Return the answer, or None and note why there is none: as `refusing`, which would slow down a sweep."""
+    """Return the answer, or None and note the reason: as `refusing`, which would slow down a sweep."""
     try:
         return answer()
     except BadInput as error:
@@ -85,7 +85,7 @@ class EstimateRequest:
         return self.args.task in ADAPTER_TASKS or any(key.lstrip("+") == ADAPTERS for key in self.extra)
 
     def published(self, model: Architecture) -> tuple[PublishedRow, ...]:
-        """Return the published rows of exactly this point; one with overrides has none."""
+        """Return the published rows of exactly this point; a point with overrides has none."""
         return self._rows(published_of, model)
 
     def published_shape(self, model: Architecture) -> tuple[PublishedRow, ...]:
@@ -98,9 +98,9 @@ class EstimateRequest:
         return find(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
 
     def layout_of(self, model: Architecture) -> ParallelLayout:
-        """Return how the point's model is spread over the GPUs.
+        """Return the distribution of the point's model over the GPUs.
 
-        BadInput: sizes do not fit together or are not known, or the number format is unknown.
+        BadInput: sizes do not fit together or are unknown, or the number format is unknown.
         """
         if self.why_no_layout:
             raise BadInput(self.why_no_layout)
@@ -115,10 +115,10 @@ class EstimateRequest:
 
 
 def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None = None) -> tuple[Gpu | None, str]:
-    """Return the GPU of a point on a system, or None and why it is not known.
+    """Return the GPU of a point on a system, or None and the reason.
 
-    `cmd_args.gpu_type` if it is set, else the system's `gpu_type`; else, on a cluster, what the upstream launcher
-    assumes. is_set: whether gpu_type is; None looks it up. BadInput: the system's calibration cannot be read.
+    `cmd_args.gpu_type` if it is set, else the system's `gpu_type`; else, on a cluster, the upstream launcher's
+    default. is_set: whether gpu_type is; None looks it up. BadInput: the system's calibration cannot be read.
     """
     name, where = args.gpu_type, "cmd_args.gpu_type"
     if not ("gpu_type" in args.model_fields_set if is_set is None else is_set):
@@ -131,14 +131,14 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
 
 
 def gpu_on(gpu: Gpu, system: System | None) -> Gpu:
-    """Return the GPU with what was measured of it on a system; BadInput: the system's calibration cannot be read."""
+    """Return the GPU with the measured factors of a system; BadInput: the system's calibration cannot be read."""
     measured = factors_for(system, gpu.name)
     return gpu if measured is None else replace(gpu, measured=measured)
 
 
-# Without these there is no estimate; the others are taken as unset where they are not known
+# Required for an estimate; the others are taken as unset if unknown
 _NEEDED = ("tp", "pp", "cp", "ep", "mb", "gb")
-# What a row of the published tables says of a point
+# Arguments of a point in a row of the published tables
 _PUBLISHED = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "use_megatron_fsdp")
 _BATCH = ("mb", "gb")
 _MODEL = ("num_layers", "hidden_size", "vocab_size", "first_k_dense_replace", "num_distributed_optimizer_instances")
@@ -154,7 +154,7 @@ def trained_question(
     extra: Mapping[str, str],
     formula: Formula = NEW,
 ) -> EstimateRequest:
-    """Return what is to be estimated of a point. args: its own, with the sizes of the recipe's model."""
+    """Return the estimate request of a point. args: its own, with the sizes of the recipe's model."""
     resolved = with_preset(args, preset)
     has_experts = recipe.default("model", "num_moe_experts") is not None
     if missing := [name for name in _NEEDED if name in resolved.unknown and (has_experts or name != "ep")]:

@@ -1,1 +1,1 @@
-"""The search for the best configuration: which layouts there are, how fast each is predicted to be, what to try."""
+"""The search for the best configuration: the possible layouts, their predicted speed, and the next trial."""

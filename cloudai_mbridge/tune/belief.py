@@ -1,10 +1,9 @@
-"""What is believed of the step times of a space: the time model, its factors, what it does not explain, and what was
-measured.
+"""The probability model of a space's step times: the time model, its factors, its residuals, and the measurements.
 
 The logarithm of a step time is the model's at unknown factors, plus a smooth deviation that neighbouring layouts share,
-plus one of the layout alone, plus the noise of the measurement; all Gaussian. The model is linearised where the factors
-are most probable. How large a layout's own deviation is, is not known: there is a belief for each of a few sizes, and
-the measurements weigh them.
+plus a deviation of the layout alone, plus measurement noise; all Gaussian. The model is linearised at the most probable
+factors. The size of a layout's own deviation is unknown: there is a belief for each of a few sizes, and the
+measurements weigh them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +63,7 @@ class Posterior:
     def draws(self, chosen: Indices, number: int, rng: np.random.Generator) -> Iterator[tuple[Indices, Floats]]:
         """Draw the logarithms of the chosen layouts' times together; yield some layouts at a time, [some, number].
 
-        A draw from the prior is moved by what the measurements say of it (Matheron's rule); the shared deviations are
+        A draw from the prior is updated by the measurements (Matheron's rule); the shared deviations are
         a sum of random waves.
         """
         belief, seen = self.belief, np.array(self.belief.seen, dtype=np.intp)
@@ -84,11 +83,11 @@ class Posterior:
 
 
 class Belief:
-    """Step times of n layouts, of which some are measured.
+    """Step times of n layouts, some of them measured.
 
-    positions: where layouts are to each other, [n, dimensions]: the logarithms to base 2 of their sizes.
+    positions: coordinates of the layouts, [n, dimensions]: the logarithms to base 2 of their sizes.
     prior, prior_sd: of the factors' logarithms. level_sd: of the logarithm of one more factor, on all step times.
-    weight: how probable this belief is before anything is measured, beside others.
+    weight: prior probability of this belief, relative to others.
     """
 
     def __init__(
@@ -108,23 +107,23 @@ class Belief:
         self.seen: list[int] = []
         self._logs: list[float] = []
         self.errors: list[float] = []
-        self._kernel = np.empty((len(positions), 0))  # of all layouts with those seen; grows with them
-        self._posterior: Posterior | None = None  # as long as nothing more is learned
+        self._kernel = np.empty((len(positions), 0))  # of all layouts with the measured layouts; grows with them
+        self._posterior: Posterior | None = None  # cached until the next measurement
 
     @property
     def own_variance(self) -> float:
-        """Of what the model does not explain of a layout."""
+        """Prior variance of a layout's deviation from the model."""
         return self.deviations.shared**2 + self.deviations.own**2
 
     def learn(self, index: int, step_time_s: float, error: float | None = None) -> None:
-        """Take in a measurement of a layout. error: standard deviation of its logarithm; None: the usual noise."""
+        """Add a measurement of a layout. error: standard deviation of its logarithm; None: the usual noise."""
         self._posterior = None
         self.seen.append(index)
         self.errors.append(self.deviations.noise if error is None else error)
         self._logs.append(float(np.log(step_time_s)))
 
     def posterior(self) -> Posterior:
-        """Return what is believed of all layouts now."""
+        """Return the posterior of all layouts."""
         if self._posterior is None:
             self._posterior = self._believed()
         return self._posterior
@@ -145,7 +144,7 @@ class Belief:
         return Posterior(self, mean + weights.T @ surprise, slopes, between, weights, log_evidence)
 
     def _factors(self, seen: Indices) -> Floats:
-        """Return the most probable factors, by Gauss and Newton."""
+        """Return the most probable factors, by the Gauss-Newton method."""
         factors = self._prior
         if not len(seen):
             return factors
@@ -189,7 +188,7 @@ def beliefs(
 
 
 def shares(posteriors: Sequence[Posterior]) -> Floats:
-    """Return how probable each of several beliefs is, after measurements that all of them have seen."""
+    """Return the probability of each belief, given measurements that all of them include."""
     logs = np.array([each.log_evidence + np.log(each.belief.weight) for each in posteriors])
     weights = np.exp(logs - logs.max())
     return np.asarray(weights / weights.sum())

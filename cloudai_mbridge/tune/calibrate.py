@@ -1,7 +1,7 @@
-"""What the time model and the memory model get wrong on a cluster: a few factors, fitted to measured points.
+"""The errors of the time model and the memory model on a cluster: a few factors, fitted to measured points.
 
 The factors are expected to be near 1, and near each other: a cluster that is slow is mostly slow at everything. Few
-points therefore move them little apart, and a point that fits nothing counts little. They are used only if points that
+points therefore move them little apart, and an outlier counts little. They are used only if points that
 were held out of the fit are predicted better with them.
 """
 
@@ -19,7 +19,7 @@ from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
 LEAST_POINTS = 5
-# Standard deviations of logarithms: of what all factors have in common, and of a point that the factors explain
+# Standard deviations of logarithms: of the common level of all factors, and of a point around the fit
 _LEVEL_SD, _SCATTER = 0.5, 0.15
 _FOLDS = 10
 # Held out, the median error must fall to this share, and so many of the points must be predicted better
@@ -71,7 +71,7 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
 
 
 def _held_out(model: FactorModel, logs: Floats, seed: int) -> Floats:
-    """Return the logarithm of every time as the other folds predict it."""
+    """Return the logarithm of every time as predicted by the other folds."""
     order = np.random.default_rng(seed).permutation(len(logs))
     predicted = np.empty(len(logs))
     for fold in range(min(_FOLDS, len(logs))):
@@ -92,7 +92,7 @@ def _fit(model: FactorModel, logs: Floats, chosen: npt.NDArray[np.intp] | slice)
         return np.concatenate([model.linearised(factors, chosen)[1] / _SCATTER, root])
 
     def loss(squares: Floats) -> Floats:
-        """Cauchy's for the points, which may be wrong; squares for what is expected of the factors."""
+        """Return Cauchy's loss for the points, which may be outliers, and squares for the prior of the factors."""
         rho = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
         of_points = 1 + squares[:number]
         rho[:, :number] = np.log(of_points), 1 / of_points, -1 / of_points**2

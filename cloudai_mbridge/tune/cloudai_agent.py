@@ -1,6 +1,6 @@
 """The search as an agent of CloudAI, which finds it by its entry point: `agent = "tune"` in a test definition.
 
-CloudAI expands, submits and waits, one point after the other; the agent chooses the next point and says when to stop.
+CloudAI expands, submits and waits, one point after the other; the agent chooses the next point and when to stop.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class TuneAgent(BaseAgent):
 
     @staticmethod
     def get_config_class() -> Any:
-        """Return CloudAI's own: this agent needs no other configuration."""
+        """Return CloudAI's own class: this agent needs no other configuration."""
         return BaseAgentConfig
 
     def configure(self, config: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ class TuneAgent(BaseAgent):
         self.max_steps = min(limit, len(self.actions)) if limit > 1 else len(self.actions)  # 1 is CloudAI's default
 
     def select_action(self, observation: list[float] | None = None) -> tuple[int, Action] | None:
-        """Return the number of the next step and its point; None when another is not worth its cost."""
+        """Return the number of the next step and its point; None if another is not worth its cost."""
         del observation
         search = self._search()
         if search.best is not None and (chance := search.chance_of_better()) < CHANCE:
@@ -66,7 +66,7 @@ class TuneAgent(BaseAgent):
         self._told.append((self.actions.index(_feedback["action"]), 1 / reward if reward > 0 else None))
 
     def _known(self) -> list[SearchPlan | None] | None:
-        """Return what is known beforehand of every point, None for one that breaks a rule; None if nothing is known."""
+        """Return the search plan of every point, None for a point that breaks a rule; None without predictions."""
         try:
             return known_of(self.env.test_run, self.env.runner.system, self.actions)
         except Refused as error:

@@ -1,4 +1,4 @@
-"""The step times of many layouts as functions of a few factors: how wrong each group of parts is on this cluster."""
+"""The step times of many layouts as functions of a few factors: the error of each group of parts on this cluster."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from cloudai_mbridge.estimate.time.groups import SHARPNESS, StepGroups
 
 Floats = npt.NDArray[np.float64]
 
-# What is expected of a factor's logarithm before anything is measured. Launches differ most: the host's clock, kernels
+# Prior of a factor's logarithm. Launches differ most: the host's clock, kernels
 # that are fused or not, CUDA graphs
 SDS = np.array([0.5, 0.5, 0.7, 0.7, 1.2, 0.7, 0.7])
 # Of factors that were calibrated, mostly with other models of the same cluster

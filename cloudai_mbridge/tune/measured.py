@@ -1,4 +1,4 @@
-"""Measured points: of the report of a run, or of a table, each beside what was predicted of it."""
+"""Measured points: from the report of a run or from a table, each with its prediction."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,18 +48,18 @@ class Measurements:
     left_out: dict[str, int] = field(default_factory=dict)
 
     def add(self, point: MeasuredPoint) -> None:
-        """Take a point in."""
+        """Add a point."""
         self.points.setdefault(point.gpu, []).append(point)
 
     def leave_out(self, why: str) -> None:
-        """Count a point that tells nothing."""
+        """Count an unusable point."""
         self.left_out[why] = self.left_out.get(why, 0) + 1
 
 
 def read_measurements(paths: Sequence[Path]) -> Measurements:
     """Read runs' directories, report.json files and tables (.csv); BadInput: one cannot be read.
 
-    What is predicted alike is one point, in however many of them it was measured: else none could be held out of a fit.
+    Points with equal predictions are merged, also across files: otherwise none could be held out of a fit.
     """
     found = Measurements()
     for path in paths:
@@ -117,32 +117,32 @@ def _repetitions(runs: Sequence[RunResult], found: Measurements) -> Iterator[lis
 
 
 def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
-    """Return a point of all its runs; BadInput with the reason if nothing is predicted of it."""
+    """Return a point of all its runs; BadInput with the reason if it has no prediction."""
     times = [value[0] for run in runs if (value := METRICS["step_time_s"].of(run))]
     if not times:
         raise BadInput("it has no step time")
     question = question_of(runs[0])
-    assert question.gpu is not None  # else there is no question
+    assert question.gpu is not None  # else `question_of` raises
     groups = groups_of(question)
     peak = headlines.of(question).peak_memory_gib
     reserved = [step.peak_memory_gib for run in runs for step in run.steps if step.peak_memory_gib]
-    is_known = reserved and peak and question.args.launcher is Launcher.EMBEDDED  # of others: what was measured is not
+    is_known = reserved and peak and question.args.launcher is Launcher.EMBEDDED  # others' metric is unknown
     share = (max(reserved) + _CONTEXT_GIB) / peak if is_known and peak else None
     return MeasuredPoint(question.gpu.name, groups, fmean(times), share)
 
 
 def device_of(run: RunResult) -> Gpu | None:
-    """Return the GPU that a run was on; None if nothing is known of its device."""
+    """Return the GPU of a run; None if its device is unknown."""
     device = run.comparability.get("device")
     gpu = find_gpu(device) if isinstance(device, str) else None
     return gpu if gpu is not None and gpu.is_known else None
 
 
 def question_of(run: RunResult, system: System | None = None, stand_in: Gpu | None = None) -> EstimateRequest:
-    """Return what is to be estimated of a run.
+    """Return the estimate request of a run.
 
-    system: whose calibration counts; None: none does. stand_in: instead of a device of which nothing is known.
-    BadInput: its device, its recipe or its arguments are not known.
+    system: its calibration applies; None: none does. stand_in: used for an unknown device.
+    BadInput: its device, its recipe or its arguments are unknown.
     """
     fields = run.comparability
     gpu = device_of(run)

@@ -1,6 +1,6 @@
-"""A search among the points of a test, each measured by a run: which ones to submit, and when to stop.
+"""A search among the points of a test, each measured by a run: which runs to submit, and when to stop.
 
-It remembers nothing: what was measured is in the journal and in the runs' files, so that another process can go on.
+It is stateless: measurements are in the journal and in the runs' files, so that another process can continue.
 """
 
 import math
@@ -24,18 +24,18 @@ from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.verdict import Judgement
 
-NOISE = 0.01  # between runs of a point, standard deviation of the logarithm, and after how many differences it is known
+NOISE = 0.01  # prior standard deviation of the logarithm between runs of a point; it weighs as `_AS_KNOWN` differences
 _AS_KNOWN = 2
 _CERTAIN = 0.95  # that the best point is faster than the next; otherwise both are measured again, once
 _FIRST_LOOK, _LOOKS_PER_DOUBLING, _WRONGLY = 4, 2, 0.001
 _LEAST_ERROR = 1e-9
 _OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
-_AT_ONCE = 4  # where no limit on active runs is set
-_CATEGORY_APART = 2.0  # doublings that tell as much as another value of what is not a number
+_AT_ONCE = 4  # without a limit on active runs
+_CATEGORY_APART = 2.0  # doublings equivalent to another value of a setting that is not a number
 
 
 def choosers_of(plan: ScenarioPlan, judge: Judge) -> dict[str, Chooser]:
-    """Return what chooses among the points of every test that is searched."""
+    """Return the chooser for every test that is searched."""
     tests = dict.fromkeys(run.test_id for run in plan.runs if run.search is not None)
     at_once = plan.runner.max_parallel or _AT_ONCE
     return {
@@ -70,7 +70,7 @@ class _Point:
 
     @property
     def is_pending(self) -> bool:
-        """Whether its first outcome is yet to come. What was ended early needs no further repetition."""
+        """Whether its first outcome is pending. A point that was ended early needs no further repetition."""
         if any(_is_under_way(run) for run in self.firsts):
             return True
         is_cut = any(_was_ended_early(run) for run in self.firsts)
@@ -109,7 +109,7 @@ class PointSearch:
         self._last: tuple[object, Choice] | None = None
 
     def choose(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> Choice:
-        """Return what to submit now, and why nothing more will be."""
+        """Return the runs to submit now, and why no others will be."""
         points = self._points(runs)
         state = tuple(point.state for point in points)
         if self._last is None or self._last[0] != state:
@@ -141,7 +141,7 @@ class PointSearch:
         ]
 
     def _learn(self, points: Sequence[_Point], entry_of: Callable[[str], JournalEntry]) -> None:
-        """Find out what became of the points that have been tried."""
+        """Update the outcomes of the points that have been tried."""
         measured: dict[str, list[Judgement]] = {}
         for point in points:
             if not point.has_begun or point.is_pending:
@@ -173,7 +173,7 @@ class PointSearch:
         return self._judged[key]
 
     def _best(self, but: str = "") -> str | None:
-        """Return the label of the fastest point that was run to its end, None without one. but: one not to return."""
+        """Return the label of the fastest point that was run to its end, None without one. but: a label to exclude."""
         done = {
             label: outcome.step_time_s
             for label, outcome in self._outcomes.items()
@@ -213,7 +213,7 @@ class PointSearch:
     def _last_choice(
         self, best: str, chance: float, kept: set[str], points: Mapping[str, _Point], ending: str
     ) -> Choice:
-        """Return what is under way; after it, what tells the best point from the next; after that, the ending."""
+        """Return the active runs; else runs that separate the best point from the next; else the ending."""
         if kept:
             return Choice(kept)
         if again := self._worth_again(best, points):
@@ -221,7 +221,7 @@ class PointSearch:
         return Choice((), f"{ending}; {self._ending(best, chance)}" if ending else self._ending(best, chance))
 
     def _worth_again(self, best: str, points: Mapping[str, _Point]) -> list[Tracked]:
-        """Return the runs that tell the best point from the next one, if the difference is within the noise."""
+        """Return the runs that separate the best point from the next, if the difference is within the noise."""
         second = self._best(but=best)
         if second is None or self._certainty(best, second) > _CERTAIN:
             return []
@@ -261,9 +261,9 @@ def _was_ended_early(run: Tracked) -> bool:
 
 
 def noise_of(times: Iterable[Sequence[float]]) -> float:
-    """Return by how much runs of a point differ: the standard deviation of the logarithm.
+    """Return the standard deviation of the logarithm between runs of a point.
 
-    times: of the runs of each point. Before anything is repeated, it is `NOISE`.
+    times: of the runs of each point. Without repetitions, it is `NOISE`.
     """
     logs = [np.log(own) for own in times if len(own) > 1]
     squares = sum(float(np.square(own - own.mean()).sum()) for own in logs)
@@ -274,10 +274,10 @@ def noise_of(times: Iterable[Sequence[float]]) -> float:
 def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noise: float) -> bool:
     """Return whether a run that has made these steps is certain to be slower than the best point.
 
-    best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
-    after 4, 5, 8, 11, 16, ... steps, each time with a Student distribution: of runs that are as fast as the best, one
-    in 1,000 is called slower at each look. The median counts: steps that now and then take long leave it, and
-    it is at most about their capped mean; capped means of few steps would be wrong more often.
+    best_error, noise: standard deviations of logarithms, of the best point's time and between runs. Interim looks
+    are after 4, 5, 8, 11, 16, ... steps, each with a Student distribution: of runs as fast as the best, one in 1,000 is
+    called slower at each look. The median is compared: occasional long steps do not change it, and it is at most about
+    their capped mean; capped means of few steps would be wrong more often.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
@@ -286,13 +286,13 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
     logs = np.log(step_times[:number])
     of_steps = _OF_MEDIAN**2 * float(logs.var(ddof=1)) / number
     variance = of_steps + best_error**2 + noise**2
-    degrees = (number - 1) / max(of_steps / variance, 1e-6) ** 2  # by Satterthwaite: only the steps' is not known
+    degrees = (number - 1) / max(of_steps / variance, 1e-6) ** 2  # by Satterthwaite: only the steps' is unknown
     within = stdtrit(degrees, 1 - _WRONGLY) * math.sqrt(variance)
     return bool(np.median(logs) - within > math.log(best_s))
 
 
 def positions_of(coordinates: Sequence[Mapping[str, Any]]) -> Floats:
-    """Return where points are to each other, [points, dimensions]: logarithms to base 2 of numbers; or a place each."""
+    """Return coordinates of points, [points, dimensions]: logarithms to base 2 of numbers; one-hot for other values."""
     names = dict.fromkeys(name for each in coordinates for name in each)
     columns: list[list[float]] = []
     for name in names:
@@ -301,6 +301,6 @@ def positions_of(coordinates: Sequence[Mapping[str, Any]]) -> Floats:
             columns.append([math.log2(value) for value in values if value is not None])
             continue
         texts = [repr(value) for value in values]
-        apart = _CATEGORY_APART / math.sqrt(2)  # between two places
+        apart = _CATEGORY_APART / math.sqrt(2)  # between two values
         columns += [[apart * (text == kind) for text in texts] for kind in dict.fromkeys(texts)]
     return np.array(columns, dtype=float).T.reshape(len(coordinates), len(columns))

@@ -1,4 +1,4 @@
-"""What is known of the points of a space before one of them is measured: a prediction, a guess, or nothing."""
+"""The prior of the points of a space before any measurement: a prediction, a guess, or none."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,18 +10,18 @@ from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
 from cloudai_mbridge.tune.factors import CALIBRATED_SDS, SDS, FactorModel, Floats
 from cloudai_mbridge.tune.room import Room
 
-# Where nothing is predicted: a level that the first trials tell, and deviations that may be large
+# Without predictions: a level set by the first trials, and deviations that may be large
 _FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _WIDE = Deviations(shared=0.5, own=0.05)
-_GUESS_SDS = 2 * SDS  # of another device's predictions, beside their common level
-# That predictions for this device are no better than a guess: the GPU is not the one that was named, say
+_GUESS_SDS = 2 * SDS  # of another device's predictions, in addition to their common level
+# Probability that predictions for this device are as poor as a guess, for example because the GPU was misnamed
 _DOUBT, _ANY_LEVEL = 0.01, 5.0
 
 
 class Prior:
-    """What a search believes of n points. where: of each, as of `positions_of`, [n, dimensions].
+    """The prior of a search for n points. where: coordinates, as returned by `positions_of`, [n, dimensions].
 
-    groups: what is predicted of each; None where it is not, of one point at least. shares: likewise of memory.
+    groups: prediction of each; None if at least one point has none. shares: likewise of memory.
     is_predicted: for this device.
     """
 
@@ -41,7 +41,7 @@ class Prior:
 
     @classmethod
     def of(cls, known: Sequence[SearchPlan | None], where: Floats) -> "Prior":
-        """Return it of points as they are planned; None for one of which nothing is known."""
+        """Return the prior of planned points. known: None for a point without predictions."""
         found = [each for each in known if each is not None]
         groups = [StepGroups(*each.groups) for each in found if each.groups]
         shares = [each.memory_share for each in found if each.memory_share]
@@ -54,7 +54,7 @@ class Prior:
         )
 
     def beliefs(self, measured: Mapping[int, float]) -> tuple[Belief, ...]:
-        """Return the beliefs. measured: step times of points, of which all but predictions take their level."""
+        """Return the beliefs. measured: step times, which set the level without predictions for this device."""
         if self.is_predicted:
             doubt = Belief(self._model, self._where, _WIDE, prior_sd=_GUESS_SDS, level_sd=_ANY_LEVEL, weight=_DOUBT)
             return *beliefs(self._model, self._where, prior_sd=self._prior_sd), doubt
@@ -64,5 +64,5 @@ class Prior:
         return beliefs(self._model, self._where, _WIDE, prior=level, prior_sd=self._prior_sd)
 
     def room(self) -> Room | None:
-        """Return what is believed of the memory; None if it is not known, so that every point counts as fitting."""
+        """Return the memory model; None if memory is unknown, so that every point counts as fitting."""
         return None if self._shares is None else Room(self._shares, 1.0)

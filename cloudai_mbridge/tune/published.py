@@ -1,4 +1,4 @@
-"""The published configurations of a search: where they rank, and why another one is predicted to be faster."""
+"""The published configurations of a search: their ranks, and why another configuration is predicted to be faster."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def _text(value: Any) -> Any:
 
 
 def sizes_of(args: ResolvedCmdArgs) -> ParallelSizes:
-    """Return the sizes that arguments set; what they leave out is 1."""
+    """Return the sizes that arguments set; a missing size is 1."""
     return ParallelSizes(*(getattr(args, name) or 1 for name in ParallelSizes._fields))
 
 

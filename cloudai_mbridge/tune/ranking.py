@@ -1,8 +1,7 @@
 """The layouts of a space in the order of their predicted step times.
 
-The time of a step is worked out for all of them, memory and rules only for those that come first: best first, until
-enough have passed. Where a layout may need too much memory, it comes again with more recomputation, which only makes it
-slower.
+The step time is computed for all layouts, memory and rules only for the fastest, in order, until enough have passed. A
+layout that may need too much memory is queued again with more recomputation, which only makes it slower.
 """
 
 import heapq
@@ -59,7 +58,7 @@ class Candidate:
         return self.headline.step_time_s
 
     def as_definition(self) -> dict[str, Any]:
-        """Return it as the data of a test TOML; one of the upstream launcher pins the release of the presets."""
+        """Return it as the data of a test TOML; with the upstream launcher it pins the release of the presets."""
         args = self.cmd_args
         about = f"{args['model_recipe_name']} on {args['num_gpus']} {args['gpu_type']}"
         return {
@@ -89,14 +88,14 @@ class Ranking:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def interval_s(self, candidate: Candidate) -> tuple[float, float]:
-        """Return the bounds between which 90 % of such step times are expected; 0 and infinity where nothing tells."""
+        """Return the bounds between which 90 % of such step times are expected; 0 and infinity if unknown."""
         error = self.errors.get(str(candidate.options.precision))
         sd = math.log1p(error.median) * _MEDIAN_TO_SD if error else math.inf
         return candidate.step_time_s * math.exp(-_INTERVAL * sd), candidate.step_time_s * math.exp(_INTERVAL * sd)
 
 
 def rank(request: SearchRequest, count: int) -> Ranking:
-    """Return the `count` layouts with the shortest predicted steps, the simpler ones first where equal."""
+    """Return the `count` layouts with the shortest predicted steps, simpler layouts first if equal."""
     ranking, predictor = Ranking(), Predictor(request)
     queue = [
         predictor.entry(sizes, Options(precision, is_sharded))
@@ -170,13 +169,13 @@ class Predictor:
         self.errors: dict[str, HeldOutError] = {}
 
     def entry(self, sizes: ParallelSizes, options: Options) -> Entry:
-        """Return a layout with what sorts it: its time; of equal ones those first that shard and recompute less."""
+        """Return a layout with its sort key: its time; if equal, less sharding and recomputation first."""
         seconds = float(f"{self.step_time_s(sizes, options):.5g}")
         kind = options.use_megatron_fsdp, options.recompute, options.without_graphs
         return (seconds, *kind, math.prod(sizes)), sizes, options
 
     def step_time_s(self, sizes: ParallelSizes, options: Options) -> float:
-        """Return the predicted seconds of a step; infinity where the sizes do not fit together."""
+        """Return the predicted seconds of a step; infinity if the sizes do not fit together."""
         base = self._base(sizes, options)
         layout, pp, vp = base.layout, sizes.pp, sizes.vp
         changed: dict[str, Any] = {"pp": pp, "cp": sizes.cp, "vp": vp, "mbs": sizes.mb}
@@ -191,7 +190,7 @@ class Predictor:
             return math.inf
 
     def rules_broken(self, sizes: ParallelSizes, options: Options) -> dict[str, str]:
-        """Return the rules that a layout breaks with what its launcher's newest release fills in, and why."""
+        """Return the rules that a layout breaks with the defaults of its launcher's newest release, and why."""
         args = self.question(sizes, options).args
         preset = find_preset(args, newest_release())  # the embedded loop's is in the arguments already
         upstream = Upstream(preset.release, preset) if preset else None
@@ -199,7 +198,7 @@ class Predictor:
         return {violation.rule_id: str(violation) for violation in violations}
 
     def recomputing(self, sizes: ParallelSizes, options: Options) -> Iterator[Options]:
-        """Yield the options with something else to recompute than what the recipe does."""
+        """Yield the options whose recomputation differs from the recipe's."""
         as_it_is = self._base(sizes, options).layout.recompute
         for recompute in self._request.recomputable[1:]:
             other = options._replace(recompute=recompute)
@@ -207,7 +206,7 @@ class Predictor:
                 yield other
 
     def _base(self, sizes: ParallelSizes, options: Options) -> _BaseLayout:
-        """Return what layouts of this tensor parallel size and these options share."""
+        """Return the common part of layouts of this tensor parallel size and these options."""
         key = (sizes.tp, options)
         if key not in self._bases:
             self._bases[key] = self._work_out(sizes, options)
@@ -221,9 +220,9 @@ class Predictor:
         return _BaseLayout(question.layout_of(model), times)
 
     def fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
-        """Return whether a layout's memory suffices; None where memory or time are not known.
+        """Return whether a layout's memory suffices; None if memory or time is unknown.
 
-        More sequences in a micro-batch need more memory, so one that is too large for one sequence is so for any.
+        More sequences in a micro-batch need more memory, so a layout that is too large for one sequence is so for any.
         """
         alone = sizes._replace(mb=1)
         if alone != sizes and (least := self._kept_fit(alone, options)) is not None and least.headline is None:
@@ -247,7 +246,7 @@ class Predictor:
         return times_of(question, model).step_time(question.layout_of(model))
 
     def question(self, sizes: ParallelSizes, options: Options) -> EstimateRequest:
-        """Return a layout as an estimate is asked for it."""
+        """Return the estimate request of a layout."""
         return self._request_of(self._request.cmd_args(sizes, options))
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:

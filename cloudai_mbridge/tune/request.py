@@ -1,4 +1,4 @@
-"""What to search, from the names and numbers that a user gives."""
+"""The request for a search, from the names and numbers that a user gives."""
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
@@ -23,7 +23,7 @@ def search_request(
     launcher: str,
     max_steps: int,
 ) -> SearchRequest:
-    """Return what is searched; BadInput: an unknown name, or no times can be predicted."""
+    """Return the search request; BadInput: an unknown name, or no times can be predicted."""
     found, name = load_recipe(recipe), gpu or (system.gpu_type if system else None)
     if name is None:
         raise BadInput("no GPU is named; use --gpu, or --system-config with a gpu_type")

@@ -1,4 +1,4 @@
-"""What is believed of the memory of layouts: predictions share an error, and each has a little of its own."""
+"""The memory model of layouts: predictions share an error, and each has a small error of its own."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _POINTS = 2001  # a fiftieth of a layout's own error apart
 
 
 class Room:
-    """How probably each of n layouts fits. peaks: predicted, in the unit of `given`, what the GPU has."""
+    """The probability that each of n layouts fits. peaks: predicted, in the unit of `given`, the GPU's memory."""
 
     def __init__(self, peaks: Sequence[float] | Floats, given: float) -> None:
         self._excess = np.log(np.asarray(peaks, dtype=float)) - math.log(given)
@@ -26,12 +26,12 @@ class Room:
         self._fits = ndtr(-(self._points[:, None] + self._errors) / _OWN_SD)
 
     def learn(self, index: int, *, fits: bool) -> None:
-        """Take in whether a layout has run out of memory."""
+        """Record whether a layout has run out of memory."""
         over = (self._excess[index] + self._errors) / _OWN_SD
         self._logs = self._logs + np.log(np.maximum(ndtr(-over if fits else over), 1e-300))
 
     def probabilities(self) -> Floats:
-        """Return how probably each layout fits, [n]."""
+        """Return the probability that each layout fits, [n]."""
         weights = np.exp(self._logs - self._logs.max())
         weights /= weights.sum()
         return np.asarray(np.interp(self._excess, self._points, self._fits @ weights))

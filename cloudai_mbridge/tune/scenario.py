@@ -11,8 +11,8 @@ def search_scenario(
 ) -> dict[str, Any]:
     """Return a scenario of one test that searches among layouts.
 
-    layouts: arguments of each, the most promising first. base: a test definition with what they leave open; of its
-    cmd_args, a layout's own come first.
+    layouts: arguments of each, the most promising first. base: a test definition with the remaining settings; a
+    layout's own cmd_args take precedence.
     """
     shared, axes, added = _as_space(layouts)
     sweep = {key: value for key, value in (("zip", [list(axes)] if axes else []), ("include", added)) if value}
@@ -33,9 +33,9 @@ def search_scenario(
 def _as_space(
     layouts: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], dict[str, list[Any]], list[dict[str, Any]]]:
-    """Return what all layouts have, the axes that vary together, and the points beside them.
+    """Return the common arguments, the axes that vary together, and the points outside of the axes.
 
-    A layout may have arguments that others do not, such as what it recomputes: these are the points beside the axes.
+    A layout with arguments that others lack, such as recomputed modules, is a point outside of the axes.
     """
     names = dict.fromkeys(name for layout in layouts for name in layout)
     everywhere = [name for name in names if all(name in layout for layout in layouts)]

@@ -1,4 +1,4 @@
-"""Which layout to measure next, and when another one is not worth its cost."""
+"""The choice of the next layout to measure, and the end of the search when another is not worth its cost."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from cloudai_mbridge.tune.belief import Belief, Posterior, shares
 from cloudai_mbridge.tune.factors import Floats
 from cloudai_mbridge.tune.room import Room
 
-# The search ends where it is this improbable that any other layout is so much better
+# The search ends if it is this improbable that any other layout is so much better
 WORTH, CHANCE = 0.02, 0.05
 _DRAWS, _LEAST_DRAWS, _NUMBERS = 2000, 200, 5_000_000  # of many layouts fewer draws, as that many numbers are drawn
 _FAR = 6.0  # standard deviations: all layouts beyond together are not worth a look
@@ -35,8 +35,8 @@ class Trial:
 class Search:
     """A search among n layouts.
 
-    beliefs: one or more, of which the measurements tell how probable each is. room: None where memory is not known, so
-    that all count as fitting.
+    beliefs: one or more, weighed by the measurements. room: None if memory is unknown, so that all layouts count as
+    fitting.
     """
 
     def __init__(self, beliefs: Sequence[Belief], room: Room | None, seed: int = 0) -> None:
@@ -47,12 +47,12 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The fastest trial so far; None where none has succeeded."""
+        """The fastest trial so far; None if none has succeeded."""
         done = [trial for trial in self.trials if trial.step_time_s is not None and not trial.is_cut]
         return min(done, key=lambda trial: trial.step_time_s or math.inf, default=None)
 
     def learn(self, trial: Trial) -> None:
-        """Take in a trial."""
+        """Record a trial."""
         self.trials.append(trial)
         self._gone.add(trial.index)
         if trial.step_time_s is not None:
@@ -65,13 +65,13 @@ class Search:
             belief.learn(index, step_time_s, error)
 
     def assume(self, index: int) -> None:
-        """Take in that a layout is being measured: until then it counts as taking what is believed of it."""
+        """Record that a layout is being measured: until the result, its expected time is assumed."""
         self._gone.add(index)
         expected = sum(share * posterior.mean[index] for share, posterior in self._posteriors())
         self._measured(index, math.exp(expected))
 
     def exclude(self, index: int) -> None:
-        """Take in that a layout failed, for a reason that says nothing of others."""
+        """Record that a layout failed for a reason unrelated to other layouts."""
         self._gone.add(index)
 
     def next(self) -> int | None:
@@ -113,7 +113,7 @@ class Search:
         return float(found.mean())
 
     def _posteriors(self) -> list[tuple[float, Posterior]]:
-        """Return what each belief says now, with how probable it is."""
+        """Return the posterior of each belief, with its probability."""
         posteriors = [belief.posterior() for belief in self._beliefs]
         return list(zip(map(float, shares(posteriors)), posteriors, strict=True))
 

@@ -1,7 +1,7 @@
 """The space of a search: the ways to spread a model over a number of GPUs.
 
 Only sizes that divide what they must are listed, since a grid of all sizes would be a hundred times as large. The rules
-decide about what is left.
+decide about the rest.
 """
 
 import math
@@ -23,7 +23,7 @@ from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-# What may be recomputed instead of what the recipe recomputes
+# Recomputation that may replace the recipe's
 ALL_LAYERS = "all layers"
 _DENSE = ("", "core_attn", "mlp", ALL_LAYERS)
 _EXPERTS = ("", "moe_act", "core_attn", "moe", ALL_LAYERS)
@@ -75,7 +75,7 @@ class SearchRequest:
 
     @property
     def recomputable(self) -> tuple[str, ...]:
-        """What a layout may recompute; first what the recipe does."""
+        """The possible recomputation of a layout; the recipe's own first."""
         if self.model.num_moe_experts is None:
             return _DENSE
         return _LATENT if self.model.multi_latent_attention else _EXPERTS
@@ -107,7 +107,7 @@ class SearchRequest:
         return args | (self._switched_off(sizes, options) if self.launcher is Launcher.EMBEDDED else {})
 
     def _switched_off(self, sizes: ParallelSizes, options: Options) -> dict[str, Any]:
-        """Return what the recipe has and the layout cannot have; only the embedded loop lets a test take it back."""
+        """Return values that unset recipe settings the layout cannot have; only the embedded loop lets a test do so."""
         values = preset_values(self.recipe, self.gpu, self.num_gpus, options.precision)
         has_stages, is_interleaved = sizes.pp > 1, sizes.vp > 1
         cannot = {
@@ -182,7 +182,7 @@ class SearchRequest:
 
 
 def newest_preset(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> Preset | None:
-    """Return the preset that the newest known launcher takes for a number of GPUs; None where it has none."""
+    """Return the preset that the newest known launcher takes for a number of GPUs; None without one."""
     return _preset(recipe.family, recipe.name, gpu.name, num_gpus, str(precision))
 
 
@@ -194,12 +194,12 @@ def _preset(family: str, recipe: str, gpu: str, num_gpus: int, precision: str) -
 
 
 def preset_values(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> dict[str, Any]:
-    """Return what that preset sets, the batch scaled to the GPUs; {} without one."""
+    """Return the settings of that preset, the batch scaled to the GPUs; {} without one."""
     preset = newest_preset(recipe, gpu, num_gpus, precision)
     return resolve_sizes({}, num_gpus, preset) if preset else {}
 
 
 def _divisors(number: int, of: int = 0) -> list[int]:
-    """Return what divides both numbers; every number divides 0."""
+    """Return the divisors of both numbers; every number divides 0."""
     low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return [each for each in sorted({*low, *(number // each for each in low)}) if of % each == 0]

@@ -1,6 +1,6 @@
 """A table of measured layouts: a row each, and rows of one model, batch and number of GPUs are a space.
 
-Rows of one layout are measurements of it: their median counts. Where one of them did not run out of memory, it fits.
+Rows of one layout are measurements of it: their median counts. If one of them did not run out of memory, it fits.
 
 Columns: gpu, num_gpus, gbs, mbs, seq_length, tp, pp, cp, vp, ep, step_time_s (seconds, or "oom"), and either recipe, or
 num_layers, hidden_size, num_attention_heads, num_query_groups, ffn_hidden_size and vocab_size. etp and precision may be
@@ -59,11 +59,10 @@ class Space:
 def read_table(path: Path) -> list[Space]:
     """Return the spaces of a table, in the order of their first rows.
 
-    Raises BadInput: the file cannot be read, a column is missing, there is no row, or a value is not what it should be;
-    names the line.
+    Raises BadInput: the file cannot be read, a column or all rows are missing, or a value is invalid; names the line.
     """
     try:
-        lines = read_regular(path).decode("utf-8-sig").splitlines()  # spreadsheets begin with a mark
+        lines = read_regular(path).decode("utf-8-sig").splitlines()  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text ({error})") from None
     reader = csv.DictReader(lines, restval="")

@@ -1,7 +1,7 @@
-"""Activations of every pipeline stage: what its micro-batches in flight keep for their backward passes, at the peak.
+"""Activations of every pipeline stage: kept by its micro-batches in flight for their backward passes, at the peak.
 
 With recomputation the peak is either the moment when the last forward pass of a micro-batch ends, or the moment in its
-backward pass when a recomputed part is whole again: by then what lies behind it has been freed.
+backward pass when a recomputed part is complete again: by then the activations after it have been freed.
 """
 
 from collections.abc import Mapping
@@ -75,16 +75,16 @@ def _stage(
 def _chunk_saved(
     z: Sizes, recompute: Recompute, module: ModuleType, offloaded: int, offloads_moe_act: bool, chunk: Chunk
 ) -> ChunkSaved:
-    """Return what one micro-batch keeps in a chunk.
+    """Return the activations that one micro-batch keeps in a chunk.
 
-    offloaded: so many first layers of a chunk live in host memory, but for the last layer. offloads_moe_act: so does
-    what the experts' activation functions read.
+    offloaded: number of first layers of a chunk in host memory, except the last layer. offloads_moe_act: the inputs of
+    the experts' activation functions are there, too.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     is_full = recompute.granularity is Granularity.FULL
     groups = _groups(recompute, len(chunk.layers)) if is_full else [(1, False)] * len(chunk.layers)
     offloaded = min(offloaded, max(0, len(chunk.layers) - 1))
-    regrown: list[tuple[float, float]] = []  # of every group: what it keeps, and by how much it grows
+    regrown: list[tuple[float, float]] = []  # of every group: bytes kept, and growth
     whole = {layer: _halves(z, module, layer) for layer in set(chunk.layers)}
     kept_of = {layer: _kept(z, module, recompute, layer) for layer in whole}
     totals = {layer: _total(halves) for layer, halves in whole.items()}
@@ -110,7 +110,7 @@ def _chunk_saved(
 
 
 def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, terms: dict[str, float]) -> float:
-    """Add what lies around the layers; return what of it is freed before a layer's backward pass begins."""
+    """Add the terms outside the layers; return the bytes of them freed before a layer's backward pass begins."""
     terms["embedding"] += module.embedding(z) if chunk.has_embedding else 0
     end = module.norm(z, z.split_tokens, z.arch.hidden_size) if chunk.has_decoder_end else 0
     for layers in chunk.mtp:
@@ -121,7 +121,7 @@ def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, term
 
 
 def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tuple[Layer, ...]) -> float:
-    """Return what a multi-token-prediction module keeps. Megatron-Core recomputes it only by the uniform method."""
+    """Return the bytes of a multi-token-prediction module. Megatron-Core recomputes it only by the uniform method."""
     if recompute.granularity is Granularity.FULL and recompute.method == "uniform":
         return 2 * z.checkpoint
     h, s = z.arch.hidden_size, z.split_tokens
@@ -144,7 +144,7 @@ def _halves(z: Sizes, module: ModuleType, layer: Layer) -> Halves:
 
 
 def _half(z: Sizes, module: ModuleType, name: str | None) -> SavedBytes | None:
-    """Return what a mixer or feed-forward network keeps, and the norm before it."""
+    """Return the bytes that a mixer or feed-forward network and the norm before it keep."""
     if name is None:
         return None
     h, s = z.arch.hidden_size, z.split_tokens
@@ -155,7 +155,7 @@ def _half(z: Sizes, module: ModuleType, name: str | None) -> SavedBytes | None:
     return replace(inside, norm=module.norm(z, s, h), norm_output=s * h * kept_input, adapters=adapters)
 
 
-# What of a half reads the norm's output
+# The linear layers of a half that read the norm's output
 _READS_NORM = {
     "attention": ("linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_kv_down_proj"),
     "mamba": ("in_proj",),
@@ -164,7 +164,7 @@ _READS_NORM = {
 
 
 def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> Halves:
-    """Return what is left of a layer where its modules are recomputed selectively."""
+    """Return the bytes that a layer keeps if its modules are recomputed selectively."""
     mixer, ffn = _halves(z, module, layer)
     if recompute.granularity is not Granularity.SELECTIVE:
         return mixer, ffn
@@ -191,7 +191,7 @@ def _total(halves: Halves) -> float:
 
 
 def _regrown(whole: Halves, kept: Halves) -> float:
-    """Return by how much the layer grows in its backward pass, from the second half to the first."""
+    """Return the growth of the layer in its backward pass, from the second half to the first."""
     most, behind = 0.0, 0.0
     for full, left in zip(reversed(whole), reversed(kept), strict=True):
         if full is not None and left is not None:
@@ -208,7 +208,7 @@ def _add(terms: dict[str, float], layer: Layer, kept: Halves, offloads_moe_act: 
         terms["experts" if layer.ffn == "moe" else "mlp"] += ffn.total - away
 
 
-# How many micro-batches of every model chunk a pipeline rank holds at a time, by the schedules of Megatron-Core 0.16:
+# Micro-batches of every model chunk that a pipeline rank holds at a time, by the schedules of Megatron-Core 0.16:
 # `pipeline_parallel/schedules.py`, `get_pp_rank_microbatches` and `get_schedule_table`. The group size per virtual
 # stage is Megatron-Core's default, pp.
 def in_flight(
@@ -216,7 +216,7 @@ def in_flight(
 ) -> tuple[Moment, ...]:
     """Return the fullest moments of a rank: micro-batches in flight by chunk, and whose backward pass begins.
 
-    A moment that another one with the same backward pass exceeds in every chunk is left out. has_extra_warmup: of
+    A moment that another with the same backward pass exceeds in every chunk is left out. has_extra_warmup: of
     overlapped expert communication.
     """
     if vp == 1 or pp == 1:

@@ -1,4 +1,4 @@
-"""What a rank holds, and keeps, of adapters: beside each linear layer two small matrices, split as that is.
+"""Parameters and activations of adapters on a rank: two small matrices per linear layer, split as the layer is.
 
 One table of the layers' shapes serves parameters, FLOPs and activations. Source: `training/peft`, and for
 the layers Megatron-Core 0.16.
@@ -42,7 +42,7 @@ class Linear(NamedTuple):
 
 
 def adapters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[RankParameters, ...]:
-    """Return the parameters of adapters on a rank of every pipeline stage. BadInput: they cannot be, or be split so."""
+    """Return the parameters of adapters on a rank of every pipeline stage. BadInput: unsupported, or indivisible."""
     if layout.adapters is None:
         return (RankParameters({}),) * layout.pp
     arch, split = padded_for(arch, layout.tp), split_of(layout)
@@ -97,7 +97,7 @@ def _chosen(adapters: Adapters, linear: Linear, *, is_whole: bool = False) -> tu
 
 
 def _dim(adapters: Adapters, linear: Linear, arch: Architecture) -> int:
-    """Return the rank of the product; of experts it may be a part, rounded up to what the layout can split."""
+    """Return the rank of the product; of experts it may be a part, rounded up to a size that the layout can split."""
     dim, ranks = adapters.dim, 1 if linear.is_row else linear.ranks
     if linear.experts and adapters.normalize_moe_lora:
         if dim % arch.moe_router_topk:
@@ -113,8 +113,8 @@ def _dim(adapters: Adapters, linear: Linear, arch: Architecture) -> int:
 def adapter_bytes(z: Sizes, half: str, *, has_te: bool) -> float:
     """Return the bytes that a layer half's adapters save for the backward pass, without the inputs of their layers.
 
-    That is the input of the second matrix; where the sequence is split, the rest of what the first one gathers; of
-    DoRA the output that the magnitudes scale.
+    These are the input of the second matrix; with a split sequence, the remaining gathered input of the first matrix;
+    with DoRA, the output that the magnitudes scale.
     """
     if z.adapters is None:
         return 0.0

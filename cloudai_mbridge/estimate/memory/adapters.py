@@ -1,4 +1,4 @@
-"""Which linear layers have adapters and of what size, as the section `peft` of a training config has them; no torch."""
+"""Adapters: their linear layers and their size, as in the section `peft` of a training config; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,7 +25,7 @@ class Adapters:
     sequence_parallel_input_regather: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is not modelled. BadInput."""
+        """Raise BadInput if the adapters are not modelled."""
         if self.kind not in (LORA, DORA, CANONICAL):
             raise BadInput(
                 f"peft: adapters of the kind {self.kind!r} are not modelled; use LoRA, DoRA or CanonicalLoRA"
@@ -40,9 +40,9 @@ class Adapters:
                 raise BadInput(f"peft: adapters of single layers ({name!r}) are not modelled; name modules alone")
 
     def parts_of(self, linear: str, parts: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """Return the parts of a linear layer that have an adapter each: of a layer in one piece, itself; () for none.
+        """Return the parts of a linear layer that have an adapter each: a layer in one piece itself; () for none.
 
-        parts: names of those of a fused layer, which only `CanonicalLoRA` adapts one by one.
+        parts: names of the parts of a fused layer, which only `CanonicalLoRA` adapts one by one.
         """
         if not self.target_modules:
             is_left = linear not in self.exclude_modules and linear != "router"
@@ -54,12 +54,12 @@ class Adapters:
         return (linear,) if linear in self.target_modules else ()
 
 
-# What `extra_cmd_args` may set of them
+# Fields that `extra_cmd_args` may set
 FIELDS = frozenset(field.name for field in fields(Adapters)) - {"kind"}
 
 
 def adapters_of(section: Mapping[str, Any], base: Adapters | None = None) -> Adapters:
-    """Return the adapters of a section `peft`, or what it changes of others. BadInput: they are not modelled."""
+    """Return the adapters of a section `peft`, or `base` with its changes. BadInput: they are not modelled."""
     kind = str(section["_target_"]).rpartition(".")[2] if "_target_" in section else base.kind if base else LORA
     if base is None:
         base = Adapters(kind, _CANONICAL_TARGETS if kind == CANONICAL else _TARGETS)

@@ -1,4 +1,4 @@
-"""From a point's arguments to the layout that the estimate is asked about."""
+"""The layout of an estimate, from a point's arguments."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _FULLY_CAPTURED = ("full", "full_iteration", "local")
 def layout_of(
     args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, mtp_num_layers: int = 0
 ) -> ParallelLayout:
-    """Return the layout of a point on GPUs: what it sets, else what the upstream recipe or the embedded loop sets.
+    """Return the layout of a point on GPUs: its own settings, or defaults of the upstream recipe or the embedded loop.
 
     gpu: its name in the hardware table; None takes `args.gpu_type`.
     BadInput: sizes that do not fit together, or an unknown number format.
@@ -70,21 +70,21 @@ def layout_of(
 
 
 def _adapters(args: ResolvedCmdArgs, recipe: Recipe) -> Adapters | None:
-    """Return the recipe's adapters, where these are trained; upstream's launcher has the same recipe."""
+    """Return the recipe's adapters if they are trained; upstream's launcher has the same recipe."""
     if args.task not in ADAPTER_TASKS:
         return None
     return adapters_of(recipe.sections.get("peft") or adapters_of_task(recipe))
 
 
 def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
-    """Return what is set, else 1 for all recipes with experts upstream, and with ep > 1 in our loop; None means tp."""
+    """Return the set value, or 1 for all recipes with experts upstream, and with ep > 1 in our loop; None means tp."""
     has_experts = recipe.default("model", "num_moe_experts") is not None
     is_one = args.launcher is not Launcher.EMBEDDED or (args.ep or 1) > 1
     return 1 if args.et is None and has_experts and is_one else args.et
 
 
 def _optimizer_bytes(recipe: Recipe) -> int:
-    """Return the bytes per weight beside bf16 weights: a 32-bit copy, and two moments in the recipe's types.
+    """Return the bytes per weight in addition to bf16 weights: a 32-bit copy, and two moments in the recipe's types.
 
     Muon has one moment, in 32 bits, of the matrices: nearly all weights.
     Megatron-Core keeps the copy also with `use_precision_aware_optimizer`, as the number format's recipe leaves
@@ -124,13 +124,13 @@ def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision, gpu: 
 
 
 def _weights(precision: Precision, gpu: str) -> dict[str, bool]:
-    """Return how the weights are kept: the same of both launchers, whose number formats are the same."""
+    """Return the storage of the weights: the same for both launchers, whose number formats are the same."""
     gathered = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX)
     return {"fp8_param_gather": precision in gathered, "has_fp8_transposes": gpu in ("h100", "h200", "gh200")}
 
 
 def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tuple[int, int, str | None]:
-    """Return stages, virtual stages and the explicit layout, where there is one; it decides about virtual stages."""
+    """Return stages, virtual stages and the explicit layout, if any; it determines the virtual stages."""
     pp, text = args.pp or 1, args.pipeline_model_parallel_layout
     if text:
         return pp, args.vp or max(1, num_stages(text) // pp), text
@@ -141,7 +141,7 @@ def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tup
 
 
 def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int | None) -> Recompute:
-    """Return what is recomputed: the point's own words replace the recipe's."""
+    """Return the recomputation: the point's own settings replace the recipe's."""
     if args.recompute_num_layers is not None or args.recompute_modules is not None:
         modules, num_layers = frozenset(names_in(args.recompute_modules)), args.recompute_num_layers
     if num_layers:

@@ -54,14 +54,14 @@ class StageMemory:
 
     @property
     def activations(self) -> float:
-        """What micro-batches in flight keep for their backward passes, in bytes."""
+        """Bytes that micro-batches in flight keep for their backward passes."""
         return sum(self.terms[name] for name in ACTIVATION_TERMS)
 
 
 def memory_per_stage(
     arch: Architecture, layout: ParallelLayout, assumptions: Assumptions | None = None
 ) -> tuple[StageMemory, ...]:
-    """Return the memory of every pipeline stage, the worst one marked (of equal ones the first).
+    """Return the memory of every pipeline stage, the worst stage marked (of equal stages the first).
 
     BadInput: the layers cannot be split over the stages so, or the model has layers that are not modelled.
     """
@@ -71,7 +71,7 @@ def memory_per_stage(
 
 
 def worst_stage(stages: tuple[StageMemory, ...]) -> StageMemory:
-    """Return the stage that needs most."""
+    """Return the stage that needs most memory."""
     return next(stage for stage in stages if stage.is_worst)
 
 
@@ -99,7 +99,7 @@ TERMS = STATE_TERMS + ACTIVATION_TERMS + OTHER_TERMS
 def _unsharded(
     arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...], parameters: RankParameters
 ) -> int:
-    """Return what Megatron-FSDP gathers: layers one by one, the embedding and the output layer as they are needed."""
+    """Return the parameters gathered by Megatron-FSDP: layers one by one, the embedding and the output layer on use."""
     if not layout.use_megatron_fsdp:
         return 0
     layers = frozenset[Layer]().union(*(chunk.kinds for chunk in chunks))

@@ -1,4 +1,4 @@
-"""What the estimate is asked about beside the model: how it is spread over GPUs, and what is kept in which format."""
+"""The layout of an estimate: the distribution of the model over GPUs, and the storage formats."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -50,7 +50,7 @@ class Recompute:
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what Megatron-Core does not know."""
+        """Raise BadInput for settings that Megatron-Core does not support."""
         if unknown := sorted(self.modules - set(RECOMPUTE_MODULES)):
             known = ", ".join(RECOMPUTE_MODULES)
             raise BadInput(f"recompute_modules: {unknown[0]!r} cannot be recomputed; use {known}")
@@ -117,7 +117,7 @@ class ParallelLayout:
     outer_dp_sharding_strategy: str = "no_shard"
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit together; the rules say it in more words."""
+        """Raise BadInput for sizes that do not fit together; the rules explain in more detail."""
         for name in ("num_gpus", "tp", "pp", "cp", "vp", "ep", "mbs"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}: {getattr(self, name)} is not positive; use at least 1")

@@ -1,7 +1,7 @@
-"""What is on a GPU beside states and activations: assumptions with reasons, each of which can be overridden.
+"""Memory on a GPU in addition to states and activations: assumptions with reasons, each can be overridden.
 
 None of these follows from a formula of the model. The values are round numbers for one process per GPU with NCCL and
-Transformer Engine; calibrate them where a cluster tells better.
+Transformer Engine; calibrate them if measurements on a cluster differ.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def _num_groups(layout: ParallelLayout, has_experts: bool) -> int:
 
 
 def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
-    """Return the most that one operation needs beside what is kept: an MLP's gradients, or those of the logits.
+    """Return the largest temporary memory of one operation: an MLP's gradients, or the gradients of the logits.
 
     Transformer Engine's cross entropy writes the gradient over the logits.
     """
@@ -88,7 +88,7 @@ def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
 def _graphs(layout: ParallelLayout, chunks: tuple[Chunk, ...]) -> int:
     """Return the static tensors of CUDA graphs: an input and an output per captured layer and micro-batch in flight.
 
-    What a graph's layers keep for the backward pass lies in its pool in place of the allocator's, and is counted there.
+    Tensors that a graph's layers keep for the backward pass lie in its pool, not the allocator's, and count there.
     """
     if layout.cuda_graph == "none":
         return 0

@@ -1,7 +1,7 @@
-"""Parameters of every rank, by module: exactly those of the model that Megatron-Core 0.16 builds.
+"""Parameters of every rank, by module: exactly as in the model that Megatron-Core 0.16 builds.
 
 All tensor-, context- and data-parallel ranks of a stage hold equally many. Transformer Engine changes one count: it
-repeats the down projections of multi-latent attention on every tensor-parallel rank, where Megatron's own linear layers
+repeats the down projections of multi-latent attention on every tensor-parallel rank, while Megatron's own linear layers
 split them. Source: `megatron/core/transformer` (attention, multi_latent_attention, mlp, moe, multi_token_prediction),
 `models/gpt/gpt_model`, `ssm/mamba_mixer`.
 """
@@ -34,17 +34,17 @@ class RankParameters:
 
     @property
     def experts(self) -> int:
-        """Those that are sharded over the expert-parallel group, and reduced over the expert data-parallel one."""
+        """Parameters sharded over the expert-parallel group, and reduced over the expert data-parallel group."""
         return self.by_module.get(EXPERTS, 0)
 
     @property
     def dense(self) -> int:
-        """All others."""
+        """All other parameters."""
         return self.total - self.experts
 
     @property
     def quantized_dense(self) -> int:
-        """Weights of the dense matrix products that run in 8 or 4 bits where the precision asks for it."""
+        """Weights of the dense matrix products that run in 8 or 4 bits if the precision requests it."""
         return self.dense - sum(self.by_module.get(name, 0) for name in IN_16_BITS)
 
 
@@ -59,18 +59,18 @@ class ParameterSplit:
 
 
 def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[RankParameters, ...]:
-    """Return what a rank of every pipeline stage holds."""
+    """Return the parameters on a rank of every pipeline stage."""
     arch, split = padded_for(arch, layout.tp), split_of(layout)
     return tuple(_stage(arch, split, chunks) for chunks in chunks_of(arch, layout))
 
 
 def layer_parameters(arch: Architecture, layout: ParallelLayout, layer: Layer) -> int:
-    """Return what a rank holds of one layer."""
+    """Return the parameters of one layer on a rank."""
     return sum(_layer(arch, split_of(layout), layer).values())
 
 
 def split_of(layout: ParallelLayout) -> ParameterSplit:
-    """Return over how many ranks a layout splits what."""
+    """Return the numbers of ranks over which a layout splits parameters."""
     return ParameterSplit(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
 
 
@@ -80,7 +80,7 @@ def total_parameters(arch: Architecture) -> int:
 
 
 def active_parameters(arch: Architecture) -> int:
-    """Return the parameters that a token meets: of the experts only `moe_router_topk`."""
+    """Return the parameters active for a token: of the experts only `moe_router_topk`."""
     parameters = _whole(arch)
     idle = parameters.experts * (1 - arch.moe_router_topk / arch.num_moe_experts) if arch.num_moe_experts else 0
     return parameters.total - round(idle)
@@ -205,7 +205,7 @@ _HALVES: Mapping[str, Callable[[Architecture, ParameterSplit], Mapping[str, int]
 
 
 def _dsv4_attention(arch: Architecture, tp: int) -> int:
-    """Return the parameters of one layer on one rank, averaged over the layers. What works on latents is not split."""
+    """Return the parameters of one layer on one rank, averaged over the layers. Weights on latents are not split."""
     h, a, d_v = arch.hidden_size, arch.num_attention_heads // tp, arch.v_head_dim
     r_q, r_o = arch.q_lora_rank or h, arch.o_lora_rank
     query = r_q * (h + a * (arch.qk_head_dim + arch.qk_pos_emb_head_dim) + 1)

@@ -1,9 +1,9 @@
 """The two memory estimators of Megatron-Bridge, by name, for comparison with its published and logged numbers.
 
 Both answer for the most loaded GPU, assume selective recomputation and sequence parallelism (else Megatron-Bridge
-prints the weights alone), and know no overhead. One virtual stage counts as none. Stages of unequal size are refused.
+prints the weights alone), and ignore overhead. One virtual stage counts as none. Stages of unequal size are refused.
 `megatron-bridge/seed`, of 2025, ignores expert and context parallelism and multiplies the dense feed-forward size by
-the number of experts; `megatron-bridge/head` knows experts and is what the training loop logs. Neither knows
+the number of experts; `megatron-bridge/head` models experts and is logged by the training loop. Neither models
 multi-latent attention.
 """
 

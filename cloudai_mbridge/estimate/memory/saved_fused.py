@@ -1,8 +1,8 @@
-"""What Transformer Engine's modules and Megatron-Core's fused kernels save on a GPU: no scores, few copies.
+"""Tensors that Transformer Engine's modules and Megatron-Core's fused kernels save on a GPU: no scores, few copies.
 
 From reading Transformer Engine 2.x (LayerNormLinear, Linear, DotProductAttention, GroupedLinear) and Megatron-Core
 0.16; not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16. Attention's
-last projection keeps the core attention's output itself, in 16 bits, for that is there anyway (Megatron-Core's
+last projection keeps the core attention's output itself, in 16 bits, as it exists anyway (Megatron-Core's
 `set_save_original_input`).
 """
 
@@ -14,12 +14,12 @@ ROUTER_BYTES = 9  # per token and expert: logits and probabilities in 32 bits, a
 
 
 def norm(z: Sizes, tokens: float, width: int) -> float:
-    """Return what a norm over `width` keeps: its input, and one or two 32-bit statistics per row."""
+    """Return the bytes that a norm over `width` keeps: its input, and one or two 32-bit statistics per row."""
     return tokens * (z.value * width + (4 if z.arch.normalization == "RMSNorm" else 8))
 
 
 def attention(z: Sizes) -> SavedBytes:
-    """Return what an attention half keeps: queries, keys, values and output once, and the log-sum of each score row."""
+    """Return the bytes kept by attention: queries, keys, values and output once, and the log-sum of each score row."""
     a, t = z.arch, z.tokens
     if a.multi_latent_attention:
         return _latent_attention(z)
@@ -46,7 +46,7 @@ def _latent_attention(z: Sizes) -> SavedBytes:
 
 
 def mamba(z: Sizes) -> SavedBytes:
-    """Return what a Mamba-2 mixer keeps: the input projection, the scan's output, the gated norm's output."""
+    """Return the bytes that a Mamba-2 mixer keeps: the input projection, the scan's output, the gated norm's output."""
     a, t = z.arch, z.tokens
     heads = a.mamba_num_heads or 2 * a.hidden_size // a.mamba_head_dim
     inner = heads * a.mamba_head_dim
@@ -59,17 +59,17 @@ def mamba(z: Sizes) -> SavedBytes:
 
 
 def _inner(z: Sizes, tokens: float, ffn: float) -> tuple[float, float]:
-    """Return what an MLP keeps beside its input: the activation's input, and its output."""
+    """Return the bytes that an MLP keeps in addition to its input: the activation's input, and its output."""
     return tokens * ffn * (2 if z.arch.gated_linear_unit else 1) * z.value, tokens * ffn * z.kept("linear_fc2")
 
 
 def mlp(z: Sizes) -> SavedBytes:
-    """Return what a dense feed-forward half keeps."""
+    """Return the bytes that a dense feed-forward half keeps."""
     return SavedBytes(ffn=sum(_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp)))
 
 
 def moe(z: Sizes) -> SavedBytes:
-    """Return what a mixture of experts keeps; the experts are one grouped product."""
+    """Return the bytes that a mixture of experts keeps; the experts are one grouped product."""
     a, s, rows = z.arch, z.split_tokens, z.expert_tokens
     width = a.moe_latent_size or a.hidden_size
     before, activation = _inner(z, rows, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp)
@@ -85,19 +85,19 @@ def moe(z: Sizes) -> SavedBytes:
 
 
 def head(z: Sizes, depths: int) -> float:
-    """Return what the output layer and the loss keep; depths: 1 and one per token predicted beyond the next."""
+    """Return the bytes kept by the output layer and the loss; depths: 1 and one per token predicted beyond the next."""
     a = z.arch
     logits = z.tokens * (a.padded_vocab_size // z.tp * (4 if z.fp32_logits else z.value) + 9)
     return depths * (z.split_tokens * a.hidden_size * z.value + logits)
 
 
 def embedding(z: Sizes) -> float:
-    """Return what the embedding keeps: the tokens, and which of them are another rank's."""
+    """Return the bytes that the embedding keeps: the tokens, and the mask of other ranks' tokens."""
     return z.tokens * (9 if z.tp > 1 else 8)
 
 
 def shared_with_checkpoint(z: Sizes) -> float:
-    """Return what of a recomputed group is its checkpoint, and counted there: the first norm's input."""
+    """Return the bytes of a recomputed group that are counted as its checkpoint: the first norm's input."""
     return z.checkpoint
 
 
@@ -107,5 +107,5 @@ def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
 
 
 def up_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
-    """Return the half whose queries, keys and values are made again from the latents."""
+    """Return the half whose queries, keys and values are recomputed from the latents."""
     return replace(half, projected=0)

@@ -1,4 +1,4 @@
-"""What the modules of the embedded loop save where Transformer Engine is not installed; and Megatron's local attention.
+"""Tensors that modules of the embedded loop save without Transformer Engine; and Megatron's local attention.
 
 Every formula here is measured against saved-tensor hooks of a real step (tests/estimate/memory). It follows what torch
 2.13 keeps on a CPU: its RMSNorm keeps input and normalised input in 32 bits, and every step of an unfused activation
@@ -13,14 +13,14 @@ from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes
 
 
 def norm(z: Sizes, tokens: float, width: int) -> float:
-    """Return what a norm over `width` keeps, its output aside."""
+    """Return the bytes that a norm over `width` keeps, without its output."""
     if z.arch.normalization == "RMSNorm":
         return tokens * (8 * width + 4)
     return tokens * (z.value * width + 2 * z.value)
 
 
 def attention(z: Sizes) -> SavedBytes:
-    """Return what an attention half keeps."""
+    """Return the bytes that an attention half keeps."""
     if z.arch.multi_latent_attention:
         return _latent_attention(z)
     t, gate = z.tokens, z.query if z.arch.attention_output_gate else 0
@@ -47,7 +47,7 @@ def attention(z: Sizes) -> SavedBytes:
 
 
 def _head_norms(z: Sizes) -> float:
-    """Return what the norms of queries and keys keep; in 32 bits their inputs are views, where nothing is grouped."""
+    """Return the bytes that the norms of queries and keys keep; in 32 bits their inputs are views, unless grouped."""
     width, t = z.arch.kv_channels, z.tokens
     kept = norm(z, t * z.heads, width) + norm(z, t * z.key / width, width)
     if z.value < 4 and z.arch.normalization == "RMSNorm":
@@ -56,7 +56,7 @@ def _head_norms(z: Sizes) -> float:
 
 
 def _core(z: Sizes) -> float:
-    """Return what scaled-dot-product attention keeps beside its inputs and output: the log-sum of every score row."""
+    """Return the bytes kept by scaled-dot-product attention without inputs and output: log-sums of the score rows."""
     if z.is_local:  # the scores, and one mask per layer
         return z.mbs * z.heads * z.sequence * z.whole_sequence * z.value + z.sequence * z.whole_sequence
     has_mask = z.whole_sequence > z.sequence or z.arch.window_size is not None
@@ -88,7 +88,7 @@ def _latent_attention(z: Sizes) -> SavedBytes:
 
 
 def mamba(z: Sizes) -> SavedBytes:
-    """Refuse it."""
+    """Raise BadInput: Mamba is not supported."""
     raise BadInput(f"recipe {z.arch.recipe}: the embedded loop builds no Mamba layers; use implementation fused")
 
 
@@ -106,19 +106,19 @@ def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
 
 
 def _inner(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False) -> float:
-    """Return what an MLP keeps beside its input. is_weighted: an expert's, whose output is scaled per token."""
-    # gated: both halves of the first product, the activation, the other half plus an offset, and what they make
+    """Return the bytes kept by an MLP without its input. is_weighted: an expert's, whose output is scaled per token."""
+    # gated: both halves of the first product, the activation, the other half plus an offset, and their product
     kept = (5 if z.arch.gated_linear_unit else 2) * ffn
     return tokens * (kept + (ffn + 1 if is_weighted else 0)) * z.value
 
 
 def mlp(z: Sizes) -> SavedBytes:
-    """Return what a dense feed-forward half keeps."""
+    """Return the bytes that a dense feed-forward half keeps."""
     return SavedBytes(ffn=_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp))
 
 
 def moe(z: Sizes) -> SavedBytes:
-    """Return what a mixture of experts keeps; the experts run one after the other."""
+    """Return the bytes that a mixture of experts keeps; the experts run one after the other."""
     a, s = z.arch, z.split_tokens
     inner = _inner(z, z.expert_tokens, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp, is_weighted=True)
     shared = a.moe_shared_expert_intermediate_size
@@ -137,25 +137,25 @@ def _routing(a: Architecture, value: int) -> float:
 
 
 def head(z: Sizes, depths: int) -> float:
-    """Return what the output layer and the loss keep; depths: 1 and one per token predicted beyond the next."""
+    """Return the bytes kept by the output layer and the loss; depths: 1 and one per token predicted beyond the next."""
     a = z.arch
     logits = z.tokens * (a.padded_vocab_size // z.tp * 4 + 1 + 8)
     return depths * (z.split_tokens * a.hidden_size * z.value + logits) + (depths - 1) * 8 * z.tokens
 
 
 def embedding(z: Sizes) -> float:
-    """Return what the embedding keeps: the tokens, and which of them are another rank's."""
+    """Return the bytes that the embedding keeps: the tokens, and the mask of other ranks' tokens."""
     positions = 8 if z.arch.position_embedding_type == "learned_absolute" else 0
     return z.tokens * (8 + positions + (1 if z.tp > 1 else 0))
 
 
 def shared_with_checkpoint(z: Sizes) -> float:
-    """Return what of a recomputed group is its checkpoint, and counted there."""
+    """Return the bytes of a recomputed group that are counted as its checkpoint."""
     is_copied = z.arch.normalization == "RMSNorm" and z.value < 4
     return 0 if is_copied else z.checkpoint
 
 
 def up_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
-    """Return the half whose queries, keys and values are made again: attention keeps 32-bit copies of what it can."""
+    """Return the half whose queries, keys and values are recomputed: attention keeps 32-bit copies of what it can."""
     views = z.tokens * z.heads * z.arch.v_head_dim * z.value if z.value == 4 else 0
     return replace(half, projected=0, core=max(0.0, half.core - views))

@@ -17,7 +17,7 @@ QUANTIZED = {
     Precision.FP8_SC: 1 + 4 / (128 * 128),
     Precision.NVFP4: 0.5 + 1 / 16,
 }
-# Bytes per value of what a quantized matrix product keeps for its weight gradient: as of weights, but in smaller blocks
+# Bytes per value of a quantized matrix product's input, kept for its weight gradient: as weights, in smaller blocks
 _KEPT_INPUT = {**QUANTIZED, Precision.FP8_SC: 1 + 4 / 128}
 
 
@@ -46,7 +46,7 @@ class Sizes:
     adapters: Adapters | None = None
 
     def kept(self, linear: str) -> float:
-        """Return the bytes per value that a fused linear layer, or the adapter beside it, keeps of its input.
+        """Return the bytes per value that a fused linear layer, or its adapter, keeps of its input.
 
         A frozen layer needs none for itself; an adapter reads it in 16 bits.
         """
@@ -86,7 +86,7 @@ class Sizes:
 
 
 def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
-    """Return the sizes of a layout; equal ones are one object, so that what is computed of them can be cached."""
+    """Return the sizes of a layout; equal sizes are one object, so that results computed from them can be cached."""
     whole = layout.seq_length or arch.seq_length
     tokens = layout.mbs * whole // layout.cp
     split = tokens // layout.tp if layout.has_sequence_parallel else tokens
@@ -141,7 +141,7 @@ class SavedBytes:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All bytes."""
         return float(sum(_VALUES(self)))
 
 

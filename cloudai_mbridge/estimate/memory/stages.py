@@ -1,4 +1,4 @@
-"""Which layers every pipeline stage and virtual stage holds, as Megatron-Core 0.16 splits them.
+"""The layers of every pipeline stage and virtual stage, as Megatron-Core 0.16 splits them.
 
 Source: `transformer_block.get_num_layers_to_build`, `pipeline_parallel_layer_layout`, `mamba_hybrid_layer_allocation`.
 """
@@ -41,12 +41,12 @@ class Chunk:
 
     @cached_property
     def kinds(self) -> frozenset[Layer]:
-        """The layers that differ, those of multi-token prediction included."""
+        """The distinct layers, including multi-token prediction."""
         return frozenset(layer for group in (self.layers, *self.mtp) for layer in group)
 
     @cached_property
     def has_experts(self) -> bool:
-        """Whether there is a mixture of experts in it."""
+        """Whether it contains a mixture of experts."""
         return any(layer.ffn == "moe" for layer in self.kinds)
 
 
@@ -105,7 +105,7 @@ _chunk = lru_cache(maxsize=65536)(Chunk)
 
 
 def chunks_of(arch: Architecture, layout: ParallelLayout) -> tuple[tuple[Chunk, ...], ...]:
-    """Return for every pipeline rank of this layout its chunks."""
+    """Return the chunks of every pipeline rank of this layout."""
     return pipeline_chunks(arch, layout.pp, layout.vp, layout.pipeline_layout if layout.pp > 1 else None)
 
 
@@ -134,7 +134,7 @@ def _even(arch: Architecture, pp: int, vp: int) -> list[tuple[int, bool, bool]]:
 
 
 def _per_rank(arch: Architecture, pp: int, rank: int) -> int:
-    """Return the places of one rank; where they are counted, the embedding and the loss take one each."""
+    """Return the places of one rank; the embedding and the loss, if counted, take one each."""
     first, last = arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage
     if rank == 0 and first is not None:
         return first

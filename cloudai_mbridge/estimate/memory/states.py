@@ -1,8 +1,8 @@
 """Weights, gradients and optimizer state of a stage, in bytes.
 
-Adam with 32-bit master weights: 12 bytes per parameter, 8 where the weights are 32 bits themselves, less with 16-bit
+Adam with 32-bit master weights: 12 bytes per parameter, 8 if the weights are 32 bits themselves, less with 16-bit
 moments. The distributed optimizer splits them over data- and context-parallel ranks, of experts over the expert
-data-parallel ones. Not counted: its 32-bit copy of 16-bit gradients during the step, when activations are gone.
+data-parallel ranks. Not counted: its 32-bit copy of 16-bit gradients during the step, when activations are gone.
 Megatron-FSDP splits weights and gradients too, and gathers a layer while it is computed. With several instances they
 are split over the ranks of one, and so is the optimizer, unless it is sharded between them, too. Source: Megatron-Core
 0.16, `optimizer`, `distributed`, of 0.19 `ParamAndGradBuffer`, and the quantized tensors of Transformer Engine 2.x.
@@ -21,7 +21,7 @@ def states(
 ) -> dict[str, float]:
     """Return the bytes of every term. unsharded: parameters that Megatron-FSDP holds whole while they are used.
 
-    adapters: of frozen weights, what is trained beside them; it is in 16 or 32 bits.
+    adapters: trained with frozen weights, in 16 or 32 bits.
     """
     shards, expert_shards = _shards(layout) if layout.use_megatron_fsdp else (1, 1)
     dense, experts = parameters.dense / shards, parameters.experts / expert_shards
@@ -40,7 +40,7 @@ def states(
 
 
 def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
-    """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
+    """Return bytes per weight of a matrix product: the weight itself, its quantized copies, its gradient."""
     gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision.is_32_bit else 2.0
     copy = QUANTIZED.get(layout.precision, 0.0)
     copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
@@ -50,7 +50,7 @@ def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
 
 
 def _shards(layout: ParallelLayout) -> tuple[int, int]:
-    """Return over how many ranks of an instance the dense layers' share is split, and the experts'."""
+    """Return the numbers of ranks of an instance that split the dense layers' share, and the experts'."""
     instances = layout.num_distributed_optimizer_instances
     return layout.dp * layout.cp // instances, layout.expert_dp // instances
 

@@ -1,7 +1,7 @@
-"""Memory of many layouts: worked out once for all between which it differs by a formula.
+"""Memory of many layouts: computed once for all layouts that differ by a formula.
 
-What is split over data-parallel copies goes with 1 / dp, what comes and goes with the tokens of a micro-batch. The
-answers are those of `memory_per_stage`.
+Memory split over data-parallel copies scales with 1 / dp, transient memory with the tokens of a micro-batch. The
+results equal `memory_per_stage`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,7 +32,7 @@ class Kept(dict[Hashable, T]):
         super().__setitem__(key, value)
 
     def once(self, key: Hashable, work_out: Callable[[], T]) -> T:
-        """Return what is kept for a key; it is worked out where nothing is."""
+        """Return the cached value of a key; compute it if missing."""
         if key not in self:
             self[key] = work_out()
         return self[key]
@@ -48,7 +48,7 @@ class MemoryTotals:
     def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most bytes of states and activations of a stage.
 
-        model: the one of before, but for its sequence length. Raises as `memory_per_stage` does.
+        model: the same in every call, except its sequence length. Raises as `memory_per_stage` does.
         """
         dp, cp = layout.dp, layout.cp
         copies = (dp > 1, dp * cp > 1, layout.expert_dp > 1)
@@ -59,7 +59,7 @@ class MemoryTotals:
 class _Stages:
     """Memory of the stages of layouts that differ in data-parallel copies and tokens: a + b / dp + c tokens.
 
-    Two numbers of copies tell a and b; one number of tokens tells c, where `_lengths` leaves them out.
+    Two numbers of copies determine a and b; one number of tokens determines c, if `_lengths` leaves them out.
     """
 
     def __init__(self, assumptions: Assumptions) -> None:
@@ -82,7 +82,7 @@ class _Stages:
         return most, totals.index(most), max(totals[half:])
 
     def _learn(self, dp: int, tokens: float, stages: Sequence[StageMemory]) -> tuple[float, ...]:
-        """Keep what the stages tell: all terms of each, then its states and activations of each."""
+        """Store the values of the stages: all terms of each, then states and activations of each."""
         states = [stage.states for stage in stages]
         constant = [stage.states + sum(stage.terms[name] for name in _CONSTANT) for stage in stages]
         fixed = (*(self._assumptions.measured * each for each in constant), *states)
@@ -96,7 +96,7 @@ class _Stages:
 
 
 def _lengths(model: Architecture, layout: ParallelLayout) -> Hashable:
-    """Return what of the lengths memory depends on beside the tokens: nothing, for whole shares of a fused kernel."""
+    """Return the lengths that memory depends on in addition to the tokens: none, for whole shares of a fused kernel."""
     tokens = layout.mbs * (layout.seq_length or model.seq_length)
     is_linear = layout.implementation is Implementation.FUSED and model.position_embedding_type != "learned_absolute"
     if not is_linear or tokens % (layout.cp * layout.tp):
@@ -106,7 +106,7 @@ def _lengths(model: Architecture, layout: ParallelLayout) -> Hashable:
 
 
 def _microbatches(layout: ParallelLayout) -> int:
-    """Return a number of micro-batches with the same memory: further ones repeat the schedule."""
+    """Return a number of micro-batches with the same memory: further micro-batches repeat the schedule."""
     if layout.vp == 1 or layout.pp == 1:
         return min(layout.num_microbatches, layout.pp)
     groups, rest = divmod(layout.num_microbatches, layout.pp)

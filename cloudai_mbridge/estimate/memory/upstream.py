@@ -1,7 +1,7 @@
-"""What Megatron-Bridge's performance recipes set that memory depends on, and that a point's arguments leave open.
+"""Settings of Megatron-Bridge's performance recipes that affect memory and that a point's arguments leave open.
 
-One table of facts: recipe, GPUs, number formats (empty: all), what is set. Later rows win. Source: Megatron-Bridge,
-`scripts/performance/configs/*/*_workload_base_configs.py` and `*_llm_pretrain.py` (2025 and 2026; where versions
+One table of facts: recipe, GPUs, number formats (empty: all), settings. Later rows win. Source: Megatron-Bridge,
+`scripts/performance/configs/*/*_workload_base_configs.py` and `*_llm_pretrain.py` (2025 and 2026; if versions
 differ, the newest that has the published layout). All of them reduce gradients in 16 bits, balance the routing by force
 and let Transformer Engine write the loss's gradient over the 16-bit logits.
 """
@@ -34,7 +34,7 @@ def _offload(layers: int) -> dict[str, Any]:
     return {"activation_offload_layers": layers}
 
 
-# its offloading of tensors above 500 MB is meant for, and meets, what the activation functions of the experts read
+# its offloading of tensors above 500 MB is meant for, and affects, the inputs of the experts' activation functions
 _ULTRA = {"use_megatron_fsdp": True, "offload_modules": frozenset({"moe_act"})}
 
 PRESETS = (
@@ -63,7 +63,7 @@ PRESETS = (
 
 
 def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dict[str, Any]:
-    """Return what the upstream recipe sets here: names as in `ParallelLayout`, and recompute_*."""
+    """Return the upstream recipe's settings for a GPU and format: names as in `ParallelLayout`, and recompute_*."""
     found: dict[str, Any] = {}
     for row in PRESETS:
         is_meant = row.recipe == recipe and gpu in (row.gpus or [gpu]) and precision in (row.formats or [precision])

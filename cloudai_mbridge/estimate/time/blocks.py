@@ -1,6 +1,6 @@
 """A model as sublayers, and a sublayer as matmuls and other work, per token and not yet divided among ranks.
 
-Multiply-adds are those of `training.flops` without its terms for norms; real sizes throughout (the formula for hybrid
+Multiply-adds are as in `training.flops` without its terms for norms; real sizes throughout (the formula for hybrid
 models takes 2*hidden for the inner size of Mamba; here it is heads * head_dim).
 """
 
@@ -51,7 +51,7 @@ class Matmul:
 
     @property
     def multiply_adds(self) -> float:
-        """Of one token."""
+        """Multiply-adds of one token."""
         return self.k * self.n * self.times
 
 
@@ -64,7 +64,7 @@ class Core:
 
 
 def sublayers(model: Architecture) -> Counter[Sublayer]:
-    """Return how many sublayers of each kind there are, those of multi-token prediction included."""
+    """Return the number of sublayers of each kind, including multi-token prediction."""
     if model.hybrid_layer_pattern is not None:
         return Counter((_KINDS[symbol], 0) for symbol in parse_pattern(model.hybrid_layer_pattern).symbols)
     dense, moe = count_layers(model)
@@ -186,7 +186,7 @@ def dense_matmuls(model: Architecture, width: int | None = None, k: int | None =
 
 
 def shared_matmuls(model: Architecture) -> list[Matmul]:
-    """Return what every token of a MoE sublayer meets: shared expert and latent projections."""
+    """Return the matmuls of every token in a MoE sublayer: shared expert and latent projections."""
     shared = model.moe_shared_expert_intermediate_size
     matmuls = dense_matmuls(model, shared) if shared else []
     if model.moe_latent_size:

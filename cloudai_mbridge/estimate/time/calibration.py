@@ -1,4 +1,4 @@
-"""The coefficients as data: values, how they were obtained, and how wrong the model was on rows it had not seen."""
+"""The coefficients as data: values, their provenance, and the model's errors on held-out rows."""
 
 import math
 import tomllib
@@ -36,7 +36,7 @@ class Coefficient:
 
     @property
     def logarithm(self) -> float:
-        """What is added to the logarithm of a time."""
+        """Term added to the logarithm of a time."""
         return self.value if self.is_rate else math.log(self.value)
 
 
@@ -66,7 +66,7 @@ class HeldOutError:
         return math.isfinite(self.median)
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Return a one-line summary."""
         if self.is_of_cluster:
             return f"calibrated: median error {100 * self.median:.0f} % on {self.num_rows} measured points, held out"
         if not self.is_known:
@@ -117,7 +117,7 @@ class Calibration:
     ) -> HeldOutError:
         """Return the error to expect for a recipe on a GPU in a number format, on a cluster of these factors.
 
-        is_frozen: only adapters are trained, of which one published row is, and is not in the fit.
+        is_frozen: only adapters are trained; the one published row of this kind is not in the fit.
         """
         if measured is not None and measured.step_time != StepFactors():
             return HeldOutError(None, measured.points, measured.held_out.calibrated, is_of_cluster=True)

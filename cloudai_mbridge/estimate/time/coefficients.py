@@ -1,4 +1,4 @@
-"""Which coefficients make a part of a step real.
+"""Coefficients that turn the ideal time of a step's part into its real time.
 
 The time of a part is its ideal time times the product of its coefficients. Most of them are inverse efficiencies (1.4:
 71 % of the peak); of communication, the share that is not hidden behind computation. The two yearly rates are the
@@ -38,7 +38,7 @@ class Setting(NamedTuple):
 
     @property
     def is_blackwell(self) -> bool:
-        """Whether the GPU computes in 4 bits; the older ones are calibrated as Hopper."""
+        """Whether the GPU computes in 4 bits; older GPUs are calibrated as Hopper."""
         return "fp4" in self.gpu.peak_tflops
 
     @property
@@ -65,7 +65,7 @@ def powers(part: str, setting: Setting) -> Powers:
 
 
 def trained_fraction(part: str, setting: Setting) -> float:
-    """Return what is left of a part: frozen weights have no gradient to compute, to reduce or to apply."""
+    """Return the remaining fraction of a part: frozen weights have no gradient to compute, to reduce or to apply."""
     if not setting.is_frozen:
         return 1.0
     if part in ("dp_comm", "optimizer"):
@@ -74,7 +74,7 @@ def trained_fraction(part: str, setting: Setting) -> float:
 
 
 def age(setting: Setting, newest: str) -> Powers:
-    """Return the yearly rate of the software and how many years it counts."""
+    """Return the yearly rate of the software and the number of years it applies."""
     if setting.container is None:
         return ()
     name = "year_dense" if setting.model.num_moe_experts is None else "year_moe"
@@ -105,7 +105,7 @@ def _of_matmul(part: str, setting: Setting) -> Iterator[str]:
 
 
 def _beside(part: str, setting: Setting) -> Iterator[str]:
-    """Yield a part's coefficients beside the one of its own name."""
+    """Yield a part's coefficients, except the one of its own name."""
     if part == "memory_matmul" and setting.precision not in _WIDE:
         yield "quantised"
         if setting.precision is Precision.FP8_MX:

@@ -1,4 +1,4 @@
-"""The parts of a step in the groups that are wrong together on a cluster, and how long they take together."""
+"""The parts of a step, grouped by common errors on a cluster, and their time together."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from cloudai_mbridge.estimate.cluster import FACTORS
 from cloudai_mbridge.estimate.time.parts import Parts
 
-# Launches by the host are a group of their own: no part, but what the GPU may have to wait for
+# Launches by the host are a separate group: not a part, but the GPU may have to wait for them
 _GROUPS = {
     "compute": (
         *(name for name in Parts._fields if name.startswith("matmul")),
@@ -48,6 +48,6 @@ def grouped(parts: Iterable[float], launches: float, bubble: float) -> StepGroup
 
 
 def together_s(busy: float, launches: float) -> float:
-    """Return how long the GPU's work and the host's launches take, which overlap: a soft maximum, in seconds."""
+    """Return the seconds of the GPU's work and the host's launches, which overlap: a soft maximum."""
     longer, shorter = (busy, launches) if busy > launches else (launches, busy)
     return longer * (1 + (shorter / longer) ** SHARPNESS) ** (1 / SHARPNESS) if longer else 0.0

@@ -1,4 +1,4 @@
-"""The step time of a layout: ideal parts, made real by the calibration, plus what a stage waits."""
+"""The step time of a layout: ideal parts, corrected by the calibration, plus the waiting time of a stage."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from cloudai_mbridge.estimate.time.groups import GROUP_OF, StepGroups, grouped, 
 from cloudai_mbridge.estimate.time.parts import GpuRates, Parts, device_of
 from cloudai_mbridge.estimate.time.work import Work, work_of
 
-# The terms of a step's time, and the parts that each adds up; overhead and bubble also have what is waited for
+# The terms of a step's time, and the parts that each adds up; overhead and bubble also include waiting times
 _TERMS = {
     "matmul_attention": ("matmul_attention",),
     "matmul_mlp": ("matmul_mlp",),
@@ -58,7 +58,7 @@ class StepTime:
 class TimeModel:
     """Step times of one model on one GPU type in one precision, for any number of layouts.
 
-    held_out_error: how wrong it was on published rows of this recipe, GPU and number format that it had not seen.
+    held_out_error: error on published rows of this recipe, GPU and number format that were not in the fit.
     """
 
     def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
@@ -80,7 +80,7 @@ class TimeModel:
     def step_time_s(self, layout: ParallelLayout) -> float:
         """Return the seconds of a step.
 
-        BadInput: the step has no micro-batch, or sizes so large that no number says its time.
+        BadInput: the step has no micro-batch, or sizes so large that the time overflows.
         """
         parts, waiting, idle = self._real_parts(layout)
         seconds = sum(parts) + waiting + idle
@@ -103,7 +103,7 @@ class TimeModel:
         return grouped(parts, self._launches_s(layout), ideal.bubble(layout.pp, layout.vp, microbatches))
 
     def _real_parts(self, layout: ParallelLayout) -> tuple[list[float], float, float]:
-        """Return the parts, how long the GPU waits for the host's launches, and the pipeline's idle time."""
+        """Return the parts, the GPU's waiting time for the host's launches, and the pipeline's idle time."""
         model = self._setting.model
         if layout.seq_length is not None and layout.seq_length != model.seq_length:
             return self._of_length(layout.seq_length)._real_parts(layout)
@@ -134,7 +134,7 @@ class TimeModel:
 
 
 def why_no_time(gpu: Gpu, precision: Precision) -> str | None:
-    """Return why there is no step time for a GPU and a precision, or None: there is one."""
+    """Return why a GPU and a precision have no step time, or None if they have one."""
     if not gpu.is_known:
         return f"no peak of {gpu.name} is known"
     if device_of(gpu, precision) is None:
@@ -150,7 +150,7 @@ def time_model(
 
     container: None is the newest software of the calibration.
     is_frozen: only adapters are trained (LoRA); their own work is not counted.
-    BadInput: there is none for this GPU and precision, or `container` is not a version.
+    BadInput: unavailable for this GPU and precision, or `container` is not a version.
     """
     device = device_of(gpu, precision)
     if device is None:

@@ -1,7 +1,7 @@
-"""The parts of a step, each as the time that ideal hardware would take for it; coefficients make them real.
+"""The parts of a step, each as its time on ideal hardware; coefficients turn it into the real time.
 
 A part is work over a peak rate: FLOPs over the dense peak, bytes over memory or link bandwidth, or a count in
-microseconds. Nothing overlaps here: what overlaps, and how well, is in the coefficients.
+microseconds. Nothing overlaps here: the coefficients contain the overlap.
 """
 
 from functools import lru_cache
@@ -20,7 +20,7 @@ _MICRO = 1e-6
 _DP_BYTES = 2 + 2
 # Sharded weights are gathered forward and backward and gradients reduced, for every micro-batch
 _FSDP_BYTES = 2 + 2 + 2
-# Weights, gradient, master copy and two moments, read and written in 32 bit but for the 16-bit weights
+# Weights, gradient, master copy and two moments, read and written in 32 bit except for the 16-bit weights
 _OPTIMIZER_BYTES = 4 + 2 * (4 + 4 + 4) + 2
 
 
@@ -72,7 +72,7 @@ class GpuRates(NamedTuple):
 
 
 def device_of(gpu: Gpu, precision: Precision) -> GpuRates | None:
-    """Return the rates, or None where the GPU has no figures for the precision."""
+    """Return the rates, or None if the GPU has no figures for the precision."""
     peak, bf16 = gpu.peak(precision), gpu.peak(Precision.BF16)
     if peak is None or bf16 is None or gpu.memory_bandwidth_gb_s is None or gpu.exp_per_s is None:
         return None
@@ -129,10 +129,10 @@ def launch_time_s(work: Work, layout: ParallelLayout, num_microbatches: int) -> 
 
 
 def stage_shares(model: Architecture, work: Work, layout: ParallelLayout) -> tuple[float, float]:
-    """Return what the slowest stage has of the layers and of the output layer.
+    """Return the slowest stage's shares of the layers and of the output layer.
 
-    It is the stage with the most FLOPs, every layer counted as the average one: of layers that divide evenly the last
-    one, with the output on top. Where Megatron-Core has no split, the stages count as balanced.
+    It is the stage with the most FLOPs, every layer counted as average: of evenly divided layers the last stage,
+    which also has the output. If Megatron-Core has no split, the stages count as balanced.
     """
     pp = layout.pp
     ends = model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage
@@ -147,7 +147,7 @@ def stage_shares(model: Architecture, work: Work, layout: ParallelLayout) -> tup
 
 @lru_cache(maxsize=1024)
 def _stages(model: Architecture, pp: int, vp: int, text: str | None) -> tuple[tuple[float, float], ...]:
-    """Return of every stage its share of the layers, those of multi-token prediction included, and of the output."""
+    """Return every stage's share of the layers, including multi-token prediction, and of the output."""
     try:
         ranks = pipeline_chunks(model, pp, vp, text)
     except BadInput:
@@ -200,8 +200,8 @@ def _per_step(
 def ring_gb_s(gpu: Gpu, ranks: int, stride: int) -> float:
     """Return the speed of a ring of `ranks`, `stride` apart, in 1e9 byte/s and direction, as seen by one rank.
 
-    A ring within the NVLink domain runs at NVLink speed. One across it runs at the speed of the adapters of those of
-    its ranks that share a domain, for as many rings run side by side; never faster than NVLink.
+    A ring within the NVLink domain runs at NVLink speed. A ring across domains runs at the speed of the network
+    adapters of its ranks within one domain, as that many rings run in parallel; never faster than NVLink.
     """
     nvlink, nic = gpu.nvlink_gb_s or 0.0, gpu.nic_gb_s or 0.0
     if ranks * stride <= gpu.nvlink_domain:
@@ -224,7 +224,7 @@ def exchange_shares(gpu: Gpu, ranks: int, copies: int) -> tuple[float, float]:
 
 
 def _reached(places: float, copies: int) -> float:
-    """Return how many of `places` hold one of `copies` experts, on average."""
+    """Return the mean number of `places` that hold one of `copies` experts."""
     return float(places * (1 - (1 - 1 / places) ** copies))
 
 

@@ -1,4 +1,4 @@
-"""What one rank has to do for a token and for a micro-batch, summed over the layers of the whole model.
+"""The work of one rank for a token and for a micro-batch, summed over the layers of the whole model.
 
 Only the tensor and expert sizes matter here, so few of these sums serve a whole sweep. FLOPs are of training: forward,
 and twice that backward.
@@ -124,6 +124,6 @@ def _flops(matmuls: Iterable[Matmul]) -> float:
 
 
 def _bytes(matmuls: Iterable[Matmul], ranks: int) -> float:
-    """Of inputs and outputs, of one token; the divided side is the output's, or the input's of a row-parallel one."""
+    """Return the bytes of one token's inputs and outputs; ranks split the output, or a row-parallel matmul's input."""
     sides = ((m.k / ranks + m.n if m.is_row else m.k + m.n / ranks) * m.times for m in matmuls)
     return _PASSES * _BF16 * sum(sides)
