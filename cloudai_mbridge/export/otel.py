@@ -1,4 +1,4 @@
-"""OpenTelemetry: gauges to a collector, by OTLP over HTTP, set by its variables: OTEL_EXPORTER_OTLP_ENDPOINT, ..."""
+"""OpenTelemetry: gauges to a collector, by OTLP over HTTP. Variables of the target: OTEL_EXPORTER_OTLP_ENDPOINT, ..."""
 
 from typing import Any
 

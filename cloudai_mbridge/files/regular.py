@@ -71,14 +71,14 @@ def _data_ranges(file: BufferedReader, start: int, end: int) -> Iterator[tuple[i
             first = os.lseek(file.fileno(), start, os.SEEK_DATA)
             start = os.lseek(file.fileno(), first, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # the file system does not support SEEK_DATA
+            if error.errno != errno.ENXIO:  # the file system does not report holes
                 yield start, end
             return
         yield first, start
 
 
 def copy_regular(source: Path, target: Path) -> None:
-    """Copy a regular file, holes as holes; OSError: as above, or the copy cannot be written."""
+    """Copy a regular file, preserving holes; OSError: as above, or the copy cannot be written."""
     with open_regular(source) as old, target.open("wb") as new:
         for start, end in data_ranges(old):
             old.seek(start)

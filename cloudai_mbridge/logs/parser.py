@@ -342,8 +342,8 @@ def match_run_record(line: str) -> dict[str, Any] | None:
 def extract_mbridge_metrics(text: str) -> tuple[list[float], list[float]]:
     """Return (step times in s, TFLOP/s per GPU) of the last ten records, aligned: CloudAI's reading of a log.
 
-    As the reference has it on well-formed logs. On others: a number in scientific notation, a sign or a NaN is no
-    match; of two records on a line the first counts, and if it is torn behind its step time, that time pairs with the
+    As the reference on well-formed logs. On others: a number in scientific notation, a sign or a NaN does not
+    match; of two records on a line the first counts, and if it is torn after its step time, that time pairs with the
     second record's TFLOP/s; a record cut in half by the end of a line or of the file is lost; bytes that are not UTF-8
     and NUL bytes are skipped over; CRLF ends a line as LF does.
     """
@@ -351,7 +351,7 @@ def extract_mbridge_metrics(text: str) -> tuple[list[float], list[float]]:
 
 
 def stream_mbridge_metrics(path: Path) -> tuple[list[float], list[float]]:
-    """Return the same of a file of any size; memory does not grow with it."""
+    """Return the same for a file of any size; memory does not grow with it."""
     return _last_pairs(_lines(path))
 
 
@@ -361,7 +361,7 @@ def _last_pairs(lines: Iterable[str]) -> tuple[list[float], list[float]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines that may hold a record; looking for bytes first is many times faster than decoding them all."""
+    """Yield the lines that may contain a record; searching bytes first is many times faster than decoding them all."""
     rest = b""
     with open_regular(path) as log:
         for chunk in read_chunks(log):

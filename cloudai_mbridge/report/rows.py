@@ -61,7 +61,7 @@ def _gpu_hours(point: PointReport) -> float | None:
 
 
 def axis_types(coordinates: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, type]:
-    """Return the columns of axes: bool, int or float where all values are, else str."""
+    """Return the columns of axes: bool, int or float if all values have that type, else str."""
     kinds: dict[str, set[type]] = {}
     for point in coordinates:
         for name, value in axis_values(point, taken).items():

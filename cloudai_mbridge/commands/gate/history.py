@@ -27,7 +27,7 @@ from cloudai_mbridge.models.loading.explain import suggest
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.trend.analysis import Trend, Trends
 
-CHANGED = 10  # the exit code of a regression found by a gate
+CHANGED = 10  # same as for a regression found by a gate
 DEFAULT_HISTORY = Path("results/history.sqlite")
 HISTORY_VARIABLE = "MBRIDGE_HISTORY"
 _MAX_NAMED = 5

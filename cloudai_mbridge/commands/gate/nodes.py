@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cloudai_mbridge.gate.nodes.verdicts import NodesResult
 
 _SHOWN, _MOST_ODD = 4, 20
-SLOW_NODES = 10  # the exit code of a regression found by a gate
+SLOW_NODES = 10  # same as for a regression found by a gate
 _STYLES = {"slow": "bold red", "normal": "green", "too few runs": "yellow"}
 _RATE = Number(min=0, max=0.2, min_open=True)
 _SHARE = Number(min=0, max=1, min_open=True, max_open=True)

@@ -30,7 +30,7 @@ from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest
 
 _SIZE = click.IntRange(1, 2**31)
 MOST_GPUS = 2**20
-# Layouts that a search measures: the first by prediction. Later layouts are hardly ever better
+# Candidate layouts of a search: the first by prediction. Later layouts are hardly ever better
 MOST_MEASURED = 200
 _MOST_RULES = 3
 

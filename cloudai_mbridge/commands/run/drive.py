@@ -18,7 +18,7 @@ from cloudai_mbridge.verdict import Verdict
 
 
 def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> Path:
-    """Write a plan into a new directory, after the system has accepted it; return the directory."""
+    """Write a plan into a new directory, once the system would accept it; return the directory."""
     show_rejected(console, prepared.plan, in_full=all_rejected)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)

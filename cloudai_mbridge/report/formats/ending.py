@@ -42,7 +42,7 @@ def rejected_text(report: RunReport) -> str:
 
 
 def ending(report: RunReport) -> dict[str, Any]:
-    """Return plain data: by (what the tests' points rank by), fastest, measured, cost, causes and rejected."""
+    """Return plain data: by (measure that ranks the tests' points), fastest, measured, cost, causes and rejected."""
     rankings = rank(report)
     return {
         "by": "step_time_s" if all(one.by == "step_time_s" for one in rankings) else "tokens_per_s_per_gpu",

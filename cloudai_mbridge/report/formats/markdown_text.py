@@ -33,7 +33,7 @@ def preformatted(lines: list[str]) -> str:
 
 
 def folded(title: str, body: str) -> str:
-    """Return a block behind a title. The blank lines end one block of HTML and begin the next."""
+    """Return a block folded under a title. The blank lines end one block of HTML and begin the next."""
     text = html.escape(" ".join(visible(clipped(title)).split()), quote=False)
     # GitHub looks for no mentions in <code>
     return f"<details><summary><code>{text}</code></summary>\n\n{body}\n\n</details>\n"

@@ -124,7 +124,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differences(runs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Split the fields of the runs, given with their indices, into common and differing ones.
+    """Split the fields of the runs, given with their indices, into common and differing fields.
 
     Returns "common": {name: text}, and "differing": {name: {"num_values": n, "values": [...]}} with at most MOST_VALUES
     values, the most frequent first, each {"text", "count", "runs": the first few indices}. The text is null if a run
