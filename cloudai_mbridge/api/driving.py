@@ -34,7 +34,7 @@ def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) ->
                 )
         except MBridgeError as error:
             error.add_note(f"results: {root}; continue with: open_run({str(root)!r}).resume()")
-            with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
+            with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error is more informative
                 ended.report = pipeline.report(root)
             raise
         ended.report = pipeline.report(root)

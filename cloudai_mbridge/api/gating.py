@@ -31,7 +31,7 @@ def gate_runs(
     baseline: a baseline file in its place.
     NonePromoted, a BadInput: the baseline's file says that there is none yet. BadInput: a file cannot be read.
     """
-    from cloudai_mbridge.gate.run import run_gate  # numpy and scipy, for this call only
+    from cloudai_mbridge.gate.run import run_gate  # imports numpy and scipy, for this call only
 
     loaded = load_policy(Path(policy))
     if baseline is not None:

@@ -1,1 +1,1 @@
-"""Commands beside the main path, one module each: arguments in, words out."""
+"""Commands in addition to the main path, one module each: arguments in, text out."""

@@ -1,4 +1,4 @@
-"""What the commands print with."""
+"""Consoles for the commands' output."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ class SteadyConsole(Console):
 
 
 def new_console(width: int = 140, *, stderr: bool = False) -> SteadyConsole:
-    """Return a console that keeps tables of this width whole where the output is not a terminal."""
+    """Return a console that keeps tables of this width whole if the output is not a terminal."""
     console = SteadyConsole(highlight=False, stderr=stderr)
     return console if console.is_terminal else SteadyConsole(highlight=False, stderr=stderr, width=width)
 
@@ -43,7 +43,7 @@ def show_error(text: str) -> None:
 
 
 def show_rejected(console: SteadyConsole, plan: "ScenarioPlan", *, in_full: bool = False) -> None:
-    """Say how much of a scenario is run, and why the rest is not: of many rejected points, by rule."""
+    """Print the number of accepted and rejected points, with the reasons; if many are rejected, by rule."""
     num_runs = sum(not run.is_again for run in plan.runs)
     console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
     for note in plan.notes:

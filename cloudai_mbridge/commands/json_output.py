@@ -1,4 +1,4 @@
-"""`--json`: one JSON document on standard output, an error too (docs/scripting.md)."""
+"""`--json`: one JSON document on standard output, for an error too (docs/scripting.md)."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import click
 from cloudai_mbridge.errors import shortened
 
 STDOUT = "-"
-_WITH_A_FILE = {"gate", "compare"}  # whose --json may be followed by a file's name
+_WITH_A_FILE = {"gate", "compare"}  # their --json accepts a file name
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ErrorDocument:
 
 def render_json(document: object) -> str:
     """Return a document, a dataclass or a model, as JSON; numbers that are not finite become null."""
-    from pydantic import TypeAdapter  # it takes long to import, and help and completion do without
+    from pydantic import TypeAdapter  # slow to import, and not needed for help and completion
 
     from cloudai_mbridge.report.model import plain
 
@@ -43,12 +43,12 @@ def render_json(document: object) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print the one document of a command."""
+    """Print a command's JSON document."""
     click.echo(render_json(document))
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """Return whether arguments, which may be wrong, ask for JSON on standard output."""
+    """Return whether arguments, which may be invalid, request JSON on standard output."""
     words = [*takewhile(lambda word: word != "--", argv), STDOUT]
     if f"--json={STDOUT}" in words:
         return True
@@ -59,6 +59,6 @@ def wants_json(argv: Sequence[str]) -> bool:
 
 
 def print_error(kind: str, exit_code: int, text: str) -> None:
-    """Print an error as a document, if somebody still reads."""
+    """Print an error as a document, unless standard output is closed."""
     with contextlib.suppress(OSError):
         print_json(ErrorDocument(Error(kind, exit_code, tuple(shortened(text).splitlines()))))

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):  # nan is in every range
+        if not math.isfinite(number):  # nan passes every range check
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
@@ -70,7 +70,7 @@ FLOPS_FORMULA = click.option(
 
 
 def _without_effect(*names: str, note: str) -> Callable[..., Any]:
-    """Return a flag of CloudAI's that changes nothing here, and says so."""
+    """Return a flag of CloudAI without effect here, which prints a note."""
 
     def say(context: click.Context, parameter: click.Parameter, given: bool) -> None:
         if given:
@@ -109,12 +109,12 @@ _OF_A_RUN: tuple[Callable[..., Any], ...] = (
 
 
 def request_of(options: dict[str, Any]) -> Request:
-    """Return what the options of `scenario_options` ask for."""
+    """Return the request that the options of `scenario_options` define."""
     hook_dir, skip = options.pop("hook_dir"), options.pop("skip_hooks")
     return Request(**options, hooks=HookOptions(hook_dir or HOOK_DIR, skip))
 
 
 def scenario_options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add CloudAI's options for a scenario on a system; with `output_dir`, all of its commands dry-run and run."""
+    """Add CloudAI's options for a scenario on a system; with `output_dir`, also the options of dry-run and run."""
     options = (*_OF_A_RUN, *_OF_ALL) if output_dir else _OF_ALL
     return lambda command: reduce(lambda made, option: option(made), options, command)

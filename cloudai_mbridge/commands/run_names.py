@@ -51,5 +51,5 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
     return found or [CompletionItem(incomplete, type="dir")]
 
 
-# Without links. A circle of them stays, and is not the directory of a run
+# Links are resolved. A circle of links stays, and is not the directory of a run
 RUN_ROOT = run_argument("root", callback=lambda ctx, param, value: Path(os.path.realpath(value)))

@@ -1,4 +1,4 @@
-"""All commands by section: where each is, and its line of help. Help and completion import none of them."""
+"""All commands by section: module and line of help. Help and completion import none of them."""
 
 import gc
 import importlib
@@ -59,7 +59,7 @@ class CommandTable(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except BrokenPipeError:  # click ends with 1, which is a point that failed
+        except BrokenPipeError:  # click exits with 1, which means that a point failed
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
 
@@ -70,7 +70,7 @@ class CommandTable(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
-        gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
+        gc.disable()  # imported objects stay: a garbage collection over them takes a tenth of the time
         try:
             return cast(click.Command, getattr(importlib.import_module(f"cloudai_mbridge.{module}"), name))
         finally:

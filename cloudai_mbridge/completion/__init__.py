@@ -1,4 +1,4 @@
-"""What a scenario asks to be told of the end of its run: a command, a webhook."""
+"""Notifications of a run's end, as configured by the scenario: a command, a webhook."""
 
 from cloudai_mbridge.completion.hook import Ended, completion
 

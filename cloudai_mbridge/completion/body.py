@@ -1,4 +1,4 @@
-"""What is said of a run that has ended, as JSON and in one line."""
+"""Message about a run that has ended, as JSON and in one line."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ _MOST_FASTEST = 3  # of each test
 def body_of(
     scenario: str, system: str, root: Path, report: RunReport | None, error: Exception | None
 ) -> dict[str, Any]:
-    """Return plain data without credentials. What is not known is null.
+    """Return plain data without credentials. Unknown values are null.
 
-    report: None if none could be written. error: that ended the run before its points had ended.
+    report: None if none could be written. error: the error that ended the run before its points had ended.
     """
     state = _state(report, error)
     counts = f": {count_text(report)}" if report else ""

@@ -1,4 +1,4 @@
-"""The command: it gets the run's directory as $MBRIDGE_RUN and the JSON on stdin."""
+"""Completion command: receives the run's directory as $MBRIDGE_RUN and the JSON on stdin."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ _KILLED_S = 1.0
 
 
 class Command:
-    """A command that was started, in a process group of its own; or one that could not be."""
+    """A started command, in a process group of its own; or a command that failed to start."""
 
     def __init__(self, words: list[str], root: Path, body: bytes) -> None:
         self._name, self._output = words[0], tempfile.TemporaryFile()  # noqa: SIM115
@@ -41,7 +41,7 @@ class Command:
 
     @classmethod
     def of(cls, asked: OnCompletion, root: Path, body: bytes) -> Iterator[Self]:
-        """Start the command that was asked for, if any."""
+        """Start the configured command, if any."""
         if asked.command:
             yield cls(asked.command, root, body)
 
@@ -50,7 +50,7 @@ class Command:
         return self._process is not None and self._process.poll() is None
 
     def end(self, why: str) -> str:
-        """Stop it if it runs, and return what went wrong, "" if nothing did. why: it is stopped."""
+        """Stop the command if it runs, and return the problem, "" on success. why: the reason to stop it."""
         with self._output:
             return self._problem(why)
 

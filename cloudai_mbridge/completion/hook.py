@@ -1,4 +1,4 @@
-"""Tell of a run that has ended. Nothing here raises, waits long, or changes the exit code."""
+"""Notify about a run that has ended. Nothing here raises, waits long, or changes the exit code."""
 
 import contextlib
 import json
@@ -28,9 +28,9 @@ class Ended:
 
 @contextlib.contextmanager
 def completion(plan: ScenarioPlan, root: Path, note: Callable[[str], None]) -> Iterator[Ended]:
-    """Tell of the end of what is done inside, also if it fails. A run that another process holds has not ended.
+    """Notify when the enclosed block ends, also if it fails. A run that another process holds has not ended.
 
-    note: takes a line about what could not be told.
+    note: receives a line about each failed notification.
     """
     ended = Ended()
     try:
@@ -52,13 +52,13 @@ def _tell(
         body = json.dumps(body_of(plan.scenario, plan.system, root.absolute(), report, error), allow_nan=False).encode()
         for problem in _problems(lambda: [*Command.of(asked, root.absolute(), body), *Webhook.of(asked, body)]):
             note(shortened(f"note: on_completion: {problem}"))
-    except Exception as defect:  # the run's result counts, whatever becomes of this
+    except Exception as defect:  # a failed notification must not change the run's result
         with contextlib.suppress(Exception):
             note(f"note: on_completion: {type(defect).__name__}")
 
 
 def _problems(start: Callable[[], list[Command | Webhook]]) -> list[str]:
-    """Wait until all have ended, but neither longer than `LONGEST_S` nor through a signal; return what went wrong."""
+    """Wait until all have ended, but not longer than `LONGEST_S` nor past a signal; return the problems."""
     end, why = time.monotonic() + LONGEST_S, f"has not ended in {LONGEST_S:g} s"
     with Interrupts() as interrupts:
         started = start()

@@ -1,4 +1,4 @@
-"""A POST whose messages show nothing of the URL."""
+"""POST request whose messages show nothing of the URL."""
 
 import urllib.error
 import urllib.request
@@ -9,7 +9,7 @@ _TIMEOUT_S = 30.0
 
 
 def post(url: str, body: bytes) -> str:
-    """Post JSON; return what went wrong, "" if nothing did. It may raise whatever a URL can make urllib raise."""
+    """Post JSON; return the problem, "" on success. May raise any exception that urllib raises for a URL."""
     if urlsplit(url).scheme not in ("http", "https"):
         return "is not a URL that begins with https:// or http://"
     headers = {"Content-Type": "application/json", "User-Agent": "cloudai-mbridge"}

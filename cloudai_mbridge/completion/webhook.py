@@ -1,4 +1,4 @@
-"""The webhook: a POST of the JSON. Its URL may hold a credential, so no message shows any of it."""
+"""Webhook: a POST of the JSON. Its URL may hold a credential, so no message shows any of it."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ _LONGEST_URL = 1 << 14
 
 
 class Webhook:
-    """A request that was started. A thread waits for it that nothing has to wait for: a server may never answer."""
+    """A started request. Its thread is a daemon, since a server may never answer."""
 
     def __init__(self, asked: OnCompletion, body: bytes) -> None:
         self._asked, self._body, self._why = asked, body, ""
@@ -22,7 +22,7 @@ class Webhook:
 
     @classmethod
     def of(cls, asked: OnCompletion, body: bytes) -> Iterator[Self]:
-        """Start the request that was asked for, if any."""
+        """Start the configured request, if any."""
         if asked.webhook_env or asked.webhook_file:
             yield cls(asked, body)
 
@@ -31,7 +31,7 @@ class Webhook:
         return self._thread.is_alive()
 
     def end(self, why: str) -> str:
-        """Return what went wrong, "" if nothing did. why: it is not waited for."""
+        """Return the problem, "" on success. why: the reason to stop waiting."""
         problem = why if self.is_open else self._why
         return f"webhook {self._name}: {problem}" if problem else ""
 
@@ -46,7 +46,7 @@ class Webhook:
             self._why = getattr(error, "strerror", None) or type(error).__name__
 
     def _problem(self) -> str:
-        from cloudai_mbridge.completion.post import post  # its libraries, for those who have a webhook only
+        from cloudai_mbridge.completion.post import post  # imported only if a webhook is configured
 
         url = self._url()
         return post(url, self._body) if url else "is not set"

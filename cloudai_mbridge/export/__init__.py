@@ -1,1 +1,1 @@
-"""Results to where teams look: a module for each target, through the target's own library."""
+"""Export of results to external tools: a module per target, through the target's own library."""

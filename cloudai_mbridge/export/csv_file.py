@@ -1,4 +1,4 @@
-"""CSV: a row per run. Missing is an empty cell; texts are safe in spreadsheets."""
+"""CSV: a row per run. Missing values are empty cells; texts are safe in spreadsheets."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from cloudai_mbridge.report.formats.steps import spreadsheet_text
 
 
 def render_csv(table: RunTable) -> str:
-    """Return the table with a head."""
+    """Return the table with a header row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(spreadsheet_text, table.columns))

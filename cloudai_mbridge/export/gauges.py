@@ -1,4 +1,4 @@
-"""Metrics of runs as gauges: what Prometheus and OpenTelemetry have in common.
+"""Metrics of runs as gauges, shared by Prometheus and OpenTelemetry.
 
 Names and labels are the same from one run of a scenario to the next, so that each point is one series.
 """
@@ -37,14 +37,14 @@ SUCCESS = Gauge("success", "verdict", "", "1 if the run succeeded, else 0.")
 
 
 def names_of_labels(table: RunTable) -> tuple[str, ...]:
-    """Return the labels that any row has a value of."""
+    """Return the labels that have a value in any row."""
     return tuple(name for name in _LABELS if any(row[name] is not None for row in table.ran))
 
 
 def samples(table: RunTable) -> Iterator[tuple[Gauge, Mapping[str, str], float]]:
-    """Yield the numbers that are known, in base units, and whether each run succeeded. An unknown label is empty.
+    """Yield the known numbers in base units, and whether each run succeeded. An unknown label is empty.
 
-    Of a run that did not succeed, only what it cost: a query for the fastest must not find it.
+    A run that did not succeed has only its cost: a query for the fastest run must not find it.
     """
     names = names_of_labels(table)
     for row in table.ran:

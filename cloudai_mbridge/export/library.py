@@ -1,4 +1,4 @@
-"""The libraries of targets: imported when they are needed, their errors in one line and without credentials."""
+"""The libraries of targets: imported on demand, their errors in one line and without credentials."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from cloudai_mbridge.install.process import last_words
 
 
 def load(module: str, package: str) -> Any:
-    """Import a module. ToolFailure: it is not installed; `package` is what pip calls it."""
+    """Import a module. ToolFailure: it is not installed; `package` is its name for pip."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -22,9 +22,9 @@ def load(module: str, package: str) -> Any:
 
 @contextlib.contextmanager
 def errors_of(service: str, logger: str) -> Iterator[None]:
-    """Raise ToolFailure with the last words of a service's library, whatever it raises.
+    """Raise ToolFailure with the last message of a service's library, whatever it raises.
 
-    What it logs and warns of is not printed; it counts as its words if the error has none.
+    Its log records and warnings are not printed; they supply the message if the error has none.
     """
     log, said = logging.getLogger(logger), _Kept()
     before = log.propagate, log.handlers[:]

@@ -1,6 +1,6 @@
-"""MLflow: a run for each run of a point, under one for the whole. MLFLOW_TRACKING_URI says where.
+"""MLflow: a run for each run of a point, under a parent run. MLFLOW_TRACKING_URI sets the destination.
 
-Exported again, a run that is there and equal stays; one that differs, or is incomplete, is replaced.
+On repeated export, an equal existing run is kept; a different or incomplete run is replaced.
 """
 
 import os
@@ -16,12 +16,12 @@ from cloudai_mbridge.training.credentials.scrub import redacted
 
 _PACKAGE = "mlflow-skinny"
 _ID, _DIGEST, _PARENT = "mbridge.id", "mbridge.digest", "mlflow.parentRunId"
-_LONGEST_VALUE = 500  # what every MLflow server takes
+_LONGEST_VALUE = 500  # the limit that every MLflow server accepts
 _STATUS = {"success": "FINISHED", "failed": "FAILED"}
 
 
 def send_mlflow(table: RunTable) -> str:
-    """Write the runs and say how many. ToolFailure: the server or store refuses them."""
+    """Write the runs and return their number as text. ToolFailure: the server or store refuses them."""
     tracking = load("mlflow.tracking", _PACKAGE)
     with errors_of("mlflow", "mlflow"):
         return _Export(tracking.MlflowClient(), table).write()
@@ -47,7 +47,7 @@ class _Export:
         return str(self._client.create_experiment(self._name))
 
     def _parent(self) -> str:
-        """Return the run that stands for the whole; its tags are those of this export."""
+        """Return the parent run; its tags are from this export."""
         table = self._table
         found = self._find(table.id_of())
         run_id = found[0].info.run_id if found else self._create(table.id_of(), table.run, table.reported_at)
@@ -59,7 +59,7 @@ class _Export:
         return str(run_id)
 
     def _child(self, row: Row, parent: str) -> bool:
-        """Write a row; False if it is there already."""
+        """Write a row; return False if it already exists."""
         contents = digest(parent, *row.items())
         for run in (found := self._find(self._table.id_of(row))):
             if run.data.tags.get(_DIGEST) == contents and len(found) == 1:

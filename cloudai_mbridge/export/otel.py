@@ -1,4 +1,4 @@
-"""OpenTelemetry: gauges to a collector, by OTLP over HTTP. Its variables say where: OTEL_EXPORTER_OTLP_ENDPOINT, ..."""
+"""OpenTelemetry: gauges to a collector, by OTLP over HTTP. Variables of the target: OTEL_EXPORTER_OTLP_ENDPOINT, ..."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 
 def send_otel(table: RunTable) -> str:
-    """Send the gauges once, and say how many. ToolFailure: no collector takes them."""
+    """Send the gauges once, and return their number as text. ToolFailure: no collector accepts them."""
     exporter = load("opentelemetry.exporter.otlp.proto.http.metric_exporter", _PACKAGE)
     result = load("opentelemetry.sdk.metrics.export", _PACKAGE).MetricExportResult
     with errors_of("otel, to OTEL_EXPORTER_OTLP_ENDPOINT or localhost:4318", "opentelemetry"):
@@ -20,14 +20,14 @@ def send_otel(table: RunTable) -> str:
         sender = exporter.OTLPMetricExporter()
         try:
             if sender.export(data) is not result.SUCCESS:
-                raise RuntimeError  # what was logged says why
+                raise RuntimeError  # the log contains the reason
         finally:
             sender.shutdown()
     return f"otel: {counted(number, 'sample')} sent"
 
 
 def _collected(table: RunTable) -> tuple[Any, int]:
-    """Return the gauges as the exporter takes them, and the number of samples. They have the time of the export."""
+    """Return the gauges in the exporter's form, and the number of samples. Their time is the time of the export."""
     metrics, export = load("opentelemetry.sdk.metrics", _PACKAGE), load("opentelemetry.sdk.metrics.export", _PACKAGE)
     resource = load("opentelemetry.sdk.resources", _PACKAGE).Resource
     reader = export.InMemoryMetricReader()

@@ -1,4 +1,4 @@
-"""Parquet: a row per run, with types. Missing is null."""
+"""Parquet: a typed row per run. Missing values are null."""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _COUNTS = ("iteration", "num_nodes", "world_size", "runs", "good_runs", "attempt
 
 
 def render_parquet(table: RunTable) -> bytes:
-    """Return the file. Only the type of an axis depends on the values; columns that are always there have one type."""
+    """Return the file. Only the type of an axis depends on the values; all other columns have a fixed type."""
     pa, parquet = load("pyarrow", "pyarrow"), load("pyarrow.parquet", "pyarrow")
     columns = {name: [row[name] for row in table.rows] for name in table.columns}
     types = {name: _type(pa, name, values) for name, values in columns.items()}

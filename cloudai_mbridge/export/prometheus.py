@@ -9,7 +9,7 @@ _RUN_LABELS = ("scenario", "system", "run")
 
 
 def render_prometheus(table: RunTable) -> bytes:
-    """Return the gauges of a run's points, and of the run: its name, when it was reported, its runs by verdict."""
+    """Return the gauges of a run's points, and of the run: its name, report time, and number of runs by verdict."""
     client = load("prometheus_client", "prometheus-client")
     registry = client.CollectorRegistry()
     names = names_of_labels(table)

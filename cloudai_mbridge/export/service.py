@@ -1,4 +1,4 @@
-"""What MLflow and W&B are given of a row: parameters and metrics, none of them where something is not known."""
+"""A row's parameters and metrics for MLflow and W&B, without unknown values."""
 
 from cloudai_mbridge.export.table import ARGUMENTS, METRICS, Row, RunTable
 
@@ -11,20 +11,20 @@ DEFAULT_NAME = "mbridge"  # of an experiment or project
 
 
 def parameters(table: RunTable, row: Row) -> dict[str, object]:
-    """Return what was asked for."""
+    """Return the requested arguments and coordinates."""
     return {name: row[name] for name in (*_PARAMETERS, *table.axes) if row[name] is not None}
 
 
 def results(row: Row) -> dict[str, object]:
-    """Return what was found and is not a metric."""
+    """Return the results that are not metrics."""
     return {name: row[name] for name in _RESULTS if row[name] is not None}
 
 
 def metrics(row: Row) -> dict[str, float]:
-    """Return what was measured."""
+    """Return the measured metrics."""
     return {name: float(row[name]) for name in METRICS if row[name] is not None}
 
 
 def name_of(row: Row) -> str:
-    """Return the name that people see: TEST/POINT/ITERATION."""
+    """Return the display name: TEST/POINT/ITERATION."""
     return "/".join(str(row[name]) for name in ("test", "point", "iteration") if row[name] is not None)

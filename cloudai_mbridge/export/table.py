@@ -1,4 +1,4 @@
-"""What is exported of a run: a row per run of a point, or per point, with the same columns."""
+"""Table of exported results: a row per run of a point, or per point, with the same columns."""
 
 import hashlib
 import sys
@@ -65,20 +65,20 @@ class RunTable:
         return tuple(row for row in self.rows if row["verdict"] != REJECTED and not row["pre_test"])
 
     def id_of(self, row: Row | None = None) -> str:
-        """Return what is the same whenever this run, or a row of it, is exported again: 32 hexadecimal digits."""
+        """Return an id that is equal for every export of this run, or of a row of it: 32 hexadecimal digits."""
         names = () if row is None else (row["test"], row["point"], row["iteration"])
         return digest(self.scenario, self.system, self.run, *names)
 
 
 def digest(*values: Any) -> str:
-    """Return 32 hexadecimal digits of values."""
+    """Return a digest of values: 32 hexadecimal digits."""
     return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 def read_table(path: Path, *, by_point: bool = False) -> RunTable:
     """Read the report of a run's directory, or a report.json. BadInput as `read_report`.
 
-    Of a run that a process still drives, the table has what has ended so far.
+    While a process drives the run, the table contains the results so far.
 
     by_point: a row for each point. Its metrics are over its successful runs, and n is their number.
     """
@@ -101,7 +101,7 @@ def read_table(path: Path, *, by_point: bool = False) -> RunTable:
 
 
 def _report(path: Path) -> tuple[ReportModel, str, str]:
-    """Return a report, the name of its run, and what it lacks while the run goes on, "" after its end."""
+    """Return a report, the name of its run, and a note on missing results while the run is active, "" after its end."""
     if path.is_dir():
         with reading(path) as held_by:
             if held_by:
@@ -124,7 +124,7 @@ def _points(report: ReportModel) -> dict[tuple[str, str], list[PointModel]]:
 
 
 def _row(table: RunTable, runs: Sequence[PointModel], axes: Mapping[str, str], *, by_point: bool) -> Row:
-    """Return the row of a run, or of all runs of a point: of these, the first that did not succeed is shown."""
+    """Return the row of a run, or of all runs of a point, which shows the first unsuccessful run."""
     good = [run for run in runs if run.verdict == SUCCESS]
     shown = next((run for run in runs if run.verdict != SUCCESS), runs[0])
     is_run = shown.verdict != REJECTED
@@ -167,7 +167,7 @@ def _measured(run: PointModel) -> dict[str, Any]:
 
 
 def _over_runs(good: Sequence[PointModel]) -> dict[str, Any]:
-    """Return the metrics of a point: of each statistic the mean of its runs' means; the largest peak of memory."""
+    """Return the metrics of a point: each statistic is the mean of its runs' means; the peak memory is the largest."""
     rows = [_measured(run) for run in good]
     values: dict[str, Any] = _common(rows, ("memory_kind", "flops_formula", "comparability"))
     for mean, std, n in _STATISTICS.values():
@@ -180,12 +180,12 @@ def _over_runs(good: Sequence[PointModel]) -> dict[str, Any]:
 
 
 def _common(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return what is the same in all rows."""
+    """Return the values that are equal in all rows."""
     return {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
 
 
 def _jobs(runs: Sequence[PointModel]) -> dict[str, Any]:
-    """Return the last job of a run, or what the jobs of several used together."""
+    """Return the last job of a run, or the combined usage of several runs' jobs."""
     attempts = [attempt for run in runs for attempt in run.attempts]
     started = [time for run in runs if (time := _time(run.job.get("started_at")))]
     ended = [time for run in runs if (time := _time(run.job.get("ended_at")))]
@@ -216,7 +216,7 @@ def _number(value: Any) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a cell: a text that can be shown, a number that is finite, a truth value, a time, or None."""
+    """Return a cell: printable text, a finite number, a bool, a time, or None."""
     if isinstance(value, float):
         return _number(value)
     if value is None or isinstance(value, bool | int | datetime):

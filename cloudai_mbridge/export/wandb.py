@@ -1,6 +1,6 @@
-"""Weights & Biases: a run for each run of a point, in one group. Its variables say where, and hold the key.
+"""Weights & Biases: a run for each run of a point, in one group. Its variables set the destination and the key.
 
-Exported again, a run takes the place of the one with its id.
+On repeated export, a run replaces the run with its id.
 """
 
 import os
@@ -16,7 +16,7 @@ _LONGEST_NAME = 128
 
 
 def send_wandb(table: RunTable) -> str:
-    """Write the runs and say how many. ToolFailure: W&B cannot be reached, or has no key."""
+    """Write the runs and return their number as text. ToolFailure: W&B cannot be reached, or has no key."""
     wandb = load("wandb", "wandb")
     project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME
     with errors_of("wandb", "wandb"):
@@ -24,13 +24,13 @@ def send_wandb(table: RunTable) -> str:
         try:
             offline = [_write(wandb, settings, project, table, row) for row in table.ran]
         finally:
-            wandb.teardown()  # until then, files may lack what was written
+            wandb.teardown()  # until then, files may be incomplete
     where = f"below {offline[0]}; send them with: wandb sync" if any(offline) else f"in project {project!r}"
     return f"wandb: {counted(len(offline), 'run')} written {where}"
 
 
 def _settings(wandb: Any) -> Any:
-    """Return settings by which W&B takes nothing from this process: no output, no code, no arguments, no packages."""
+    """Return settings that keep W&B from collecting data of this process: output, code, arguments, packages."""
     off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
     return wandb.Settings(silent=True, console="off", x_save_requirements=False, **off)
 

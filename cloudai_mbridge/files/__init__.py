@@ -1,1 +1,1 @@
-"""Files of a run and others: their names, how they are read, and how they are replaced."""
+"""Files of a run and other files: their names, reading, and replacement."""

@@ -1,4 +1,4 @@
-"""Full disks: name the file that could not be written, and how much space there is."""
+"""Full disks: name the file that could not be written, and the free space."""
 
 import contextlib
 import errno
@@ -10,12 +10,12 @@ from pathlib import Path
 
 _KIB = 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ALMOST_NOTHING = 128 * _KIB  # SQLite says "disk I/O error" where its files beside the journal find no room
+_ALMOST_NOTHING = 128 * _KIB  # SQLite reports "disk I/O error" if its files next to the journal do not fit
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError of a write name the file; the operating system names it only where it is opened."""
+    """Add the file's name to an OSError of a write; the operating system names it only on opening."""
     try:
         yield
     except OSError as error:
@@ -24,12 +24,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def free_space(path: Path) -> str:
-    """Return how much space is free where a path is, or would be."""
+    """Return the free space at a path, existing or not."""
     return f"{_free_bytes(path) // _KIB:,} KiB free"
 
 
 def is_disk_full(error: BaseException | None, path: Path) -> bool:
-    """Return whether an error of writing below a path means that there is no space left."""
+    """Return whether an error of writing below a path means that the disk is full."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     if not isinstance(error, sqlite3.OperationalError):

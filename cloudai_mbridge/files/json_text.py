@@ -1,4 +1,4 @@
-"""JSON that others may have written, read so that nothing in it is passed over."""
+"""Strict parsing of JSON that other programs may have written."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _MOST_LEVELS = 50  # of a value that is passed on
 def parse_json(text: bytes) -> Any:
     """Return JSON as values.
 
-    ValueError: it is not JSON, or a key stands twice in an object: readers would differ about which one counts.
+    ValueError: not JSON, or a duplicate key in an object: readers would differ about which value applies.
     RecursionError: it is nested too deep.
     """
     return json.loads(text, object_pairs_hook=_object)

@@ -1,4 +1,4 @@
-"""Read files that anybody may have put there: regular files only, so that no read waits or goes on for ever."""
+"""Read untrusted files: regular files only, so that no read blocks or continues forever."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ class TooLarge(NotRegular):
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
-    OSError: the file cannot be opened, or it is not a regular one.
+    OSError: the file cannot be opened, or is not a regular file.
     """
     _refuse_others(os.stat(path).st_mode, path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -42,7 +42,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_chunks(file: BufferedReader) -> Iterator[bytes]:
-    """Yield what a file holds, from where it stands. Holes, of any size and without content, are passed over."""
+    """Yield the contents of a file from its current position. Holes, of any size and without content, are skipped."""
     while chunk := file.read(_CHUNK):
         yield chunk
         if is_empty(chunk):
@@ -50,18 +50,18 @@ def read_chunks(file: BufferedReader) -> Iterator[bytes]:
 
 
 def is_empty(chunk: bytes) -> bool:
-    """Return whether a chunk has NULs only, and may be of a hole."""
+    """Return whether a chunk contains only NULs, and may be part of a hole."""
     return not chunk.strip(b"\0")
 
 
 def pass_hole(file: BufferedReader) -> None:
-    """Go on to the next data of a file, to its end if there are none."""
+    """Seek to the next data of a file, to its end if none follows."""
     start, end = file.tell(), file.seek(0, os.SEEK_END)
     file.seek(next((each for each, _ in _data_ranges(file, start, end)), end))
 
 
 def data_ranges(file: BufferedReader) -> list[tuple[int, int]]:
-    """Return where a file has data, as (start, end), in order; between them are holes."""
+    """Return the data ranges of a file as (start, end), in order; between them are holes."""
     return list(_data_ranges(file, 0, file.seek(0, os.SEEK_END)))
 
 
@@ -71,14 +71,14 @@ def _data_ranges(file: BufferedReader, start: int, end: int) -> Iterator[tuple[i
             first = os.lseek(file.fileno(), start, os.SEEK_DATA)
             start = os.lseek(file.fileno(), first, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # the file system does not tell
+            if error.errno != errno.ENXIO:  # the file system does not report holes
                 yield start, end
             return
         yield first, start
 
 
 def copy_regular(source: Path, target: Path) -> None:
-    """Copy a regular file, holes as holes; OSError: as above, or the copy cannot be written."""
+    """Copy a regular file, preserving holes; OSError: as above, or the copy cannot be written."""
     with open_regular(source) as old, target.open("wb") as new:
         for start, end in data_ranges(old):
             old.seek(start)
@@ -89,7 +89,7 @@ def copy_regular(source: Path, target: Path) -> None:
 
 
 def read_regular(path: Path, most: int = _MOST_READ) -> bytes:
-    """Return what a regular file of at most so many bytes holds; OSError: as above, or TooLarge."""
+    """Return the contents of a regular file of at most `most` bytes; OSError: as above, or TooLarge."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise TooLarge(None, f"a file of {size:,} bytes, and at most {most:,} are read", str(path))

@@ -1,4 +1,4 @@
-"""Write a report's files, and those that a command is asked for: whole, or not at all."""
+"""Write reports and requested output files: whole, or not at all."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from cloudai_mbridge.errors import BadInput
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Give a path to write to; what stands there takes `path`'s place, and its mode, once it is complete.
+    """Yield a path to write to; once complete, the file there replaces `path` and takes its mode.
 
-    Readers see the old file or the new one. Where writing fails, the old one stays.
-    durable: the new one is on the disk at the end, whatever becomes of the machine.
+    Readers see the old file or the new file. If writing fails, the old file stays.
+    durable: the new file is on the disk at the end, even if the machine fails.
     """
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")  # a name that no link can wait under
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")  # random, so no link can be placed there
     try:
         yield unfinished
         with contextlib.suppress(FileNotFoundError):
@@ -36,13 +36,13 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, line ends as they are; what UTF-8 cannot say is written as an escape such as \\udcff."""
+    """Write text as UTF-8, line ends unchanged; lone surrogates are written as an escape such as \\udcff."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(text.encode("utf-8", errors="backslashreplace"))
 
 
 def require_writable(path: Path) -> None:
-    """Raise BadInput of a path at which no file can be written, before the work whose result it is to hold."""
+    """Raise BadInput if no file can be written at a path, before the work that produces the file."""
     if path.exists() and not path.is_file():
         raise BadInput(f"{path}: is not a file; name a file to write")
     if not path.parent.is_dir():

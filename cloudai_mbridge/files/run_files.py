@@ -1,4 +1,4 @@
-"""Every file of a run, named in one place."""
+"""Names of every file of a run."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class _PointFiles(SimpleNamespace):
     stdout: Final = "stdout.txt"
     stderr: Final = "stderr.txt"
     started: Final = "started.txt"
-    claim: Final = "claim.{}"  # of an attempt, by its token
+    claim: Final = "claim.{}"  # of an attempt, with its token
     not_counted: Final = "not_counted.txt"  # jobs that found their attempt claimed
     exit_code: Final = "exit_code.txt"
     stacks: Final = "stacks"
@@ -53,7 +53,7 @@ class _RootFiles(SimpleNamespace):
     steps_parquet: Final = "steps.parquet"
 
 
-ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # that `run` makes; UTC
+ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # created by `run`; UTC
 IS_ROOT_NAME: Final = re.compile(r".*_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 
 POINT_FILES = _PointFiles()
@@ -61,7 +61,7 @@ ROOT_FILES = _RootFiles()
 
 
 def started_at(root: Path) -> tuple[datetime, int]:
-    """Return when a run started, and its number among those of that second: by its name, else by its plan's time.
+    """Return the start time of a run, and its number within that second: from its name, else from its plan's time.
 
     A copied directory keeps its name, not always the times of its files.
     """

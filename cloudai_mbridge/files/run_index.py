@@ -1,6 +1,6 @@
-"""Where this user's runs are: an index of one path per line, for commands that find a run by its name.
+"""Index of this user's runs: one path per line, for commands that find a run by its name.
 
-It is a convenience: what cannot be written is left out, and what is not there any more is for the reader to ignore.
+It is a convenience: write failures are ignored, and readers ignore missing directories.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from cloudai_mbridge.files.regular import read_regular
 
-_MOST_READ = 1000  # the last ones; each costs a look at its directory
+_MOST_READ = 1000  # the last entries; each costs a file-system access
 
 
 def index_path() -> Path | None:
-    """Return the index, in the user's XDG state directory; None if the user has none."""
+    """Return the index, in the user's XDG state directory; None if the user has no such directory."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # as the XDG specification says of relative ones
+    if not os.path.isabs(state):  # the XDG specification ignores relative paths
         state = os.path.expanduser("~/.local/state")
     return Path(state, "mbridge", "runs.txt") if os.path.isabs(state) else None
 
@@ -31,7 +31,7 @@ def record_run(root: Path) -> None:
 
 
 def recorded_runs() -> list[Path]:
-    """Return the directories that the index names; they need not exist."""
+    """Return the directories in the index; they need not exist."""
     path, lines = index_path(), list[bytes]()
     if path is not None:
         with contextlib.suppress(OSError):

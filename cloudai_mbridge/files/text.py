@@ -2,7 +2,7 @@
 
 import re
 
-# Controls but tab and line feed, lone surrogates, non-characters, and the marks that reorder text around them
+# Controls except tab and line feed, lone surrogates, non-characters, and the marks that reorder text around them
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )
@@ -10,7 +10,7 @@ LONGEST = 2000
 
 
 def visible(text: str) -> str:
-    """Return the text with what cannot be shown as an escape such as \\x1b. All of it may stand in XML 1.0."""
+    """Return the text with unprintable characters escaped, such as \\x1b. The result is valid in XML 1.0."""
     return _INVISIBLE.sub(lambda match: _escape(ord(match[0])), text)
 
 
@@ -19,5 +19,5 @@ def _escape(code: int) -> str:
 
 
 def clipped(text: str, longest: int = LONGEST) -> str:
-    """Return the text, or its beginning and how much was left out."""
+    """Return the text, or its beginning and the number of omitted characters."""
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text) - longest} more characters)"

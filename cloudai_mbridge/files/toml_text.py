@@ -1,4 +1,4 @@
-"""TOML, written so that it reads back as what was written."""
+"""Rendering of TOML that reads back unchanged."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from cloudai_mbridge.errors import BadInput
 
 
 def render_toml(document: Mapping[str, Any]) -> str:
-    """Return plain data, or a document of tomlkit, as TOML in which every character that does not print is escaped.
+    """Return plain data, or a document of tomlkit, as TOML in which every unprintable character is escaped.
 
-    BadInput: a text holds half of a surrogate pair, which no file can hold.
+    BadInput: a text contains a lone surrogate, which no file can hold.
     """
-    text = tomlkit.dumps(document)  # line feeds in strings and keys are escaped, so those that are left end lines
+    text = tomlkit.dumps(document)  # line feeds in strings and keys are escaped, so the others end lines
     try:
         text.encode()
     except UnicodeEncodeError as error:

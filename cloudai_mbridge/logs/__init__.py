@@ -1,4 +1,4 @@
-"""From log lines to step records."""
+"""Parsing of log lines into step records."""
 
 from cloudai_mbridge.logs.parser import (
     LogParser,

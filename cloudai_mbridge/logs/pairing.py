@@ -1,7 +1,7 @@
-"""Join the two lines that Megatron-Bridge writes of a step: one rank's "Step Time", and another's "iteration N/ M |".
+"""Join the two lines that Megatron-Bridge logs per step: one rank's "Step Time", and another's "iteration N/ M |".
 
-The first has no number, and either may be lost, or be of an attempt that died between the two. So they are paired by
-neighbourhood: in order, as many as can be, nearest first; and never two whose step times differ.
+The first has no number, and either may be lost, or belong to an attempt that died between the two. So they are paired
+by proximity: in order, as many as possible, nearest first; and never two whose step times differ.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _MOST_CELLS = 2_000_000
-_BAND = 8  # lines that one rank may have lost more than the other, at any place of a log
+_BAND = 8  # more lost lines of one rank than of the other, at any place of a log
 _ROUNDED_S, _OTHER_CLOCK = 0.01, 0.01
 
 
@@ -38,10 +38,10 @@ Pair = tuple[TimeLine | None, IterationLine | None]
 
 
 def numbered(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> tuple[list[tuple[int, Pair]], int]:
-    """Return the lines of each step with its number, in the log's order, and how many step-time lines have none.
+    """Return the lines of each step with its number, in the log's order, and the number of unnumbered step-time lines.
 
-    A step-time line alone has the number that is missing between its neighbours; the last ones count on. Behind an
-    iteration line that is alone, too, it might be that step's, and has none.
+    A step-time line alone has the number that is missing between its neighbours; at the end, numbers are consecutive.
+    After an iteration line without a partner, it might belong to that step, and has no number.
     """
     found: list[tuple[int, Pair]] = []
     alone: list[TimeLine] = []
@@ -79,9 +79,9 @@ def _pairs(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> It
 
 
 def _are_neighbours(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> bool:
-    """Return whether the two lines of each step stand together, always the same one first; the last may be yet to come.
+    """Return whether the two lines of each step are adjacent, always in the same order; the last line may be missing.
 
-    With both orders a lost line would shift all behind it.
+    With both orders, a lost line would shift all lines after it.
     """
     pairs = list(zip(times, iterations, strict=False))
     is_whole = abs(len(times) - len(iterations)) <= 1
@@ -97,14 +97,14 @@ def _agree(time: TimeLine, iteration: IterationLine) -> bool:
 
 
 def _distance(time: TimeLine, iteration: IterationLine, *, iteration_first: bool) -> int:
-    """Return how far apart two lines are. Of two neighbours, the one in the order of the log's steps is nearer."""
+    """Return the distance of two lines. Of two equally close lines, the line in the log's usual order is nearer."""
     return 2 * abs(time.at - iteration.at) + ((time.at > iteration.at) is not iteration_first)
 
 
 def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> list[tuple[int, int]]:
-    """Return the pairs (indices) that leave the fewest lines alone, and of those the nearest ones.
+    """Return the pairs (indices) that leave the fewest lines unpaired, with the smallest distances.
 
-    Time and memory grow with the lines and with how many of one kind are missing; beyond 2 million, pairs are counted.
+    Time and memory grow with the lines and the difference in number; beyond 2 million cells, pairs are by position.
     """
     n, m = len(times), len(iterations)
     lowest, highest = min(0, m - n) - _BAND, max(0, m - n) + _BAND  # of j - i
@@ -120,7 +120,7 @@ def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> 
         for j in range(max(0, i + lowest), min(m, i + highest) + 1):
             options = [(before[j] + alone, 1)] if j in before else []  # 1: times[i - 1] stays alone
             if j - 1 in row:
-                options.append((row[j - 1] + alone, 2))  # 2: iterations[j - 1] does
+                options.append((row[j - 1] + alone, 2))  # 2: iterations[j - 1] stays alone
             if j - 1 in before and _agree(times[i - 1], iterations[j - 1]):
                 apart = _distance(times[i - 1], iterations[j - 1], iteration_first=iteration_first)
                 options.append((before[j - 1] + apart, 0))

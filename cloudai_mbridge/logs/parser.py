@@ -1,9 +1,9 @@
 """Read a training log as a stream: memory grows with the number of steps, not with the size of the log.
 
-What other programs print into the log is not taken for a record of the run. A record with the token of the run's job is
-proven by it, wherever in a line it stands: half a line of a C library may precede it. Other records begin their line,
-behind a rank's label at most, and count only where no record has the run's token: a training loop from before there
-were tokens wrote them. A record with another token never counts.
+Output of other programs in the log is not taken for a record of the run. The token of the run's job proves a record,
+at any place of a line: half a line of a C library may precede it. Other records begin their line, after a rank's label
+at most, and count only if no record has the run's token: training loops from before tokens wrote them. A record with
+another token never counts.
 """
 
 import json
@@ -55,12 +55,12 @@ class LogSummary:
 
 
 class LogParser:
-    """Feed it bytes as they come; ask for a summary at any time."""
+    """Incremental parser: feed it bytes as they arrive; request a summary at any time."""
 
     def __init__(self, token: str | None = None, *, has_records: bool = True) -> None:
-        """token: of the run's job; None if it is not known, and then every record counts.
+        """token: of the run's job; None if unknown, and then every record counts.
 
-        has_records: False for the upstream launcher's log, in which a record can only be another program's.
+        has_records: False for the upstream launcher's log, where a record can only come from another program.
         """
         self._token, self._has_records = token, has_records
         self._rest = b""
@@ -73,25 +73,25 @@ class LogParser:
         self._is_restarted = self._has_own = False
 
     def feed(self, data: bytes) -> None:
-        """Take more of the log; an unfinished last line waits for its end."""
+        """Parse more of the log; an unfinished last line is kept until its end arrives."""
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
-            for part in line.decode("utf-8", errors="replace").split("\r"):  # a progress bar is written over
+            for part in line.decode("utf-8", errors="replace").split("\r"):  # a progress bar overwrites its line
                 self._take(part)
         self._rest = rest[:_LONGEST_LINE]
 
     @property
     def num_steps(self) -> int:
-        """How many step lines were read so far, repeated ones included."""
+        """Number of step lines read so far, repeated lines included."""
         return len(self._records) + self._repeated + max(len(self._times), len(self._iterations))
 
     @property
     def last_step(self) -> int:
-        """The highest step so far, 0 before the first."""
+        """Highest step so far, 0 before the first."""
         return max(self._records or (line.step for line in self._iterations), default=len(self._times))
 
     def finish(self) -> LogSummary:
-        """Take the last line even without a line break, and summarize."""
+        """Parse the last line even without a line break, and summarize."""
         self.feed(b"\n")
         return self.summary()
 
@@ -105,7 +105,7 @@ class LogParser:
             self._take_part(part)
 
     def _take_records(self, line: str) -> None:
-        """Take every whole record that the run's token proves; without one, a record that begins its line."""
+        """Parse every whole record that the run's token proves; without a token, a record that begins its line."""
         found = list(_records_in(line)) if self._token is not None and self._token in line else []
         proven = [(mark, record) for mark, record in found if record is not None and self._has_token(record)]
         whole = proven or [(mark, own) for mark in (STEP_MARK, RUN_MARK) if (own := match_record(line, mark))]
@@ -115,7 +115,7 @@ class LogParser:
                 continue
             if mark == STEP_MARK:
                 self._take_record(record)
-            elif "version" in record:  # what has none is not ours, whoever printed it
+            elif "version" in record:  # a record without a version is not from mbridge
                 self._run = {name: value for name, value in record.items() if name != "token"}
                 self._is_restarted = bool(self._records)
 
@@ -129,7 +129,7 @@ class LogParser:
             self._iterations.append(IterationLine(at, loss=loss, **rest))
 
     def _is_own(self, record: dict[str, Any]) -> bool:
-        """Return whether a record is of this run; count it if not. The first that proves it drops those before it."""
+        """Return whether a record is of this run; count it if not. The first proven record drops those before it."""
         if self._token is None:
             return True
         is_own = self._has_token(record)
@@ -166,7 +166,7 @@ class LogParser:
         )
 
     def summary(self) -> LogSummary:
-        """Return what was read so far."""
+        """Return a summary of the lines read so far."""
         fallen = [now.step for before, now in pairwise(self._iterations) if now.step < before.step]
         restarts = self._restarts if self._records else fallen
         notes = [f"the run started again at step {step}" for step in restarts[:_MOST_RESTARTS]]
@@ -200,15 +200,15 @@ def _record_of(step: int, time: TimeLine | None, iteration: IterationLine | None
     rate = time.tflops_per_gpu if time else None
     if iteration is None:
         return StepRecord(step, seconds, rate, None)
-    if not rate and iteration.tflops_per_gpu is not None:  # 0: a launcher's word for unknown
+    if not rate and iteration.tflops_per_gpu is not None:  # 0: unknown to the launcher
         rate = iteration.tflops_per_gpu
     return StepRecord(step, iteration.step_time_s or seconds, rate, iteration.loss, iteration.grad_norm)
 
 
 def _completed(step: StepRecord, before: StepRecord | None) -> StepRecord:
-    """Return a step that is logged again, with the rate of its earlier lines if both took equally long.
+    """Return a repeated step, with the rate of its earlier lines if both took equally long.
 
-    Two ranks print the line, or two streams of one job are in the log: only one of its copies has a partner.
+    Two ranks print the line, or two streams of one job are in the log: only one of the copies has a partner.
     """
     if before is None or step.tflops_per_gpu is not None or not step.step_time_s or not before.step_time_s:
         return step
@@ -221,7 +221,7 @@ def _is_step(value: Any) -> TypeGuard[int]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number; the strings "nan", "inf" and "-inf" stand for what JSON cannot say."""
+    """Return a number; accepts the strings "nan", "inf" and "-inf", which stand for numbers that JSON lacks."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -231,9 +231,9 @@ def _number(value: Any) -> float | None:
 
 
 def read_log(path: Path, token: str | None = None, *, has_records: bool = True) -> LogSummary:
-    """Read a whole log; one that does not exist, cannot be read, or is not a regular file has no steps.
+    """Read a whole log; a missing, unreadable or non-regular file has no steps.
 
-    token, has_records: as of the parser.
+    token, has_records: as for the parser.
     """
     parser = LogParser(token, has_records=has_records)
     try:
@@ -249,18 +249,18 @@ def read_log(path: Path, token: str | None = None, *, has_records: bool = True) 
 
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-# Two expressions: one that spans what is between them takes quadratic time on a long line
+# Two expressions: a single expression that spans the text between them takes quadratic time on a long line
 _STEP_TIME = re.compile(rf"Step Time\s*:\s*{_NUMBER}\s*s", re.IGNORECASE)
 _UTILIZATION = re.compile(rf"GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _DEEPEST = 20
-# What srun --label (padded) and torchrun write before a rank's line, and the NULs of a file that was cut while written
+# Labels of srun --label (padded) and torchrun before a rank's line, and the NULs of a file that was cut while written
 _LABELS = r"(?:\x00*(?: {0,5}\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
 _PART = re.compile(r"Step Time\s*:|\biteration\s+[0-9]{1,15}/", re.IGNORECASE)
 _MARK = re.compile(rf"({STEP_MARK}|{RUN_MARK}) (?={{)")
-_MOST_RECORDS = 8  # of a line
+_MOST_RECORDS = 8  # per line
 _COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
-_SAME = 0.001  # two ranks' clocks, of one step
+_SAME = 0.001  # between two ranks' clocks, for one step
 
 
 def match_step_time(line: str) -> tuple[float, float] | None:
@@ -271,15 +271,15 @@ def match_step_time(line: str) -> tuple[float, float] | None:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Yield the beginnings of lines of ranks that have become one line, each up to the next."""
+    """Yield the beginnings of ranks' lines that were joined into one line, each up to the next."""
     starts = [match.start() for match in _PART.finditer(line)]
     return (line[start:end] for start, end in zip(starts, [*starts[1:], len(line)], strict=False))
 
 
 def match_iteration(line: str) -> dict[str, Any] | None:
-    """Return the fields of an "iteration N/ M |" line. A loss that is NaN or negative is not printed there.
+    """Return the fields of an "iteration N/ M |" line. A NaN or negative loss is not printed there.
 
-    A field that no bar closes may be cut, and is left out.
+    A field without a closing bar may be cut, and is left out.
     """
     match = _ITERATION.search(line)
     if not match:
@@ -300,9 +300,9 @@ def match_iteration(line: str) -> dict[str, Any] | None:
 
 
 def match_record(line: str, mark: str) -> dict[str, Any] | None:
-    """Return the JSON object behind `mark`, which begins the line but for a rank's label, or None.
+    """Return the JSON object after `mark`, which begins the line except for a rank's label, or None.
 
-    One that is cut in half or nested deeper than 20 is not a record.
+    An object that is cut or nested deeper than 20 is not a record.
     """
     if not (start := re.match(rf"{_LABELS}{mark} (?={{)", line)):
         return None
@@ -311,7 +311,7 @@ def match_record(line: str, mark: str) -> dict[str, Any] | None:
 
 
 def _records_in(line: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yield the mark of each record that begins on the line, and the record if it is whole."""
+    """Yield the mark of each record that begins on the line, and the record if it is complete."""
     for match in islice(_MARK.finditer(line), _MOST_RECORDS):
         yield match[1], _decoded(line, match.end())[0]
 
@@ -327,7 +327,7 @@ def _decoded(line: str, start: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def has_record(line: str) -> bool:
-    """Return whether a record stands on the line, whole or damaged, wherever it begins."""
+    """Return whether a line contains a record, whole or damaged, at any place."""
     return f"{STEP_MARK} {{" in line or f"{RUN_MARK} {{" in line
 
 
@@ -342,8 +342,8 @@ def match_run_record(line: str) -> dict[str, Any] | None:
 def extract_mbridge_metrics(text: str) -> tuple[list[float], list[float]]:
     """Return (step times in s, TFLOP/s per GPU) of the last ten records, aligned: CloudAI's reading of a log.
 
-    As the reference has it on well-formed logs. On others: a number in scientific notation, a sign or a NaN is no
-    match; of two records on a line the first counts, and if it is torn behind its step time, that time pairs with the
+    As the reference on well-formed logs. On others: a number in scientific notation, a sign or a NaN does not
+    match; of two records on a line the first counts, and if it is torn after its step time, that time pairs with the
     second record's TFLOP/s; a record cut in half by the end of a line or of the file is lost; bytes that are not UTF-8
     and NUL bytes are skipped over; CRLF ends a line as LF does.
     """
@@ -351,7 +351,7 @@ def extract_mbridge_metrics(text: str) -> tuple[list[float], list[float]]:
 
 
 def stream_mbridge_metrics(path: Path) -> tuple[list[float], list[float]]:
-    """Return the same of a file of any size; memory does not grow with it."""
+    """Return the same for a file of any size; memory does not grow with it."""
     return _last_pairs(_lines(path))
 
 
@@ -361,7 +361,7 @@ def _last_pairs(lines: Iterable[str]) -> tuple[list[float], list[float]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines that may hold a record; looking for bytes first is many times faster than decoding them all."""
+    """Yield the lines that may contain a record; searching bytes first is many times faster than decoding them all."""
     rest = b""
     with open_regular(path) as log:
         for chunk in read_chunks(log):

@@ -1,4 +1,4 @@
-"""The last lines of a log: as evidence, and as `mbridge logs` shows them."""
+"""The last lines of a log: as evidence, and for `mbridge logs`."""
 
 import re
 import time
@@ -14,18 +14,18 @@ from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 _BLOCK = 1 << 16
 _LONGEST_LINE = 1 << 20
 _FOLLOW_S = 0.5
-# torchrun says which rank failed and how, and then reports at length on itself
-# With the label of its rank; before that, another rank may have written on the same line
+# torchrun names the failed rank and its error, and then reports at length on itself
+# With the label of its rank; another rank may have written before it on the same line
 _RECORD = re.compile(rf"(?:^(?: {{0,5}}\d{{1,6}}:|\[[\w-]{{1,40}}\]:))?\s*(?:{RUN_MARK}|{STEP_MARK}) \{{.*")
 _RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible, and what
-    looks like a credential is redacted. A log that cannot be read has none.
+    """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible, and possible
+    credentials are redacted. A log that cannot be read has no lines.
 
-    What torchrun writes after naming the first failed rank is about torchrun and is left out, and so are the loop's
-    records, which are for machines.
+    torchrun's output after the name of the first failed rank is about torchrun and is left out, and so are the loop's
+    records, which are machine-readable.
     """
     try:
         with open_regular(path) as log:
@@ -48,7 +48,7 @@ def printable(line: str) -> str:
 
 
 def tail_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
-    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end.
+    """Yield the last `count` lines of a log, all if None, then with `follow` the lines added to it, without end.
 
     A line longer than 1 MiB comes in pieces of about that size: time is linear in the log's size, memory is bounded.
     """
@@ -87,10 +87,10 @@ def _as_text(pieces: Iterable[bytes]) -> str:
 
 
 def _seek_to_last(file: BufferedReader, count: int) -> None:
-    """Go to where the last `count` lines begin."""
+    """Seek to the beginning of the last `count` lines."""
     end = file.seek(0, 2)
     file.seek(max(0, end - 1))
-    breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
+    breaks = -1 if file.read(1) == b"\n" else 0  # a final line break closes the last line
     if count == 0:
         return
     for start, stop in reversed(data_ranges(file)):

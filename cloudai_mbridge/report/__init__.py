@@ -1,4 +1,4 @@
-"""What came of a run: report.json is the contract, everything else is rendered from it."""
+"""Reports of runs: report.json is the contract, everything else is rendered from it."""
 
 from cloudai_mbridge.report.build import build_report, judge_in
 from cloudai_mbridge.report.model import PointReport, RunReport

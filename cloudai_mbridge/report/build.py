@@ -1,4 +1,4 @@
-"""Build a report from what lies in the directory of a run: plan, journal, logs. The run itself need not be alive."""
+"""Build a report from the files in a run's directory: plan, journal, logs. The run itself need not be alive."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -29,11 +29,11 @@ EVIDENCE_LINES = 15
 
 
 def build_report(root: Path, held_by: str | None = None) -> RunReport:
-    """Read a run's directory. What looks like a credential is redacted, in everything but names of points.
+    """Read a run's directory. Everything that looks like a credential is redacted, except in names of points.
 
-    held_by: the process that drives the run: the report is of results so far, and its first note says so.
+    held_by: the process that drives the run: the report contains the results so far, as its first note states.
 
-    BadInput: the directory is not of a run, or of one that cannot be read; nothing was submitted.
+    BadInput: not a run's directory, or an unreadable one; nothing was submitted.
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
@@ -74,7 +74,7 @@ _OF_A_REJECTED_POINT = ("test_id", "test_name", "label", "coordinates", "violati
 
 
 def _lacking(plan: Mapping[str, Any]) -> str | None:
-    """Return the first part that a plan lacks, None if it is whole."""
+    """Return the first missing part of a plan, None if it is complete."""
     if found := next((name for name in _OF_THE_PLAN if name not in plan), None):
         return found
     parts = [(run, name, f"runs.{name}") for run in plan["runs"] for name in _OF_A_RUN]
@@ -88,13 +88,13 @@ _CANNOT_HOLD_ANY = ("key", "test_id", "label", "verdict", "metrics", "steps", "c
 
 
 def _without_credentials(point: PointReport) -> PointReport:
-    """Return a point with its texts redacted; what it is compared by was so before it was hashed."""
+    """Return a point with its texts redacted; its comparability fields were redacted before they were hashed."""
     texts = [each.name for each in fields(point) if each.name not in _CANNOT_HOLD_ANY]
     return replace(point, **{name: redacted_in(getattr(point, name)) for name in texts})
 
 
 def judge_in(root: Path) -> Judge:
-    """Return what judges a run of this directory as the report does."""
+    """Return a function that judges a run of this directory as the report does."""
 
     def judge_run(run: RunPlan, entry: JournalEntry) -> Judgement:
         *_, metrics, outcome = _read_run(asdict(run), entry, root)
@@ -136,7 +136,7 @@ _NOT_SUBMITTED = "not submitted: mbridge was stopped"
 
 
 def _state(entry: JournalEntry | None) -> str:
-    """Return where a run stands that has not ended."""
+    """Return the state of a run that has not ended."""
     if entry is None or entry.last is None:
         return "waits to be submitted"
     status = entry.last.status or SUBMITTED
@@ -145,7 +145,7 @@ def _state(entry: JournalEntry | None) -> str:
 
 
 def _awaits_search(run: Mapping[str, Any], entry: JournalEntry | None) -> bool:
-    """Return whether a search has not chosen a run yet, and may never do so."""
+    """Return whether a search has not yet chosen a run, and may never choose it."""
     return run.get("search") is not None and (entry is None or not entry.attempts)
 
 
@@ -182,7 +182,7 @@ def _read_journal(root: Path, held_by: str | None) -> _Past:
 def _read_run(
     run: Mapping[str, Any], entry: JournalEntry | None, root: Path
 ) -> tuple[LogSummary, str, Metrics, RunOutcome]:
-    """Return what a run's files say: its log, the log's name, the metrics, and how it came out."""
+    """Return the contents of a run's files: its log, the log's name, the metrics, and the outcome."""
     directory = root / run["key"]
     is_upstream = run.get("upstream") is not None
     log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
@@ -214,7 +214,7 @@ def _read_run(
 
 
 def _cancelled(entry: JournalEntry | None) -> tuple[str, ...]:
-    """Return why mbridge cancelled a run, or did not submit it; () if it did neither."""
+    """Return why mbridge cancelled a run, or did not submit it; () otherwise."""
     if entry is None or entry.last is None:
         return entry.reasons if entry is not None and entry.verdict == Verdict.CANCELLED else ()
     status, ending = entry.last.status, entry.last.ending
@@ -254,12 +254,12 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
 
 
 def _measured(step: StepRecord) -> StepRecord:
-    """Return a step without rates and times of 0, which a launcher prints for what it does not know."""
+    """Return a step without rates and times of 0, which a launcher prints for unknown values."""
     return replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
 
 
 def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what was predicted, unless the run says that it was on another device: then for something else."""
+    """Return the prediction; None if the run reports a device other than the predicted one."""
     if not planned:
         return None
     device = said.get("device")
@@ -273,7 +273,7 @@ def _world_size(run: Mapping[str, Any]) -> int:
 
 
 def _job(attempt: Attempt) -> dict[str, Any]:
-    """Return what is known of an attempt's job."""
+    """Return the known facts about an attempt's job."""
     status = asdict(attempt.status) if attempt.status else {"state": "SUBMITTING", "reason": "", "nodes": ""}
     names = ("number", "job_id", "submitted_at", "started_at", "ended_at", "failure")
     status.pop("hopeless", None)

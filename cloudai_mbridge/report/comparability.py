@@ -1,9 +1,9 @@
-"""What must be equal for two results to be compared: the work, its size, where it ran, and how it was counted.
+"""Fields that must be equal for two results to be compared: the work, its size, where it ran, how it was counted.
 
-A field is in the key if a change of it makes another number the right one. Left out is what is under test (container
-image, commits, package versions, driver), and what has no influence on speed (names and directories of logs, where
-checkpoints go, time limits, profilers that are off). An argument that has the default of its model counts as one that
-is not set. Of credentials nothing enters, neither value nor name.
+A field is in the key if changing it changes the expected result. Left out is the subject of the test (container
+image, commits, package versions, driver), and everything without influence on speed (names and directories of logs,
+checkpoint directories, time limits, profilers that are off). An argument at its model's default counts as not set.
+Credentials are left out entirely, both values and names.
 """
 
 import json
@@ -25,7 +25,7 @@ from cloudai_mbridge.training.credentials.find import is_secret
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 
 _LEFT_OUT = {name for name, argument in ARGUMENTS.items() if argument.compared is False}
-# Paths of which only it matters whether they are set
+# Paths for which only matters whether they are set
 _WHETHER = {name for name, argument in ARGUMENTS.items() if argument.compared == "whether"} | {
     "checkpoint.save",
     "logger.tensorboard_dir",
@@ -49,9 +49,9 @@ _OVERRIDE: TypeAdapter[str] = TypeAdapter(OverrideKey)
 
 
 def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, directory: Path) -> dict[str, Any] | None:
-    """Return {"id", "fields"} of a planned run; None if its test.toml, which says how it was configured, is unreadable.
+    """Return {"id", "fields"} of a planned run; None if its test.toml, which holds its configuration, is unreadable.
 
-    run: of the plan. said: what the training said of itself. directory: of the run.
+    run: from the plan. said: reported by the training itself. directory: of the run.
     """
     overrides = read_overrides(directory)
     if overrides is None:
@@ -89,7 +89,7 @@ def read_overrides(directory: Path) -> dict[str, str] | None:
 
 
 def _arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that define the work. One that says what it would be without saying so is left out."""
+    """Return the arguments that define the work, without arguments that are set to their default."""
     return {
         name: value
         for name, value in _work(args).items()
@@ -104,7 +104,7 @@ def _overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _coordinates(coordinates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the sweep has varied beside arguments, which stand in the key already."""
+    """Return the coordinates of the sweep other than arguments, which are in the key already."""
     named = {name: value for name, value in coordinates.items() if name not in _DEFAULTS}
     return {name: value for name, value in _work(named).items() if not _is_credential(name)}
 
@@ -125,7 +125,7 @@ def _off(values: Mapping[str, Any]) -> set[str]:
 
 
 def _may_be_an_override(name: str) -> bool:
-    """Return whether a test definition takes an override of this name: it takes none that is a credential's."""
+    """Return whether a test definition accepts an override of this name: it accepts no name of a credential."""
     try:
         _OVERRIDE.validate_python(name)
     except ValidationError:
@@ -134,7 +134,7 @@ def _may_be_an_override(name: str) -> bool:
 
 
 def _is_credential(name: str) -> bool:
-    """Return whether a variable's name may be a credential's. A number of tokens is none."""
+    """Return whether a variable's name may be a credential's. A number of tokens is excluded."""
     last = name.rpartition(".")[2]
     return is_secret(last) and not last.endswith("tokens")
 

@@ -1,4 +1,4 @@
-"""What a run ran on, what its numbers mean, and what wrote the report."""
+"""The environment of a run, the definitions of its numbers, and the machine that wrote the report."""
 
 import platform
 import re
@@ -16,13 +16,13 @@ from cloudai_mbridge.training.process.provenance import git_state, package_versi
 
 _HIDDEN = "***"
 _SAID = ("device", "driver", "cuda", "nccl", "python")
-# A commit, or the tag of a release. A branch is neither: what it means changes
+# A commit, or the tag of a release. A branch is excluded: the commit it refers to changes
 _PINNED = re.compile(r"[0-9a-f]{7,40}|v?\d+(\.\d+)+([._-]?[A-Za-z0-9]+)*")
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
 def machine_environment() -> dict[str, Any]:
-    """Return what wrote the report: this machine, this interpreter, this checkout."""
+    """Return the machine, the interpreter and the checkout that wrote the report."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -35,10 +35,10 @@ def machine_environment() -> dict[str, Any]:
 def run_environment(
     run: Mapping[str, Any], nodes: str, said: Mapping[str, Any], repository: Any = None
 ) -> dict[str, Any]:
-    """Return what a run ran on; None, and empty lists and tables, for what is unknown.
+    """Return a run's environment; None, and empty lists and tables, if unknown.
 
-    run: of the plan. nodes: the job's, as the scheduler writes them. said: what the training said of itself, which is
-    text from a log: what has another type than it should is left out. repository: of the scenario, as in the plan.
+    run: from the plan. nodes: of the job, as the scheduler writes them. said: reported by the training itself: text
+    from a log, whose values of an unexpected type are left out. repository: of the scenario, as in the plan.
     """
     own = _table(said.get("environment"))
     device = said.get("device")
@@ -56,7 +56,7 @@ def run_environment(
 
 
 def _variables(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that system, test, arguments and recipe set; of what may be secret only the name."""
+    """Return the variables set by system, test, arguments and recipe; only the name of a possible secret."""
     known = {**_table(run.get("recipe_env")), **_table(run.get("env"))}
     hidden = {str(name): _HIDDEN for name in run.get("secret_names", ())}
     shown = {
@@ -66,7 +66,7 @@ def _variables(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def image_of(reference: str) -> dict[str, str | None] | None:
-    """Split a container image's reference; the digest is None unless it is pinned, as it never is for a file."""
+    """Split a container image's reference; the digest is None unless it is pinned. For a file it never is."""
     if not reference:
         return None
     pinned = _DIGEST.search(reference)
@@ -76,7 +76,7 @@ def image_of(reference: str) -> dict[str, str | None] | None:
 def _nodes(text: str) -> list[str]:
     try:
         return expand_hostlist(text)
-    except BadInput:  # the scheduler's word is not ours to refuse
+    except BadInput:  # a node list from the scheduler is not rejected
         return [text]
 
 
@@ -102,9 +102,9 @@ def _text(value: Any) -> str | None:
 
 
 def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> Definitions:
-    """Return what the training said of itself; for the upstream launcher, the version that counts its FLOPs.
+    """Return the definitions reported by the training; for the upstream launcher, the version that counts its FLOPs.
 
-    said: text from a log. What has another type than it should is left out.
+    said: text from a log. Values of an unexpected type are left out.
     """
     formula, kind = said.get("flops_formula"), said.get("memory_kind")
     if upstream := run.get("upstream"):
@@ -118,6 +118,6 @@ def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> Definitio
 
 
 def _positive(value: Any) -> float | None:
-    """Return a number above zero; True is none, and neither is one too large for a float."""
+    """Return a positive number, else None (bools and numbers too large for a float excluded)."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 < value <= sys.float_info.max else None

@@ -1,4 +1,4 @@
-"""The report as values. `to_dict` is the published form: report.json, schema version 3."""
+"""Data classes of the report. `to_dict` is the published form: report.json, schema version 3."""
 
 import math
 import re
@@ -100,7 +100,7 @@ class SearchReport:
     ending: str
 
 
-OUT_OF_MEMORY = "out_of_memory"  # of the catalogue of failures
+OUT_OF_MEMORY = "out_of_memory"  # id in the catalogue of failures
 _MEASURED = {name for name, kind in get_type_hints(Metrics).items() if type(None) in get_args(kind)}
 _WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 
@@ -131,7 +131,7 @@ class RunReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The points by verdict; cancelled and unfinished ones where there are any."""
+        """The points by verdict; cancelled and unfinished points only if there are any."""
         counts = {str(verdict): self.count(verdict) for verdict in Verdict}
         return {verdict: n for verdict, n in counts.items() if n or verdict not in _WHERE_ANY}
 
@@ -139,7 +139,7 @@ class RunReport:
     def succeeded(self) -> bool:
         """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected.
 
-        A search has found a best point; what its other trials tell it is not a failure.
+        A completed search has a best point; its slow or too large trials are results, not failures.
         """
         if any(search.best is None for search in self.searches):
             return False
@@ -150,7 +150,7 @@ class RunReport:
         return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)
 
     def tells_search(self, point: PointReport) -> bool:
-        """Return whether a trial of a search did not succeed for what it is to find out: it is slow, or too large."""
+        """Return whether a trial's failure is a result of the search: the point is slow, or too large."""
         if all(search.test_id != point.test_id for search in self.searches):
             return False
         is_slow = point.verdict is Verdict.CANCELLED and point.job.get("state") == ENDED_EARLY
@@ -173,27 +173,27 @@ def _adapter() -> TypeAdapter[RunReport]:
 
 
 def report_of(data: Mapping[str, Any]) -> RunReport:
-    """Return the report of its published form. Raise ValueError if it lacks a part other than a later metric."""
+    """Return the report from its published form. Raise ValueError if a part other than a later metric is missing."""
     points = [_with_later_metrics(point) for point in data["points"]]
     return _adapter().validate_python({**data, "points": points, "tool_version": data["tool"]["version"]})
 
 
 def _with_later_metrics(point: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a point with the metrics that a report of an earlier mbridge does not have: not measured."""
+    """Return a point with the metrics that reports of earlier versions lack set to None."""
     if not isinstance(metrics := point.get("metrics"), Mapping):
         return point
     return {**point, "metrics": {**{each.name: None for each in fields(Metrics) if each.name in _MEASURED}, **metrics}}
 
 
 _AS_THEY_ARE = (int, bool, type(None))
-# Halves of characters: JSON can write them, and strict readers refuse them
+# Lone surrogates: JSON can contain them, and strict readers refuse them
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def plain(value: Any) -> Any:
     """Return plain data: dataclasses as objects, and numbers that are not finite as "nan", "inf" or "-inf".
 
-    Lone surrogates in texts are spelt out, such as \\ud800.
+    Lone surrogates in texts are escaped, such as \\ud800.
     """
     kind = type(value)
     if kind is float:
@@ -212,6 +212,6 @@ def plain(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """Return a text, or that of an enumeration's member."""
+    """Return a text, or the text of an enumeration's member."""
     text = str(value)
     return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

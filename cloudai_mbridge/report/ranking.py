@@ -1,4 +1,4 @@
-"""What a run found: its points with their repeats together, the fastest first, and what failed grouped by cause."""
+"""Results of a run: its points, repeats combined, fastest first, and failures grouped by cause."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ class TestRanking:
 
     @property
     def best(self) -> PointSummary | None:
-        """The fastest of several; None if only one point has been measured."""
+        """The fastest of several points; None if only one point was measured."""
         measured = [point for point in self.points if getattr(point, self.by) is not None]
         return measured[0] if len(measured) > 1 else None
 
@@ -62,7 +62,7 @@ class Cause:
 
 
 def rank(report: RunReport) -> list[TestRanking]:
-    """Return the tests that have points which succeeded, in the report's order."""
+    """Return the tests with points that succeeded, in the report's order."""
     by_test: dict[str, dict[str, list[PointReport]]] = {}
     for point in report.points:
         if point.verdict is not Verdict.REJECTED and not point.is_pre_test:
@@ -72,7 +72,7 @@ def rank(report: RunReport) -> list[TestRanking]:
 
 
 def causes(report: RunReport) -> list[Cause]:
-    """Return why runs did not succeed, the commonest cause first. What only tells a search something is not in it."""
+    """Return the causes of failures, the most frequent first. Slow or too large trials of a search are excluded."""
     groups: dict[tuple[Verdict, str], list[PointReport]] = {}
     for point in report.points:
         if point.verdict not in _NO_CAUSE and not report.tells_search(point):
@@ -94,7 +94,7 @@ class WithJobs(Protocol):
 
 
 def gpu_hours(points: Iterable[WithJobs]) -> float:
-    """Return what the jobs of runs have used, those of failed attempts included."""
+    """Return the GPU-hours of the jobs of runs, failed attempts included."""
     return math.fsum(
         (point.world_size or 0) * (attempt.get("run_time_s") or 0.0) / 3600
         for point in points
@@ -141,7 +141,7 @@ def _ranking(points: list[PointSummary]) -> TestRanking:
 
 
 def is_same_work(tokens_per_step: Iterable[float | None]) -> bool:
-    """Return whether points are compared by their step times; otherwise it is by tokens/s/GPU."""
+    """Return whether points are compared by their step times; otherwise by tokens/s/GPU."""
     return len(set(tokens_per_step)) == 1
 
 
@@ -150,7 +150,7 @@ def _is_alike(best: Statistic, other: Statistic | None) -> bool:
 
 
 def _reason(point: PointReport) -> str:
-    """Return what runs that failed alike have in common."""
+    """Return the common reason of runs that failed alike."""
     return str(point.failure["id"]) if point.failure else "; ".join(point.reasons)
 
 

@@ -8,7 +8,7 @@ from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.verdict import Verdict
 
-# Columns with their types; the axes stand between them
+# Columns with their types; the axes are between them
 _NAMES = {"test": str, "point": str, "iteration": int}
 _FOUND = {
     **{"num_nodes": int, "world_size": int, "verdict": str, "reason": str, "failure": str},
@@ -19,14 +19,14 @@ _FOUND = {
 
 
 def run_columns(points: Iterable[PointReport]) -> dict[str, type]:
-    """Return the columns of `run_rows` with their types. Every axis of any test is one."""
+    """Return the columns of `run_rows` with their types. Every axis of any test is a column."""
     return {**_NAMES, **axis_types((point.coordinates for point in points), _NAMES | _FOUND), **_FOUND}
 
 
 def run_rows(points: Iterable[PointReport]) -> Iterator[dict[str, Any]]:
-    """Yield a row per run and rejected point, in order. What is not known is None, or left out.
+    """Yield a row per run and rejected point, in order. Unknown values are None, or left out.
 
-    step_time_n: the steps after the warm-up, over which the statistics are. gpu_hours: of all attempts.
+    step_time_n: number of steps after the warm-up, the base of the statistics. gpu_hours: of all attempts.
     """
     for point in points:
         is_run = point.verdict is not Verdict.REJECTED
@@ -61,7 +61,7 @@ def _gpu_hours(point: PointReport) -> float | None:
 
 
 def axis_types(coordinates: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, type]:
-    """Return the columns of axes: bool, int or float where all values are, else str."""
+    """Return the columns of axes: bool, int or float if all values have that type, else str."""
     kinds: dict[str, set[type]] = {}
     for point in coordinates:
         for name, value in axis_values(point, taken).items():

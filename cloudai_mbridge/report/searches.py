@@ -1,4 +1,4 @@
-"""How the searches of a run went: what was tried, in which order, what was best, at which cost."""
+"""Reports of a run's searches: the trials in order, the best point, the cost."""
 
 import math
 from collections import Counter
@@ -16,14 +16,14 @@ from cloudai_mbridge.verdict import Verdict
 
 
 def is_untried(entry: JournalEntry | None) -> bool:
-    """Return whether a search did not need a run, which is then not part of the report."""
+    """Return whether a search did not need a run, which is then left out of the report."""
     return entry is not None and entry.verdict == UNTRIED
 
 
 def read_searches(
     planned: Sequence[Mapping[str, Any]], entries: Mapping[str, JournalEntry], points: Iterable[PointReport]
 ) -> Iterator[SearchReport]:
-    """Yield a report of every test that was searched. planned: the runs of the plan."""
+    """Yield a report of every test that was searched. planned: the plan's runs."""
     by_test: dict[str, dict[str, list[PointReport]]] = {}
     searched = {run["key"]: run for run in planned if run.get("search") is not None}
     again = {key for key, run in searched.items() if run["search"].get("is_again")}
@@ -61,7 +61,7 @@ def _first_submitted(runs: Sequence[PointReport]) -> str:
 
 
 def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
-    """Report a point. again: the keys of runs whose failure does not undo what was measured before."""
+    """Report a point. again: the keys of runs whose failure does not invalidate earlier measurements."""
     ran = [run for run in runs if run.attempts]
     failed = [run for run in ran if run.verdict is not Verdict.SUCCESS and run.key not in again]
     if any(run.job.get("state") == ENDED_EARLY for run in ran):
@@ -85,7 +85,7 @@ def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
 
 
 def in_words(search: SearchReport) -> str:
-    """Say how a search went, in a line."""
+    """Summarize a search in one line."""
     text = f"test {search.test_id!r}: searched: {len(search.trials)} of {search.points} points tried"
     counts = Counter(str(trial.outcome) for trial in search.trials if trial.outcome is not TrialOutcome.MEASURED)
     text += f" ({', '.join(f'{count} {outcome}' for outcome, count in counts.items())})" if counts else ""

@@ -22,10 +22,10 @@ FindHistory = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 def write_report(report: RunReport, root: Path, find_history: FindHistory = lambda report: ()) -> Path:
     """Write report.json, everything that is rendered from it, and a report.txt per run; return report.json's path.
 
-    report.json comes first: it is the contract, and stands whatever becomes of the rest. Where a link takes the place
-    of a run's directory, nothing is written at all.
+    report.json comes first: it is the contract, and remains if the others fail. If a link has replaced a run's
+    directory, nothing is written at all.
 
-    find_history: returns the rows of earlier runs for the page, given what report.json holds.
+    find_history: returns the rows of earlier runs for the page, given the contents of report.json.
     """
     path, data = root / ROOT_FILES.report, report.to_dict()
     history = find_history(data)

@@ -27,7 +27,7 @@ from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 
 REFUSED = 15
 NOT_CONFIRMED = 16
-_WIDTH = 160  # of a table where the output is not a terminal
+_WIDTH = 160  # of a table if the output is not a terminal
 
 
 class PromotionRefused(MBridgeError):
@@ -186,7 +186,7 @@ def _user_name() -> str:
 
 
 def _refuse(proposal: Proposal) -> None:
-    """Raise PromotionRefused if a point is not a baseline."""
+    """Raise PromotionRefused if any point is refused."""
     if proposal.refusals:
         refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
         lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
@@ -203,7 +203,7 @@ def _show_proposal(proposal: Proposal) -> None:
 
 
 def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:
-    """Return whether to write; raise ConfirmationNeeded without a terminal to ask at."""
+    """Return whether to write; raise ConfirmationNeeded without a terminal for the confirmation."""
     if dry_run:
         return False
     if yes:
@@ -234,5 +234,5 @@ def _table(found: Baseline) -> Table:
 
 
 def _printable(text: str) -> str:
-    """Escape what does not print, such as a terminal's control sequences in a name."""
+    """Escape unprintable characters, such as a terminal's control sequences in a name."""
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

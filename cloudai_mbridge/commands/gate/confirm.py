@@ -1,7 +1,7 @@
-"""Run points again that a gate could not decide about, on other nodes where there are enough.
+"""Rerun points that a gate could not decide, on other nodes if there are enough.
 
-The new runs are further iterations in a directory of their own, rendered from what the first directory holds. If that
-is not exactly what this mbridge would write, nothing is run: the results could not be judged together.
+The new runs are further iterations in a directory of their own, rendered from the contents of the first directory. If
+this mbridge would write any file differently, nothing is run: the results could not be judged together.
 """
 
 import contextlib
@@ -59,12 +59,12 @@ class Past:
 def confirm(
     root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor, slow_nodes: Collection[str] = ()
 ) -> Confirmation:
-    """Run each point (test_id/label) of the finished run in `root` so many times more, and report in a new directory.
+    """Run each point (test_id/label) of the finished run in `root` `repeats` more times, and report in a new directory.
 
     observer_for: returns the observer of the runs, given the new plan and its directory. slow_nodes: avoided as well.
 
     BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
-    MBridgeError: as `pipeline.execute`; then, too, the report is written as far as it can be.
+    MBridgeError: as `pipeline.execute`; even then, the report is written as far as possible.
     """
     prepared, excluded = prepare(root.resolve(), points, repeats, slow_nodes)
     new = create_root(prepared.output_dir, f"{prepared.plan.scenario}-confirm", datetime.now(UTC))
@@ -81,7 +81,7 @@ def confirm(
                     observer.notice(note)
                 pipeline.execute(prepared, new, observer)
         except MBridgeError:
-            with contextlib.suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
+            with contextlib.suppress(MBridgeError, OSError, sqlite3.Error):  # the first error is more informative
                 pipeline.report(new)
             raise
         pipeline.report(new)
@@ -91,7 +91,7 @@ def confirm(
 def prepare(
     root: Path, points: Collection[str], repeats: int, slow_nodes: Collection[str] = ()
 ) -> tuple[Prepared, Mapping[str, str]]:
-    """Return the plan of the new runs, and the nodes that no run shall use; nothing is written. Raises as `confirm`."""
+    """Return the plan of the new runs, and the nodes that no run may use; nothing is written. Raises as `confirm`."""
     if repeats < 1 or not points:
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
     _require_end(root)
@@ -126,9 +126,9 @@ def prepare(
 
 
 def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: Iterable[str]) -> RunPlan:
-    """Return a run as another iteration that waits for nothing and avoids nodes.
+    """Return a run as another iteration without dependencies that avoids nodes.
 
-    excluded: nodes that the runner keeps out of its submissions, which do not reach the upstream launcher's.
+    excluded: nodes that the runner excludes from its submissions, which do not reach the upstream launcher's jobs.
     """
     run = replace(
         template,
@@ -154,7 +154,7 @@ def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: 
 def avoid(
     runs: Iterable[RunPlan], system: System, scheduler: Scheduler, past: Past
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return, by point, the nodes that its new runs avoid, and notes that say so."""
+    """Return, by point, the nodes that its new runs avoid, and notes about them."""
     avoided, said = {}, dict[str, list[str]]()
     for run in runs:
         avoided[_point(run)], note = _avoid(run, system, scheduler, past)
@@ -165,7 +165,7 @@ def avoid(
 
 
 def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tuple[tuple[str, ...], str]:
-    """Return the nodes that a point's new runs avoid (its earlier ones, if enough others can take it), and a note."""
+    """Return the nodes that a point's new runs avoid (its earlier nodes, if enough others are usable), and a note."""
     used = past.used.get(_point(run), ())
     if isinstance(system, LocalSystem):
         return (), "this is the only machine, so the same one was used"
@@ -190,7 +190,7 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
 
 
 def _unhealthy(system: System, scheduler: Scheduler) -> set[str]:
-    """Return the nodes out of service, of those that the system file names."""
+    """Return the out-of-service nodes among the nodes in the system file."""
     partitions = [] if isinstance(system, LocalSystem) else system.partitions
     own = [each for each in partitions if each.name == getattr(system, "default_partition", "")]
     nodes = [name for each in own for name in (*each.nodes, *(node for group in each.groups for node in group.nodes))]
@@ -220,7 +220,7 @@ def _require_end(root: Path) -> None:
 
 
 def _with_files(run: RunPlan, root: Path) -> RunPlan:
-    """Return a run with what only its files hold."""
+    """Return a run with the settings that only its files contain."""
     directory = root / run.key
     config = {} if run.upstream is not None else _read_json(directory / POINT_FILES.training_config)
     return replace(run, definition=read_toml(directory / POINT_FILES.definition).data, training_config=config)
@@ -239,7 +239,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _require_same_files(prepared: Prepared, root: Path) -> None:
-    """Raise BadInput unless this mbridge would write, byte for byte, the files that were run."""
+    """Raise BadInput unless this mbridge would write the same files, byte for byte."""
     with tempfile.TemporaryDirectory() as directory:
         again = Path(directory)
         pipeline.write_into(prepared, again)
@@ -266,7 +266,7 @@ def _read_past(root: Path, plan: ScenarioPlan, slow_nodes: Collection[str]) -> P
 
 
 def _nodes(entry: JournalEntry) -> list[str]:
-    """Return the nodes of all attempts of a run; what is not a node list, as a log may say, names none."""
+    """Return the nodes of all attempts of a run; an invalid node list, as a log may contain, is ignored."""
     found: list[str] = []
     for attempt in entry.attempts:
         if attempt.status is not None:

@@ -119,7 +119,7 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
-    """Raise BadInput where a file cannot be written, or would take the place of results."""
+    """Raise BadInput if a file cannot be written, or would replace results."""
     if (path := files["json_file"]) and path.name == ROOT_FILES.report:
         raise BadInput(f"--json: would write to {path}; put --json behind the runs, or write --json={STDOUT}")
     for path in files.values():
@@ -128,7 +128,7 @@ def _require_writable(files: Mapping[str, Path | None]) -> None:
 
 
 def _show(result: GateResult, report: Path, files: Mapping[str, Path | None], *, verbose: bool) -> int:
-    """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
+    """Print a result and write its files; return 0, or the exit code of a file that could not be written."""
     as_json = files["json_file"] == _STDOUT
     document = GateDocument(**vars(result), headline=headline(result), exit_code=result.exit_code)
     print_json(document) if as_json else _print(result, verbose=verbose)
@@ -152,7 +152,7 @@ def _print(result: GateResult, *, verbose: bool) -> None:
 
 
 def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: bool) -> int:
-    """Print how a first baseline is made, also for a CI's step summary; return the exit code."""
+    """Print the way to a first baseline, also for a CI's step summary; return the exit code."""
     text = visible(str(error))
     click.echo(text, err=as_json)
     code = _write(markdown, lambda: f"### No baseline yet\n\n    {text}\n") or error.exit_code
@@ -163,7 +163,7 @@ def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: 
 
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:
-    """Write a file, if it was asked for. An error is printed, and the verdict stands."""
+    """Write a file, if requested. An error is printed, and the verdict stands."""
     try:
         if path is not None:
             write_text(path, render())
@@ -177,7 +177,7 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
 
 
 def _confirm(results: Sequence[Path], result: GateResult, repeats: int, console: SteadyConsole) -> list[Confirmation]:
-    """Run every inconclusive point again, from the last result that holds it."""
+    """Rerun every inconclusive point, from the last result that contains it."""
     from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER  # numpy
 
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]

@@ -1,4 +1,4 @@
-"""`mbridge history`: import results, and look at what the runs did over time."""
+"""`mbridge history`: import results, and analyze runs over time."""
 
 import fnmatch
 import json
@@ -27,11 +27,11 @@ from cloudai_mbridge.models.loading.explain import suggest
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.trend.analysis import Trend, Trends
 
-CHANGED = 10  # as of a regression that a gate finds
+CHANGED = 10  # same as for a regression found by a gate
 DEFAULT_HISTORY = Path("results/history.sqlite")
 HISTORY_VARIABLE = "MBRIDGE_HISTORY"
 _MAX_NAMED = 5
-_WIDTH = 160  # of a table where the output is not a terminal
+_WIDTH = 160  # of a table if the output is not a terminal
 _STYLES = {"worse": "bold red", "better": "green", "changed": "yellow"}
 
 _HISTORY = click.option(

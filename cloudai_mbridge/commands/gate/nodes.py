@@ -1,4 +1,4 @@
-"""`mbridge nodes`: which nodes are slow."""
+"""`mbridge nodes`: find slow nodes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cloudai_mbridge.gate.nodes.verdicts import NodesResult
 
 _SHOWN, _MOST_ODD = 4, 20
-SLOW_NODES = 10  # as of a regression that a gate finds
+SLOW_NODES = 10  # same as for a regression found by a gate
 _STYLES = {"slow": "bold red", "normal": "green", "too few runs": "yellow"}
 _RATE = Number(min=0, max=0.2, min_open=True)
 _SHARE = Number(min=0, max=1, min_open=True, max_open=True)
@@ -70,7 +70,7 @@ def show(
         require_writable(html)
     result = _judged(results, false_alarm_rate, slowdown, history)
     if html is not None:
-        first, *_ = without_dry_runs(results)[0]  # one at least: there is a result
+        first, *_ = without_dry_runs(results)[0]  # at least one: a result is required
         write_text(html, render_report_file(first, nodes=plain(result)))
     print_json(result) if as_json else _print(result)
     return SLOW_NODES if fail_on_slow and result.slow else OK
@@ -85,7 +85,7 @@ def test() -> int:
 def _judged(
     results: Sequence[Path], false_alarm_rate: float, slowdown: float, history: Path | None = None
 ) -> "NodesResult":
-    # numpy, for this group only
+    # numpy, only for this group
     from cloudai_mbridge.gate.history.store import History
     from cloudai_mbridge.gate.nodes.facts import odd_facts
     from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_of_history, runs_on_nodes
@@ -120,7 +120,7 @@ def _print(result: "NodesResult") -> None:
 
 
 def _conclusion(result: "NodesResult") -> Sequence[str]:
-    """Say what was found, and what an operator may type; mbridge drains nothing."""
+    """Return the conclusion, and a command for the operator; mbridge drains nothing."""
     counts = {verdict: sum(node.verdict == verdict for node in result.nodes) for verdict in _STYLES}
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no nodes"
     noise = "" if result.noise is None else f"; runs differ by {result.noise:.2%}"

@@ -1,1 +1,1 @@
-"""Commands that check, explore and predict, before anything is run."""
+"""Commands that check, explore and predict before anything is run."""

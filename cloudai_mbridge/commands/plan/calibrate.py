@@ -1,4 +1,4 @@
-"""`mbridge calibrate`: what the predictions get wrong on a cluster, from runs on it."""
+"""`mbridge calibrate`: correction factors of the predictions for a cluster, from runs on it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,7 +85,7 @@ def _show(console: SteadyConsole, measured: "Measurements", found: "CalibrationR
 
 
 def _gpu_of(points: dict[str, Any], gpu: str | None, left_out: dict[str, int]) -> str:
-    """Return whose points to use; BadInput: there are none, or the user has to say."""
+    """Return the GPU whose points to use; BadInput: no points, or an ambiguous GPU."""
     if not points:
         why = "; ".join(f"{why} ({count})" for why, count in list(left_out.items())[:_MOST_REASONS])
         raise BadInput(f"no point has both a measured and a predicted step time: {why or 'there are no points'}")

@@ -39,7 +39,7 @@ from cloudai_mbridge.sweep.pinned import overridden_by
 from cloudai_mbridge.training.flops import Formula
 
 _SIZE = click.IntRange(1, 2**63 - 1)
-DOES_NOT_FIT = 9  # 5 to 8 are of directories of runs, 10 to 14 of the gate
+DOES_NOT_FIT = 9  # 5 to 8 are for directories of runs, 10 to 14 for the gate
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 
 
@@ -137,7 +137,7 @@ def _request(
     release: str | None,
     **sizes: Any,
 ) -> EstimateRequest:
-    """Return the point that the options describe; BadInput: something is unknown, or it breaks rules, a line each."""
+    """Return the point that the options describe; BadInput: an unknown name, or broken rules, one line each."""
     recipe, extra = load_recipe(recipe_name), _overrides(overrides)
     chosen = {name: value for name, value in sizes.items() if value is not None}
     chosen |= _recomputation(recompute, extra, sizes["recompute_num_layers"])
@@ -186,7 +186,7 @@ def _require_passed(checked: CheckResult, given: Container[str] = (), preset: Pr
 def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:
     """Return the preset of a release for a point.
 
-    Raise BadInput if there is none, no such release is known, or it cannot do what `recompute` asks for.
+    Raise BadInput if the preset is missing, the release is unknown, or the preset cannot satisfy `recompute`.
     """
     release = find_release(f"v{version.removeprefix('v')}")
     if release is None:
@@ -207,7 +207,7 @@ def _overrides(given: tuple[str, ...]) -> dict[str, str]:
         name, sign, extra[name] = text.partition("=")
         if not sign or not name:
             raise BadInput(f"--set: {text!r} is not KEY=VALUE such as model.mtp_num_layers=0")
-    try:  # as the keys of a test definition are checked
+    try:  # with the checks for the keys of a test definition
         TestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
     except ValueError as error:
         said = str(error).splitlines()[2].strip().partition(" [type")[0]

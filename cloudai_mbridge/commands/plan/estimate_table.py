@@ -1,4 +1,4 @@
-"""An estimate for people: headline, memory of the stages, terms of the step time."""
+"""Human-readable estimate: headline, memory of the stages, terms of the step time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 def render_estimate(found: PointEstimate) -> RenderableType:
-    """Return the tables; what is missing stands with its reason."""
+    """Return the tables; missing values are listed with their reasons."""
     parts: list[RenderableType] = [_headline(found)]
     if found.stages:
         parts.append(_stages(found.stages))
@@ -86,12 +86,12 @@ def _stages(stages: Sequence[StageMemory]) -> Table:
 
 
 def _in_unit(size: float) -> tuple[float, str]:
-    """Return bytes as a number that can be read, and its unit."""
+    """Return bytes as a readable number, and its unit."""
     return (size / GIB, "GiB") if size >= GIB else (size / MIB, "MiB")
 
 
 def _columns(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
-    """Return neighbouring equal stages as one column; of too many columns the fullest, and the first and the last."""
+    """Merge neighboring equal stages into columns; of too many columns, keep the first, the last and the fullest."""
     columns: list[tuple[int, StageMemory]] = []
     for stage in stages:
         if not columns or columns[-1][1].terms != stage.terms:

@@ -1,4 +1,4 @@
-"""A proxy as a test definition."""
+"""Proxy model as a test definition."""
 
 import json
 from typing import Any
@@ -8,12 +8,12 @@ from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.test_definition import TEMPLATE
 
-# Sequences of a step for every rank: enough micro-batches to see a steady step, few enough for a small machine
+# Sequences of a step per rank: enough micro-batches for a steady step, few enough for a small machine
 _SEQUENCES = 4
 
 
 def render_proxy(proxy: Proxy, num_gpus: int, max_steps: int) -> str:
-    """Return the TOML of a test: the recipe's shapes with fewer layers, for the embedded loop where it can build it."""
+    """Return the TOML of a test: the recipe's shapes with fewer layers, for the embedded loop if it can build it."""
     recipe, micro_batch_size = proxy.recipe, proxy.recipe.default("train", "micro_batch_size") or 1
     cmd_args = {
         "launcher": str(Launcher.MEGATRON_BRIDGE if recipe.not_embedded else Launcher.EMBEDDED),

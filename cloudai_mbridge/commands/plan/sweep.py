@@ -97,7 +97,7 @@ def sweep_plan(
 
 
 def _shown(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> Iterator[SweepSummary]:
-    """Yield each summary when it has been printed; the totals come last."""
+    """Yield each summary after printing it; the totals come last."""
     console, totals = new_console(), list[SweepSummary]()
     if note := calibration_note(system):
         console.print_line(note)
@@ -230,7 +230,7 @@ def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
 
 
 def _write_csv(tests: list[SweepPreview]) -> int:
-    """Write every point as it comes, rejected ones too; nothing is kept. Every axis of any test is a column."""
+    """Write each point immediately, also rejected points, without keeping any. Every axis of any test is a column."""
     writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
     axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
@@ -265,8 +265,8 @@ def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
 
 
 def _reasons(look: PointPreview, plan: SweepPreview) -> Iterator[str]:
-    """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
-    if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
+    """Yield why an otherwise valid point is held back or not run, and which of its predictions are missing."""
+    if look.is_held_back and plan.memory_limit:  # the terms of the memory would cost an estimate of every point
         yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
     if not look.is_held_back and not look.is_run:
         yield f"beyond {look.beyond}"
@@ -320,7 +320,7 @@ def sweep_explain(
 
 
 def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
-    """Return the point of this label, or of coordinates such as "tp=2,pp=4"; BadInput: there is none, or several."""
+    """Return the point with this label, or coordinates such as "tp=2,pp=4"; BadInput: none, or several, match."""
     coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
     where, axes = f"test {plan.test_id!r}", plan.sweep.grid.names
     for name in coordinates:
@@ -342,7 +342,7 @@ def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
 
 
 def _is_wanted(point: CheckedPoint, wanted: str, coordinates: dict[str, str]) -> bool:
-    """Return whether a point is what the user wrote; values are in Python's or in TOML's spelling."""
+    """Return whether a point matches the user's text; values are in Python's or in TOML's spelling."""
     if not coordinates:
         return label(point.coordinates) == wanted
     values = ((point.coordinates.get(name), text.strip()) for name, text in coordinates.items())
@@ -350,7 +350,7 @@ def _is_wanted(point: CheckedPoint, wanted: str, coordinates: dict[str, str]) ->
 
 
 def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
-    """Yield a style and a line for every rule that says something; the others share the last line."""
+    """Yield a style and a line for every rule with a finding; the other rules share the last line."""
     answers = {answer.rule_id: answer for answer in found.answers}
     verdicts = [(rule_id(rule), answers.get(rule_id(rule))) for rule in RULES]
     yield from (("yellow", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Violation))
@@ -363,7 +363,7 @@ def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
 
 
 def _estimate(plan: SweepPreview, look: PointPreview) -> Iterator[str]:
-    """Yield what is predicted of a point that breaks no rule, and what its memory means."""
+    """Yield the predictions for a point that breaks no rule, and an explanation of its memory."""
     headline, limit = look.headline, plan.memory_limit
     if headline is None:
         yield "memory is not judged: only points that break no rule are estimated"

@@ -1,4 +1,4 @@
-"""What `mbridge sweep plan --json` and `mbridge sweep explain --json` print."""
+"""JSON documents of `mbridge sweep plan --json` and `mbridge sweep explain --json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -95,14 +95,14 @@ class Explanation:
 
 
 def status_of(look: PointPreview) -> str:
-    """Return what is decided about a point, in a word or two."""
+    """Return the decision about a point, in a word or two."""
     if look.headline is None:
         return "rejected"
     return "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
 
 
 def as_point(look: PointPreview) -> PlannedPoint:
-    """Return a point of a sweep as a document has it."""
+    """Return a point of a sweep in its document form."""
     return PlannedPoint(look.label, status_of(look), look.point.coordinates, look.beyond, _needs(look))
 
 
@@ -115,7 +115,7 @@ def _needs(look: PointPreview) -> Needs | None:
 
 
 def as_test(summary: SweepSummary, notes: tuple[str, ...]) -> TestPlan:
-    """Return the counts of a test as a document has them."""
+    """Return the counts of a test in their document form."""
     examples = (*summary.examples, *(look for look, _ in summary.held_examples))
     values: dict[str, Any] = {"notes": notes, "examples": tuple(map(as_point, examples))}
     values["rejected"] = summary.points - summary.accepted - summary.held_back
@@ -124,7 +124,7 @@ def as_test(summary: SweepSummary, notes: tuple[str, ...]) -> TestPlan:
 
 
 def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> Explanation:
-    """Return all about a point as a document has it."""
+    """Return the full explanation of a point in its document form."""
     answers = look.point.answers
     decided = {answer.rule_id for answer in answers}
     return Explanation(

@@ -1,4 +1,4 @@
-"""`mbridge tune`: the best layout of a model on a number of GPUs."""
+"""`mbridge tune`: find the best layout of a model on a number of GPUs."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest
 
 _SIZE = click.IntRange(1, 2**31)
 MOST_GPUS = 2**20
-# Layouts that a search measures among: the first by prediction. The next ones are hardly ever better
+# Candidate layouts of a search: the first by prediction. Later layouts are hardly ever better
 MOST_MEASURED = 200
 _MOST_RULES = 3
 
@@ -162,7 +162,7 @@ def tune(
 
 
 def _why_none(request: SearchRequest, found: Ranking) -> str:
-    """Return why no layout is left, and what to change."""
+    """Return why no layout is left, and the remedy."""
     if not found.num_layouts:
         number = counted(request.num_gpus, "GPU")
         return f"no sizes divide {number} and a batch of {request.gbs}; use another --num-gpus or --gbs"
@@ -223,7 +223,7 @@ def _cells(number: int, candidate: Candidate, found: Ranking, price: Price | Non
 
 
 def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str:
-    """Say how a published configuration compares with the fastest layout."""
+    """Compare a published configuration with the fastest layout, in one line."""
     args = published.args
     sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in ParallelSizes._fields if name != "et")
     sizes += " FSDP" * bool(args.use_megatron_fsdp)
@@ -239,7 +239,7 @@ def _comparison(published: PublishedConfiguration, *, names_format: bool) -> str
 
 
 def _layout(candidate: Candidate, request: SearchRequest) -> str:
-    """Return a layout in words, without what all of them share or what is off."""
+    """Return a readable layout, without the settings that all layouts share or that are off."""
     words = [f"{name}{candidate.cmd_args[name]}" for name in ParallelSizes._fields if name in candidate.cmd_args]
     words += ["FSDP"] * candidate.options.use_megatron_fsdp
     words += [f"recompute {candidate.options.recompute}"] * bool(candidate.options.recompute)
@@ -286,7 +286,7 @@ def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | No
 
 
 def _pins(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the repositories that a base test pins, which go before those of a layout."""
+    """Return the repositories pinned by a base test, which take precedence over the layout's."""
     return {"git_repos": base["git_repos"]} if base.get("git_repos") else {}
 
 

@@ -43,7 +43,7 @@ from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 
-# Where no system file is given, the options of the launcher are checked for this one.
+# Without a system file, the launcher's options are checked for this system.
 _ANY_SYSTEM = SlurmSystem.model_validate(
     dict(name="any", scheduler="slurm", install_path="install", default_partition="any", partitions=[{"name": "any"}])
 )
@@ -91,14 +91,14 @@ def verify(
     directory = tests_dir or (configs if configs.is_dir() else None)
     hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
     system = load_system(system_config) if system_config else None
-    once = lru_cache(maxsize=None)(warn) if warn else None  # about each key, however many scenarios name its test
+    once = lru_cache(maxsize=None)(warn) if warn else None  # once per key, however many scenarios name its test
     context = _Context(find_test_files(directory, skip_broken=True), hooks, system, once, rules)
     yield from links
     yield from (_finding(path, context) for path in files)
 
 
 def _links(configs: Path) -> Iterator[Finding]:
-    """Yield what a search for TOML files passes over: links to nowhere, links in circles, linked directories."""
+    """Yield links that a search for TOML files skips: dangling links, links in circles, linked directories."""
     for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
         if path.is_symlink() and not path.name.startswith(".#") and (finding := _link(path)):  # .#: an editor's lock
             yield finding
@@ -117,7 +117,7 @@ def _link(path: Path) -> Finding | None:
     return Finding(path, "link", True, text) if is_directory else None
 
 
-# Of the gate's files what is needed is imported when there is one
+# The gate's modules are imported only if one of its files exists
 def _is_policy(source: TomlSource) -> bool:
     from cloudai_mbridge.gate.compare.policy import is_policy
 
@@ -142,7 +142,7 @@ def _finding(path: Path, context: _Context) -> Finding:
 
 
 def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
-    """Yield a line for every kind of file that was not checked."""
+    """Yield a line for every kind of unchecked file."""
     foreign = [finding for finding in findings if finding.is_foreign]
     for kind in dict.fromkeys(finding.kind for finding in foreign):
         names = [finding.text for finding in foreign if finding.kind == kind]
@@ -167,13 +167,13 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if (template := template_of(read_toml(path))) != TEMPLATE:
         raise ForeignTemplate(path, [template])
     definition = load_test_definition(path, context.warn)
-    name = definition.name or "test"  # a name may be empty, an id not
+    name = definition.name or "test"  # a name may be empty, an id may not
     run = TestRun(id=name, test_name=name)
     return f"test {_count(path, LoadedTest(run, definition, path), context)}"
 
 
 def _verify_scenario(path: Path, context: _Context) -> str:
-    """Check a scenario; if several files define a test that it names, with each of them."""
+    """Check a scenario; if several files define a test that it names, with each of the files."""
     data = read_toml(path).data
     runs = data["Tests"] if isinstance(data["Tests"], list) else []
     named = [run["test_name"] for run in runs if isinstance(run, dict) and isinstance(run.get("test_name"), str)]
@@ -201,7 +201,7 @@ def _describe_policy(path: Path) -> str:
 
 
 def _count(path: Path, test: LoadedTest, context: _Context) -> str:
-    """Check every point; one that passes must also give a valid training config, or options that its launcher has."""
+    """Check every point; a valid point must also yield a valid training config, or options that its launcher has."""
     definition, system = test.definition, context.system
     is_pinned = megatron_bridge_of(definition) is not None
     slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM

@@ -1,1 +1,1 @@
-"""Commands that start runs, watch them and show what they found."""
+"""Commands that start runs, watch them and show their results."""

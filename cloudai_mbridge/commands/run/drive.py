@@ -1,4 +1,4 @@
-"""Run what was planned, show how it goes, and report: for the commands that submit."""
+"""Run a plan, show its progress, and report: for the commands that submit."""
 
 import sqlite3
 from pathlib import Path
@@ -18,7 +18,7 @@ from cloudai_mbridge.verdict import Verdict
 
 
 def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: bool = False) -> Path:
-    """Write what was planned into a new directory, once the system would take it; return the directory."""
+    """Write a plan into a new directory, once the system would accept it; return the directory."""
     show_rejected(console, prepared.plan, in_full=all_rejected)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
@@ -27,7 +27,7 @@ def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: 
 
 
 def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
-    """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
+    """Drive a written plan to its end and report, also on failure; raise InUse if another process holds it."""
     with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
@@ -39,7 +39,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
                 ended.report = show_report(console, root)
                 if ended.report.count(Verdict.CANCELLED):
                     console.print_line(f"continue with: mbridge resume {root}")
-            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
+            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error is more informative
                 show_error(f"no report: {error}")
             raise
         ended.report = show_report(console, root)

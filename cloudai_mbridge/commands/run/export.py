@@ -1,4 +1,4 @@
-"""`mbridge export`: the results of a run to where a team looks."""
+"""`mbridge export`: send the results of a run to a team's tools."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`mbridge runs`: which runs there are, and how each stands."""
+"""`mbridge runs`: list runs and their states."""
 
 import sqlite3
 import sys
@@ -94,7 +94,7 @@ def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
 
 
 def read_row(root: Path) -> ListedRun:
-    """Return how a run stands; one that cannot be read is damaged."""
+    """Return the state of a run; an unreadable run is damaged."""
     started = started_at(root)[0].isoformat(sep=" ", timespec="seconds")
     try:
         return _row(root, started)
@@ -106,7 +106,7 @@ def read_row(root: Path) -> ListedRun:
 
 
 def _below(root: Path, text: str) -> str:
-    """Return a message without the path of the run that it is about."""
+    """Return a message without the path of its run."""
     return text.removeprefix(f"{root}: ").removeprefix(f"{root}/")
 
 
@@ -128,7 +128,7 @@ def _row(root: Path, started: str) -> ListedRun:
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts in the order of the verdicts; of the jobs without one, in that of the alphabet."""
+    """Return counts in the order of the verdicts; job states without a verdict in alphabetical order."""
     order = list(map(str, Verdict))
     return dict(sorted(counts.items(), key=lambda item: (order.index(item[0]) if item[0] in order else 99, item[0])))
 

@@ -72,7 +72,7 @@ def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, 
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from cloudai_mbridge.gate.trend.words import history_rows  # numpy, for this command only
+    from cloudai_mbridge.gate.trend.words import history_rows  # numpy, only for this command
 
     with History(path) as store:
         return history_rows(store, report)

@@ -46,7 +46,7 @@ def cancel(root: Path, lost_hosts: tuple[str, ...]) -> int:
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root, needs_secrets=False)
     with driver_lock(root):
-        try:  # also after a driver has done it: it may have ended for another reason
+        try:  # also if a driver already did it: the run may have ended for another reason
             with observer_for(console, prepared.plan, root) as observer:
                 pipeline.execute(prepared, root, observer, only_cancel=True)
         except Interrupted as done:

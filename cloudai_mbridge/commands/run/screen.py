@@ -1,4 +1,4 @@
-"""How a run goes, on a terminal: counts, time left and GPU-hours, and the runs that are active or have failed."""
+"""Progress of a run on a terminal: counts, time left and GPU-hours, and the active and failed runs."""
 
 import threading
 import time
@@ -24,9 +24,9 @@ from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
-_AROUND = 6  # lines other than rows: two of the header, the table's head, the line of what is left out, the cursor's
+_AROUND = 6  # lines other than rows: two of the header, the table's head, the line of omitted rows, the cursor's
 _NARROW = 60  # columns, for all measures
-_JUST_S = 60.0  # for so long a run that succeeded stays
+_JUST_S = 60.0  # time that a successful run stays visible
 _REFRESH_S = 1.0
 
 
@@ -67,7 +67,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.clock.is_stopping = True
 
     def render(self) -> RenderableType:
-        """Return what is to be seen now."""
+        """Return the current view."""
         with self._lock:
             now, rows = time.time(), [row for row in self.clock.rows.values() if row.is_counted]
             read = {row.run.key: self._read(row) for row in rows if row.group == "running"}
@@ -82,9 +82,9 @@ class Screen(AbstractContextManager["Screen"]):
             return Group(*map(_cut, (title, counts)), self._table(shown), _cut(Text(left_out, style="dim")))
 
     def _choose(self, rows: list[RunProgress], now: float, room: int) -> tuple[list[RunProgress], str]:
-        """Return the rows to show: what runs, failed, has just ended, is queued; and words for the rest.
+        """Return the rows to show: active, failed, recently finished and queued runs; and the text for the rest.
 
-        What runs and is queued stands in the plan's order, the next one first; the others begin with the last.
+        Active and queued runs are in the plan's order, next first; the others are in reverse order of time.
         """
         latest = sorted(rows, key=lambda row: -row.since)
         running, queued = ([row for row in rows if row.group == name] for name in ("running", "pending"))
@@ -97,7 +97,7 @@ class Screen(AbstractContextManager["Screen"]):
         return shown, ", ".join(f"and {count} more {name}" for name, count in rest.items() if count)
 
     def _read(self, row: RunProgress) -> tuple[int, float] | None:
-        """Return the last step that a run's log tells, and the seconds of a step so far."""
+        """Return the last step in a run's log, and the seconds of a step so far."""
         steps = self._progress.steps(row.run)
         if not steps:
             return None
@@ -146,6 +146,6 @@ def _number(value: float | None) -> Text:
 
 
 def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | Screen:
-    """Return the screen on a terminal, plain lines elsewhere."""
+    """Return the screen on a terminal, otherwise plain lines."""
     clock = clock_of(plan, root)
     return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console.file, plan, clock)

@@ -1,4 +1,4 @@
-"""`mbridge show`: every point of a run, or all about one."""
+"""`mbridge show`: print every point of a run, or the details of one."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -89,7 +89,7 @@ def _show_damage(found: control.SweepStatus) -> int:
 
 
 def _what_next(found: control.SweepStatus, root: Path) -> str:
-    """Say which process holds a run, or how it goes on without one."""
+    """Return the process that holds a run, or how to continue the run without one."""
     if found.is_dry_run:
         return "a dry run: nothing was submitted; start its scenario with: mbridge run"
     if found.driver:
@@ -121,7 +121,7 @@ def logs(
 
 
 def _list_points(root: Path, *, as_json: bool) -> int:
-    """Print the key and the state of every point, or what `mbridge status --json` prints."""
+    """Print the key and the state of every point, or the document of `mbridge status --json`."""
     refuse_dry_run(root, read_plan_data(root))
     found = control.read_status(root)
     if as_json:

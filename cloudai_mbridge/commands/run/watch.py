@@ -1,4 +1,4 @@
-"""`mbridge watch`: look at a run from anywhere while another process drives it."""
+"""`mbridge watch`: observe a run from anywhere while another process drives it."""
 
 import time
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def watch(root: Path) -> int:
 
 
 def _tell(observer: PlainObserver | Screen, plan: ScenarioPlan, entries: Mapping[str, JournalEntry]) -> None:
-    """Tell what has changed."""
+    """Report changes to the observer."""
     was, now = observer.clock, RunClock(plan)
     now.catch_up(entries)
     for old, new in zip(was.rows.values(), now.rows.values(), strict=True):

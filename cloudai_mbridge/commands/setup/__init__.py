@@ -1,1 +1,1 @@
-"""Commands for the first day: new files, and the schemas of TOML files."""
+"""Setup commands: new files, and the schemas of TOML files."""

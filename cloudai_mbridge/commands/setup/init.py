@@ -1,4 +1,4 @@
-"""`mbridge init`: a scenario, its test and a system that run as they are."""
+"""`mbridge init`: write a scenario, its test and a system that run unchanged."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -25,10 +25,10 @@ from cloudai_mbridge.tune.ranking import rank
 from cloudai_mbridge.tune.request import search_request
 
 _STEPS, _WARMUP_STEPS = 30, 10
-_CPU_RANKS = 2  # of a machine without a known GPU
+_CPU_RANKS = 2  # for a machine without a known GPU
 _TIME_LIMIT_S = 1800.0
 
-# One key of a table: its value, None to leave it out, and what it means
+# A key of a table: its value, None to leave it out, and its meaning
 _Row = tuple[str, Any, str]
 _MEANINGS = {
     "launcher": "this package's loop; megatron_bridge: Megatron-Bridge's own script",
@@ -118,7 +118,7 @@ def init(
     files = {paths[name]: f"{schema_line(paths[name], directory, name)}{text}" for name, text in texts.items()}
     write_files({**files, **schema_files(directory, *texts)}, force=force)
     options = options_of(paths["system"], paths["scenario"], paths["test"].parent)
-    ci_options = "" if directory == Path() else f" {options}"  # its defaults
+    ci_options = "" if directory == Path() else f" {options}"  # the defaults
     place = f"partition {found.partition} of this Slurm cluster" if found else "this machine"
     click.echo(visible(f"{counted(len(runs), 'run')} of {model.name} on {place}. Next:"))
     for text in (f"mbridge run {options}", f"mbridge init ci{ci_options}    # to gate it every night"):
@@ -138,7 +138,7 @@ def _paths(directory: Path, name: str) -> dict[str, Path]:
 
 
 def _cmd_args(recipe: Recipe, gpu: Gpu | None, num_ranks: int, *, is_cpu: bool) -> Mapping[str, Any]:
-    """Return the arguments of the fastest layout by prediction; without figures of a GPU, data parallelism alone."""
+    """Return the arguments of the fastest layout by prediction; without data about the GPU, data parallelism alone."""
     if recipe.not_embedded:
         raise BadInput(f"--recipe: the embedded loop cannot build {recipe.not_embedded} of {recipe.name}; use another")
     if gpu is not None:

@@ -1,4 +1,4 @@
-"""`mbridge init ci`: what runs a scenario every night, and stops a CI when performance regresses."""
+"""`mbridge init ci`: files that run a scenario every night, and fail a CI job when performance regresses."""
 
 from datetime import UTC, datetime, timedelta
 from importlib import resources
@@ -14,7 +14,7 @@ from cloudai_mbridge.models.system import LocalSystem
 
 TEMPLATES = resources.files("cloudai_mbridge.commands.setup") / "ci_files"
 SCRIPT, POLICY, BASELINE = Path("ci/performance.sh"), Path("ci/policy.toml"), Path("ci/baseline.toml")
-# What the templates say, and what is put there
+# Text of the templates, replaced in the written files
 _OPTIONS = "--system-config system.toml --tests-dir test_defs --test-scenario scenario.toml"
 _DAY = "2027-01-31"
 _DAYS = timedelta(days=14)

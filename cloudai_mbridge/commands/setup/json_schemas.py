@@ -1,4 +1,4 @@
-"""JSON Schemas of what commands print with `--json`: made of the types that they print (docs/scripting.md)."""
+"""JSON Schemas of the commands' `--json` output, generated from its types (docs/scripting.md)."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ from pydantic_core import core_schema
 from cloudai_mbridge.commands.json_output import ErrorDocument
 from cloudai_mbridge.models.json_schema import Schema
 
-# The type of each command's document. The one of `show` is the report's, which has a schema of its own
+# The type of each command's document. `show` prints the report, which has a schema of its own
 DOCUMENTS: Mapping[str, str] = {
     "list": "commands.plan.list_known:Known",
     "verify-configs": "commands.plan.verify_configs:Findings",
@@ -45,7 +45,7 @@ class _DocumentSchema(GenerateJsonSchema):
     """The schema of what is printed: every field is always there."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # the key says it already
+        return False  # the key is sufficient
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         return True
@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, str] = {kind_of(command): command for command in DOCUMENT
 
 
 def document_schema(kind: str) -> Schema:
-    """Return the schema of a command's document, or of an error's in its place."""
+    """Return the schema of a command's document, or of an error in its place."""
     command = COMMANDS[kind]
     head = {"$schema": GenerateJsonSchema.schema_dialect, "title": f"mbridge {command} --json"}
     if command == "show":

@@ -1,4 +1,4 @@
-"""Files that a command writes for a user to keep: checked before, and never over others without --force."""
+"""Files that a command writes for the user to keep: checked before writing, and overwritten only with --force."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrit
 
 
 def write_files(files: Mapping[Path, str], *, force: bool) -> None:
-    """Write all of them and say so. BadInput: one exists, and force is not given; then none is written."""
+    """Write all files and print their names. BadInput: a file exists without force; nothing is written."""
     new = {path: text for path, text in files.items() if not _holds(path, text)}
     there = [str(path) for path in new if path.is_symlink() or path.exists()]
     if there and not force:
@@ -39,7 +39,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def require_points(system: Path, scenario: Path, tests_dir: Path | None) -> pipeline.Prepared:
-    """Return the plan of a scenario on a system; BadInput: a file is wrong, or the rules leave no point."""
+    """Return the plan of a scenario on a system; BadInput: an invalid file, or no point left by the rules."""
     prepared = pipeline.plan(pipeline.Request(system, scenario, tests_dir, None))
     if not prepared.plan.runs:
         reasons = dict.fromkeys(str(violation) for point in prepared.plan.rejected for violation in point.violations)
@@ -48,6 +48,6 @@ def require_points(system: Path, scenario: Path, tests_dir: Path | None) -> pipe
 
 
 def options_of(system: Path, scenario: Path, tests_dir: Path | None) -> str:
-    """Return the options of `mbridge run` that name the files, for a shell."""
+    """Return the options of `mbridge run` that name the files, quoted for a shell."""
     tests = ["--tests-dir", str(tests_dir)] if tests_dir else []
     return shlex.join(["--system-config", str(system), *tests, "--test-scenario", str(scenario)])

@@ -1,4 +1,4 @@
-"""`mbridge schema`: what editors need to know of our TOML files, and programs of what commands print."""
+"""`mbridge schema`: schemas of the TOML files, for editors, and of the commands' output, for programs."""
 
 import json
 import os
@@ -33,12 +33,12 @@ def schema(kind: str) -> int:
 
 
 def schema_files(directory: Path, *kinds: str) -> dict[Path, str]:
-    """Return the schemas of some kinds by their paths below a directory."""
+    """Return the schemas of the given kinds by their paths below a directory."""
     return {_path(directory, kind): _text(kind) for kind in kinds}
 
 
 def schema_line(path: Path, directory: Path, kind: str) -> str:
-    """Return the first line of a TOML file, which tells an editor where its schema is."""
+    """Return the first line of a TOML file, which links to its schema for editors."""
     return f"#:schema {os.path.relpath(_path(directory, kind), path.parent)}\n"
 
 

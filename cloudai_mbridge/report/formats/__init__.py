@@ -1,1 +1,1 @@
-"""A report, and what a gate says, in every format that is written."""
+"""Every output format of a report and of a gate's result."""

@@ -1,4 +1,4 @@
-"""What a run found, in the sentences that a terminal and the page share."""
+"""Results of a run as sentences, shared by the terminal and the page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _MOST_NAMES = 3
 
 
 def fastest_text(ranking: TestRanking, is_one_of_several: bool) -> str:
-    """Name the fastest point of a test that has one, and the points within its noise."""
+    """Name a test's fastest point, if any, and the points within its noise."""
     best = ranking.best
     assert best is not None
     value: Statistic = getattr(best, ranking.by)
@@ -24,7 +24,7 @@ def fastest_text(ranking: TestRanking, is_one_of_several: bool) -> str:
 
 
 def cost_text(report: RunReport) -> str:
-    """Say what a run on GPUs has used, "" for one on CPUs."""
+    """Return the GPU time and cost of a run, "" for a run on CPUs."""
     hours = gpu_hours(report.points)
     devices = [str(point.environment.get("device")) for point in report.points if point.steps]
     is_on_cpus = devices and all(device.startswith("CPU") for device in devices)
@@ -42,7 +42,7 @@ def rejected_text(report: RunReport) -> str:
 
 
 def ending(report: RunReport) -> dict[str, Any]:
-    """Return plain data: by (what the tests' points rank by), fastest, measured, cost, causes and rejected."""
+    """Return plain data: by (measure that ranks the tests' points), fastest, measured, cost, causes and rejected."""
     rankings = rank(report)
     return {
         "by": "step_time_s" if all(one.by == "step_time_s" for one in rankings) else "tokens_per_s_per_gpu",

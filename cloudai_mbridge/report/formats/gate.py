@@ -1,4 +1,4 @@
-"""What a gate says: on a terminal, as Markdown for a CI's step summary, and as JUnit XML."""
+"""Result of a gate: on a terminal, as Markdown for a CI's step summary, and as JUnit XML."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ _WHOLE = "(the point)"
 
 
 def render_gate(result: GateResult) -> list[tuple[str, str]]:
-    """Return lines with their styles: the sentence that a person needs, what is not green, and what else matters."""
+    """Return lines with their styles: the headline, the points that are not green, and other notable facts."""
     found = findings(result)
     lines = [(headline(result), _STYLES[result.verdict])]
     lines += [(text, _STYLES[verdict]) for text, verdict in _lines(found)]
@@ -52,7 +52,7 @@ def render_gate(result: GateResult) -> list[tuple[str, str]]:
 
 
 def _lines(found: Sequence[tuple[PointVerdict, str]]) -> Iterator[tuple[str, GateVerdict]]:
-    """Yield what is not green, a line each; of a single one, whose sentence stands above, its numbers."""
+    """Yield a line per finding; for a single finding, whose sentence is the headline, its numbers."""
     for point, text in found[:_MOST_LINES]:
         metrics = [metric for metric in telling_metrics(point) if not metric.words.startswith("follows")]
         also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
@@ -70,7 +70,7 @@ def _bounds(metric: MetricVerdict) -> str:
 
 
 def _also(result: GateResult) -> Iterator[str]:
-    """Yield a few lines: what was waived, runs that stand out in green points, what changed, the notes."""
+    """Yield a few lines: waived metrics, outlier runs in green points, changes, and notes."""
     yield from _few([f"waived: {p.point} {m.metric}: {m.waived}" for p in result.rows for m in p.metrics if m.waived])
     yield from _few([f"{p.point}: {text}" for p in result.rows if p.verdict in GREEN for text in p.words])
     changes = [f"{name} {old} -> {new}" for name, (old, new) in _changes(result)]
@@ -87,7 +87,7 @@ def _few(texts: Sequence[str]) -> Iterator[str]:
 
 
 def render_gate_table(result: GateResult) -> RenderableType:
-    """Render a row per point and metric, and below them all that changed and all notes."""
+    """Render a row per point and metric, followed by all changes and all notes."""
     table = Table(title=Text(f"gate {result.policy} against {printable(result.reference)}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("metric")
@@ -118,7 +118,7 @@ def _styled(verdict: GateVerdict) -> Text:
 
 
 def _numbers(metric: MetricVerdict) -> tuple[str, str, str]:
-    """Return reference, result and change, "" for what is not known."""
+    """Return reference, result and change, "" if unknown."""
     old, new = (
         "" if value is None else f"{value:.4g} {metric.unit}".rstrip() for value in (metric.baseline, metric.value)
     )
@@ -134,16 +134,16 @@ def _changes(result: GateResult) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def render_gate_markdown(result: GateResult) -> str:
-    """Render the sentence that a person needs, a line per point that is not green, the conclusion, and the details.
+    """Render the headline, a line per point that is not green, the conclusion, and the details.
 
-    The details are a row per point and metric with the worst first, and what changed around them.
+    The details are a row per point and metric with the worst first, and the changes in the environment.
     """
     worst_first = sorted(result.rows, key=lambda point: point.verdict in GREEN)
     rows = [row for point in worst_first for row in _markdown_rows(point)]
     remarks = [f"{len(rows) - _MOST_ROWS} more rows are left out"] if len(rows) > _MOST_ROWS else []
     remarks += [f"changed: {inline(name)}: {inline(old)} → {inline(new)}" for name, (old, new) in _changes(result)]
     found = findings(result)
-    found = found if len(found) > 1 else []  # a single one is the title
+    found = found if len(found) > 1 else []  # a single finding is the title
     more = [f"- and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     lines = [
         f"# {_sign(result.verdict)} {inline(headline(result))}",
@@ -177,9 +177,9 @@ def _markdown_rows(point: PointVerdict) -> Iterator[tuple[str, ...]]:
 
 
 def render_gate_junit(result: GateResult) -> str:
-    """Render a suite per point and a case per metric. Metrics that do not decide are skipped, and so are waived ones.
+    """Render a suite per point and a case per metric. Non-deciding and waived metrics are skipped.
 
-    Whatever else is not green is a failure.
+    All other metrics that are not green are failures.
     """
     root = ET.Element("testsuites", name=visible(f"gate {result.policy}"))
     root.extend(map(_suite, result.rows))

@@ -1,4 +1,4 @@
-"""What a gate says in sentences: one for the whole, one for each point that is not green."""
+"""A gate's result as sentences: one for the whole, one for each point that is not green."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _OF_SEVERAL: Mapping[GateVerdict, str] = {
 
 
 def headline(result: GateResult) -> str:
-    """Return the sentence that a person needs: the worst, and how many are like it."""
+    """Return the headline: the worst finding, and the number of similar points."""
     short = _short_names(result.points)
     rows = [point for point in result.rows if point.verdict is result.verdict]
     if not result.points:
@@ -32,7 +32,7 @@ def headline(result: GateResult) -> str:
 
 
 def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
-    """Return what points share and every point that is not green, the worst first, each with its sentence."""
+    """Return shared findings and every point that is not green, the worst first, each with its sentence."""
     short = _short_names(result.points)
     order = list(GateVerdict)
     red = sorted(
@@ -43,7 +43,7 @@ def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
 
 
 def sentence(point: PointVerdict, name: str) -> str:
-    """Say why a point has its verdict. name: of the point, or of the points that share it."""
+    """Explain a point's verdict. name: of the point, or of the points that share it."""
     metric = _telling(point)
     if point.words and (metric is None or point.verdict in (GateVerdict.NOT_RUN, GateVerdict.NOT_COMPARABLE)):
         return f"{name}: {'; '.join(point.words)}"
@@ -53,7 +53,7 @@ def sentence(point: PointVerdict, name: str) -> str:
         return f"{name}: {metric.metric} is not decided: {metric.words.partition('); ')[2] or metric.words}"
     if metric.change is None or point.verdict in (GateVerdict.NOT_RUN, GateVerdict.NOT_COMPARABLE):
         return f"{name}: {metric.metric}: {metric.words}"
-    if metric.baseline is None or metric.value is None:  # of what points share, only the change is known
+    if metric.baseline is None or metric.value is None:  # only the change of a shared finding is known
         own = metric.words.removeprefix(name)
         return f"{name}: {own}" if own == metric.words else f"{name}{own.partition(' (')[0]}"
     values = f"{metric.baseline:.4g} -> {metric.value:.4g} {metric.unit}".rstrip()
@@ -63,19 +63,19 @@ def sentence(point: PointVerdict, name: str) -> str:
 
 
 def _amount(change: float, more: str, less: str) -> str:
-    """Return "9.1 % slower"; of what has doubled, "2.5 times as slow". more, less: adjectives."""
+    """Return "9.1 % slower"; for a factor of two or more, "2.5 times as slow". more, less: adjectives."""
     if change >= 1:
         return f"{1 + change:.2g} times as {more}" if change < 99 else f"{1 + change:.0f} times as {more}"
     return f"{100 * abs(change):.1f} % {more if change > 0 else less}er"
 
 
 def verdict_text(point: PointVerdict) -> str:
-    """Name a verdict: a point of which some runs were good is not one that was not run."""
+    """Name a verdict: a point with some good runs is incomplete, not "not run"."""
     return INCOMPLETE if point.verdict is GateVerdict.NOT_RUN and point.runs else str(point.verdict)
 
 
 def conclusion(result: GateResult) -> str:
-    """Count the points by verdict, and say the error rate."""
+    """Return the number of points by verdict, and the error rate."""
     counts = Counter(verdict_text(point) for point in result.points)
     points = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no points"
     red = {verdict_text(point) for point in result.rows if point.verdict is result.verdict}
@@ -109,7 +109,7 @@ def _kind(points: Sequence[PointVerdict]) -> str:
 
 
 def telling_metrics(point: PointVerdict) -> list[MetricVerdict]:
-    """Return the metrics that a point's verdict rests on."""
+    """Return the metrics that determine a point's verdict."""
     return [m for m in point.metrics if m.verdict is point.verdict and m.decides and not m.waived]
 
 
@@ -123,7 +123,7 @@ def _size(point: PointVerdict) -> float:
 
 
 def _short_names(points: Sequence[PointVerdict]) -> dict[str, str]:
-    """Return the points' names, without the test's where there is only one test; a test's only point is the test."""
+    """Return the points' names, without the test's if there is only one test; a test's only point is the test."""
     tests = Counter(point.point.partition("/")[0] for point in points)
     return {point.point: _short_name(point.point, tests) for point in points}
 

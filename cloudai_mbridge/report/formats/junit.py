@@ -1,9 +1,9 @@
 """junit.xml: a suite per test, a case per run, as CI servers read them.
 
-A failed run is a failure; a rejected point, a node that failed the pre-test, and what a search has found to be slow or
-too large are skipped. A test of which nothing ran, or a part was not submitted or was cancelled, has one more case that
-is an error: a suite of skipped cases would pass. `time` is the seconds of the run's job, and is left out where they are
-not known.
+A failed run is a failure. Rejected points, nodes that failed the pre-test, and points that a search found to be slow
+or too large are skipped. A test without any run, or with a part that was not submitted or was cancelled, has an
+additional case that is an error: a suite of skipped cases would pass. `time` is the seconds of the run's job, and is
+left out if unknown.
 """
 
 import xml.etree.ElementTree as ET
@@ -43,7 +43,7 @@ def _suite(report: RunReport, test_id: str, points: Sequence[PointReport]) -> ET
 
 
 def _missing(points: Sequence[PointReport]) -> str | None:
-    """Say what did not run of what was asked for, None if nothing is missing."""
+    """Name the requested runs that are missing, None if nothing is missing."""
     if all(point.verdict is Verdict.REJECTED for point in points):
         return "no point of this test ran" + (": all were rejected" if points else "")
     verdicts = [point.verdict for point in points if not point.is_pre_test]
@@ -96,7 +96,7 @@ def _add_result(case: ET.Element, point: PointReport, *, is_skipped: bool) -> No
 
 
 def _seconds(point: PointReport) -> float | None:
-    """Return how long the run's job took: from its start to its end, else what the scheduler says."""
+    """Return the duration of the run's job: from its start to its end, else as reported by the scheduler."""
     start, end, known = (point.job.get(name) for name in ("started_at", "ended_at", "run_time_s"))
     try:
         return max(0.0, (datetime.fromisoformat(str(end)) - datetime.fromisoformat(str(start))).total_seconds())

@@ -1,6 +1,6 @@
 """report.md: the report for a CI's step summary, in GitHub-flavoured Markdown.
 
-GitHub refuses a summary of more than 1 MiB, so every section has its share of 900 KiB, and says what did not fit.
+GitHub refuses a summary of more than 1 MiB, so every section has its share of 900 KiB, and counts what did not fit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _NUMBERS = _COLUMNS[2:-1]
 
 
 def render_markdown(report: RunReport) -> str:
-    """Render all of it: counts, runs with the worst first, failures with evidence, rejected points, environment."""
+    """Render the report: counts, runs with the worst first, failures with evidence, rejected points, environment."""
     verdict = "succeeded" if report.succeeded else "did not succeed"
     title = f"# {inline(report.scenario)} on {inline(report.system)}: {verdict}"
     sections = (
@@ -100,7 +100,7 @@ def _nodes(report: RunReport) -> str:
 
 
 def _environment(report: RunReport) -> str:
-    """Say once what the runs have in common, and list what they differ in."""
+    """Render the common environment of the runs once, and list the differences."""
     facts: dict[str, set[str]] = {}
     for point in report.points:
         for name, text in _facts(point.environment):
@@ -113,7 +113,7 @@ def _environment(report: RunReport) -> str:
 
 
 def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is known, flat."""
+    """Yield the known facts, flattened."""
     for name, value in environment.items():
         if name == "packages":
             yield from value.items()
@@ -140,7 +140,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _fitting(blocks: Iterable[str], most_bytes: int, count: int, what: str) -> str:
-    """Join the blocks that fit, and say how many did not."""
+    """Join the blocks that fit, and count the others."""
     kept: list[str] = []
     for block in blocks:
         most_bytes -= len(block.encode("utf-8", errors="backslashreplace"))

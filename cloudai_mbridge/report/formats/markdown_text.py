@@ -1,20 +1,20 @@
-"""Text as GitHub-flavoured Markdown that shows the text, whatever is in it."""
+"""Escape text for GitHub-flavoured Markdown so that it is shown unchanged."""
 
 import html
 import re
 
 from cloudai_mbridge.files.text import clipped, visible
 
-# Everything that Markdown may take for markup, and what begins a list. An entity is never markup, and shows as itself
+# All characters of Markdown markup, and the starts of a list. An entity is never markup, and shows as itself
 _MARKUP = re.compile(r"""[\\`*_{}\[\]()<>#+!|~&"'$^@]|:(?=\S)|^-|^\d(?=\d*[.)](\s|$))""")
-# Where GitHub makes links, mentions and pictures of plain text: a comment in the middle stops it, and shows as nothing
+# GitHub makes links, mentions and pictures of plain text: a comment in the middle stops it, and is invisible
 _BREAK = "<!-- -->"
 _JOINED = "@#:"
 _ADDRESS = re.compile(r"(?i)\b(www)(?=\.)")
 
 
 def inline(text: str) -> str:
-    """Return a text for a table's cell, a heading or a paragraph; it keeps its lines as line breaks."""
+    """Return a text for a table cell, a heading or a paragraph; line breaks are kept."""
     return "<br>".join(_line(line) for line in clipped(text).split("\n"))
 
 
@@ -28,12 +28,12 @@ def _entity(match: re.Match[str]) -> str:
 
 
 def preformatted(lines: list[str]) -> str:
-    """Return lines as they are, in a block that no line can end: its only way out is a tag, and tags are escaped."""
+    """Return lines unchanged, in a block that no line can end: only a tag ends it, and tags are escaped."""
     return "<pre>\n" + "\n".join(html.escape(visible(clipped(line)), quote=False) for line in lines) + "\n</pre>"
 
 
 def folded(title: str, body: str) -> str:
-    """Return a block behind a title. The blank lines end one block of HTML and begin the next."""
+    """Return a block folded under a title. The blank lines end one block of HTML and begin the next."""
     text = html.escape(" ".join(visible(clipped(title)).split()), quote=False)
     # GitHub looks for no mentions in <code>
     return f"<details><summary><code>{text}</code></summary>\n\n{body}\n\n</details>\n"

@@ -1,8 +1,8 @@
 """steps.csv and steps.parquet: every step of every run, a row each.
 
-In the CSV a number that is missing is an empty cell; one that is not finite is nan, inf or -inf. A text that begins
+In the CSV, a missing number is an empty cell; a number that is not finite is nan, inf or -inf. A text that begins
 like a formula (with =, +, -, @ or a tab) gets an apostrophe in front, since spreadsheets run formulas; take it off
-before comparing names with report.json. Control characters but tabs and line feeds are spelt out, such as \\x0d.
+before comparing names with report.json. Control characters other than tabs and line feeds are escaped, such as \\x0d.
 """
 
 import csv
@@ -36,7 +36,7 @@ def _cell(value: Any) -> Any:
 
 @lru_cache(maxsize=16)  # a run's names are the same in all its rows
 def spreadsheet_text(text: str) -> str:
-    """Return a text as a cell that no spreadsheet takes for a formula."""
+    """Return a text as a cell that a spreadsheet does not read as a formula."""
     shown = visible(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
@@ -47,7 +47,7 @@ COLUMNS = ("key", "test_id", "label", "iteration", "verdict", "step", "counted",
 
 
 def step_rows(points: Iterable[PointReport]) -> Iterator[tuple[Any, ...]]:
-    """Yield the steps of all runs, in order, one at a time. counted: it is after the warm-up, and in the statistics."""
+    """Yield the steps of all runs, in order, one at a time. counted: after the warm-up, and in the statistics."""
     for point in points:
         warmup = point.metrics.warmup_steps if point.metrics else 0
         head = (point.key, point.test_id, point.label, point.iteration, str(point.verdict))
@@ -60,10 +60,10 @@ _ROWS_AT_A_TIME = 1 << 16
 
 
 def write_steps_parquet(points: Iterable[PointReport], path: Path) -> bool:
-    """Write the rows in groups: memory does not grow with their number. Return whether pyarrow was there to do it.
+    """Write the rows in groups: memory does not grow with their number. Return whether pyarrow is installed.
 
-    A missing number is null, one that is not finite is itself. Without pyarrow an older file is removed, since it would
-    be of another report.
+    A missing number is null; numbers that are not finite are written unchanged. Without pyarrow, an older file is
+    removed, since it would belong to another report.
     """
     try:
         pa, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -88,7 +88,7 @@ def _type(pa: Any, name: str) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """Return a value that Arrow takes: a text with a lone surrogate is none."""
+    """Return a value that Arrow accepts: lone surrogates in a text are escaped."""
     if not isinstance(value, str) or value.isascii():
         return value
     return value.encode("utf-8", errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""What a terminal shows of a report: one screen at the end of a run, and every point."""
+"""A report on a terminal: one screen at the end of a run, and the table of every point."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -26,15 +26,15 @@ _STYLE = {
 }
 _WITHOUT_A_JOB = (Verdict.FAILED, Verdict.SKIPPED, Verdict.UNFINISHED)
 _MOST_REJECTED = 12  # rows
-_MOST_ALIKE = 3  # rows of runs that did not run, for the same reason; more are one line
+_MOST_ALIKE = 3  # rows of runs that did not run for the same reason; more are one line
 _SCREEN, _FEWEST_ROWS = 24, 5  # lines
-_FIXED = 7  # the table's head, what it leaves out, the files, the prompt
+_FIXED = 7  # the table's head, the line of omitted rows, the files, the prompt
 _MOST_CAUSES, _LONGEST = 3, 300
-_WIDE, _NARROW = 100, 60  # columns: for all measures; below it, for the step time alone
+_WIDE, _NARROW = 100, 60  # columns: for all measures; below _NARROW, for the step time alone
 
 
 def render_ending(report: RunReport, width: int) -> RenderableType:
-    """Render what was found in one screen of this width: the fastest points, why others failed, what it cost.
+    """Render the results on one screen of this width: the fastest points, causes of failures, cost.
 
     Lines of logs may be wider; print them with `crop=False`.
     """
@@ -58,7 +58,7 @@ def render_ending(report: RunReport, width: int) -> RenderableType:
 
 
 def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableType:
-    """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones.
+    """Render all points, the rejected points with their reasons, and then the ends of the failed points' logs.
 
     all_rejected: False counts more than a few rejected points by rule.
     """
@@ -163,7 +163,7 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
 
 
 def _broken_rules(point: PointReport) -> str:
-    """One line per rule: id, fact, operands. The remedies stood before the run, and stand in report.json."""
+    """Return a line per rule: id, fact, operands. The remedies are printed before the run, and are in report.json."""
     operands = [", ".join(f"{name}={value}" for name, value in v["operands"].items()) for v in point.violations]
     return "\n".join(f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True))
 
@@ -176,7 +176,7 @@ def _evidence(report: RunReport) -> Iterator[Text]:
 
 
 def _unbroken(text: str) -> Text:
-    """Return a line that only the terminal folds: in a file, and when copied, its paths stay whole."""
+    """Return a line that only the terminal folds: its paths stay whole in a file and when copied."""
     return Text(visible(text), style="dim", no_wrap=True, overflow="ignore")
 
 

@@ -10,12 +10,12 @@ from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
 
-_WORTH_SAYING = 0.01  # of a difference between the two means
+_WORTH_SAYING = 0.01  # of the difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
 
 
 def render_point(point: PointReport, root: Path) -> str:
-    """Render a run's report.txt: CloudAI's two blocks, and below them what CloudAI does not say."""
+    """Render a run's report.txt: CloudAI's two blocks, followed by the facts that CloudAI omits."""
     log = root / point.key / POINT_FILES.stdout
     metrics = point.metrics
     lines = [f"Source log: {log}", ""]
@@ -49,7 +49,7 @@ def _statistic(s: Statistic | None) -> list[str]:
 
 
 def window_text(point: PointReport) -> str:
-    """Say which steps the statistics are over: "4-10 (n=7), warm-up 1-3 left out"."""
+    """Return the steps of the statistics: "4-10 (n=7), warm-up 1-3 left out"."""
     m = point.metrics
     if m is None or m.window is None or m.step_time_s is None:
         return "none"
@@ -80,7 +80,7 @@ def count_text(report: RunReport) -> str:
 
 
 def spread_text(s: Statistic | None) -> str:
-    """Return a number by which points are ranked, and the plain mean where it is more than 1 % off."""
+    """Return the number that ranks points, and the plain mean if it is more than 1 % off."""
     if s is None:
         return "not measured"
     plain = "" if math.isclose(s.mean, s.capped_mean, rel_tol=_WORTH_SAYING) else f" (mean {s.mean:.4g})"
@@ -94,7 +94,7 @@ def with_error(value: float, error: float) -> str:
     if error == 0:
         return f"{value:.4g} ±0"
     place = math.floor(math.log10(float(f"{error:.1e}"))) - 1
-    if place < -_MOST_PLACES:  # far below what is measured
+    if place < -_MOST_PLACES:  # far below any measured value
         return f"{value:.4g} ±{error:.1g}"
     return " ±".join(f"{round(number, -place):.{max(0, -place)}f}" for number in (value, error))
 
@@ -104,7 +104,7 @@ def evidence_title(point: PointReport) -> str:
 
 
 def windows_text(report: RunReport) -> str:
-    """Say what the numbers of all points are means of."""
+    """Return the steps that the numbers of all points are means of."""
     windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:
         return f"capped mean ±std over steps {windows.pop()}"

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no server, no fonts."""
+"""The report as one self-contained HTML file: no network, no server, no fonts."""
 
 from cloudai_mbridge.report.html.render import render_html, render_report_file
 

@@ -1,4 +1,4 @@
-"""What the page needs of a report, in few bytes: steps as columns of rounded numbers, equal things said once."""
+"""The page's data of a report, compact: steps as columns of rounded numbers, equal values stored once."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def page_data(
 
 
 def _without_most_steps(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a point as its ranking needs it: a report may have a million steps."""
+    """Return a point as required by its ranking: a report may have a million steps."""
     return {**point, "steps": (point.get("steps") or ())[:1]}
 
 
@@ -69,7 +69,7 @@ def axes(points: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def compact(value: Any) -> Any:
-    """Return plain data with floats at seven significant digits, and text in which nothing is invisible."""
+    """Return plain data with floats at seven significant digits, and invisible characters of texts escaped."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else plain(value)
     if isinstance(value, str):
@@ -112,7 +112,7 @@ def _some(mapping: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return columns: times, losses, and the numbers of the steps, or only the first where they count up by one."""
+    """Return columns: times, losses, and the steps' numbers, or only the first if they are consecutive."""
     numbers = [step["step"] for step in steps]
     counts_up = bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     return {
@@ -124,11 +124,11 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differences(runs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Split the fields of the runs, given with their indices, into common and differing ones.
+    """Split the fields of the runs, given with their indices, into common and differing fields.
 
     Returns "common": {name: text}, and "differing": {name: {"num_values": n, "values": [...]}} with at most MOST_VALUES
-    values, the most frequent first, each {"text", "count", "runs": the first few indices}. The text is null where
-    a run does not say.
+    values, the most frequent first, each {"text", "count", "runs": the first few indices}. The text is null if a run
+    lacks the field.
     """
     flat = [(index, dict(flatten(fields))) for index, fields in runs]
     names = dict.fromkeys(name for _, fields in flat for name in fields)

@@ -1,7 +1,7 @@
 """Put page, style, code and data together.
 
 The report travels as JSON in a script element that the browser does not run, and is shown through text nodes only. The
-content security policy names the digests of the scripts: no other runs, whatever a report says; nothing is fetched.
+content security policy names the digests of the scripts: no others run, whatever a report contains; nothing is fetched.
 """
 
 import base64
@@ -23,7 +23,7 @@ from cloudai_mbridge.report.html.data import page_data
 _VENDOR = ("d3.min.js", "plot.umd.min.js")
 _LICENCES = ("d3.LICENSE", "plot.LICENSE", "parts.LICENSE")
 _STYLES = ("theme", "layout", "charts", "narrow", "print")
-# In the order of their use: one scope, so that a module sees what stands above it
+# In the order of their use: one scope, so that a module sees the modules before it
 _MODULES = (
     *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "answer", "headline"),
     *(
@@ -40,7 +40,7 @@ _MODULES = (
     ),
     *("node_map", "failures", "rejected", "history", "environment", "main"),
 )
-# Inside a JSON string these may be escaped, and outside of one they do not occur
+# These may be escaped inside a JSON string, and do not occur outside of one
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
@@ -69,16 +69,16 @@ def render_html(
     }
     for mark, text in parts.items():
         page = page.replace(mark, text)
-    before, after = page.split("{{data}}")  # last: whatever looks like a mark inside the data stays what it is
+    before, after = page.split("{{data}}")  # last: text inside the data that looks like a mark is not replaced
     return f"{before}{data}{after}"
 
 
 def render_report_file(
     path: Path, gate: Mapping[str, Any] | None = None, nodes: Mapping[str, Any] | None = None
 ) -> str:
-    """Render the page of a report.json, or of the run in a directory, with what a gate or `mbridge nodes` says of it.
+    """Render the page of a report.json, or of the run in a directory, with the results of a gate or `mbridge nodes`.
 
-    Raise BadInput of a report that lacks what the page needs.
+    Raise BadInput if the report lacks a part that the page needs.
     """
     file = path / ROOT_FILES.report if path.is_dir() else path
     report = json.loads(read_regular(file))
@@ -92,7 +92,7 @@ def render_report_file(
 
 
 def _first_mistake(error: Exception) -> str:
-    """Return what is wrong in a line: pydantic says more than a person needs."""
+    """Return the first error in one line: pydantic's message is longer than needed."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -106,7 +106,7 @@ def page_script() -> str:
 
 
 def script_safe_json(value: Any) -> str:
-    """Return JSON in ASCII that cannot end the script element that it stands in."""
+    """Return JSON in ASCII that cannot end the script element around it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
