@@ -69,7 +69,7 @@ class Interrupts:
             raise Interrupted(self._numbers[0])
 
     def cancelling(self) -> None:
-        """From now on a second signal, or one that has come already, raises SecondSignal."""
+        """From now on raise SecondSignal at a second signal, including one already received."""
         if len(self._numbers) > 1:
             raise SecondSignal
         self._may_raise = True
@@ -99,7 +99,7 @@ class Pace:
         self._changed_at = now()
 
     def changed(self) -> None:
-        """Something was submitted, or has changed."""
+        """Note that something was submitted or has changed."""
         self._changed_at = self._now()
 
     def interval(self, poll_s: float = 0.0) -> float:
