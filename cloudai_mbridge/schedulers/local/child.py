@@ -1,8 +1,8 @@
 """A script as a process that leaves none of its processes behind.
 
 torchrun starts every rank in a session of its own, so neither the script's process group nor its session reaches them.
-All of them inherit a variable that is unique to the script, the mark, and are found by it: also by a later process than
-the one that started the script.
+All of them inherit a variable that is unique to the script, the mark, and are found by it: also by a process that did
+not start the script.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs.
 
-        Of a script that another process has started, only what it wrote down is known: without that, it was killed.
+        Of a script that another process has started, only its exit code file is available: without it, it was killed.
         """
         if self._process is not None:
             return self._process.poll()
@@ -138,7 +138,7 @@ def _is_marked(pid: int, mark: str) -> bool:
 
 
 def _environment(process: psutil.Process) -> Mapping[str, str]:
-    """Return a living process's variables; nothing for one that is another user's, or is gone."""
+    """Return the variables of a living process; empty for another user's process, or after its end."""
     try:
         return {} if process.status() == psutil.STATUS_ZOMBIE else process.environ()
     except (psutil.Error, OSError):
