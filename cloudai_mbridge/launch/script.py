@@ -1,4 +1,4 @@
-"""Shell scripts of a run. Every value is quoted: whatever a TOML holds reaches a process as data.
+"""Shell scripts of a run. Every value is quoted: the content of a TOML file reaches a process as data.
 
 A script names its files relatively and starts in the run's directory, so it is the same wherever it is written. The
 interpreter is the system file's `python_executable`; without one it comes in the environment as MBRIDGE_PYTHON, so that
@@ -185,8 +185,8 @@ def _container_options(plan: RunPlan) -> Iterable[str]:
 def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
     """Return the lines that set the variables of a run, except credentials.
 
-    Over variables of the recipe, a value that the job already has takes precedence, as upstream. The ranks record
-    their stacks shortly before the runner cancels a job that hangs.
+    A value that the job already has overrides the recipe's, as upstream. The ranks record their stacks shortly before
+    the runner cancels a job that hangs.
     """
     env = dict(plan.env)
     if plan.hang_timeout_s is not None:
@@ -210,7 +210,7 @@ def interpreter(plan: RunPlan, system: System) -> str:
     return f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
-# The markers settle whether a job has started, and how it ended, when the scheduler has forgotten it.
+# The markers determine whether a job has started, and how it ended, when the scheduler has forgotten it.
 _STARTED = f"rm -f {POINT_FILES.exit_code}; echo"
 SLURM_START = (
     '_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',

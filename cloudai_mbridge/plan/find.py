@@ -19,7 +19,7 @@ _MOST_NAMED = 5
 def find_run(name: str) -> Path:
     """Return the newest run of this user that is not a dry run, or the run whose name begins with `name`.
 
-    Another user's run is never meant by a name: `resume` executes what lies in a directory.
+    A name never refers to another user's run: `resume` executes the files in a directory.
 
     BadInput: no match, or several.
     """

@@ -145,7 +145,7 @@ class SweepSummary:
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
     def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:
-        """Count a point in."""
+        """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
             self.rules.update({violation.rule_id for violation in found.point.violations})
@@ -180,7 +180,7 @@ class SweepSummary:
 
 
 def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
-    """Go through every point of a test, keeping counts and the first of them only. BadInput names the test's file."""
+    """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
     axes = {axis.name: len(axis.values) for axis in preview.sweep.axes}
     summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
     summary.run_holds_back = preview.limits.memory_share is not None

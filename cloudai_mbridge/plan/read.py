@@ -1,4 +1,4 @@
-"""Read a plan back from the directory of its run, to take the run up again."""
+"""Read a plan back from the directory of its run, to continue the run."""
 
 import os
 from collections import Counter
@@ -66,7 +66,7 @@ def _not_a_run(root: Path) -> BadInput:
 
 
 def is_of_dry_run(root: Path, plan: Mapping[str, Any]) -> bool:
-    """Return whether a plan is of a dry run: it is marked so, or older than the mark and nothing has driven it."""
+    """Return whether a plan is of a dry run: it is marked so, or predates the mark and was never driven."""
     was_driven = any((root / name).exists() for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock))
     return bool(plan.get("dry_run", not was_driven))
 
@@ -117,7 +117,7 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> ScenarioPlan:
 
 
 def _unknown_fields(error: ValidationError) -> str:
-    """Return the fields of a newer mbridge, if they are all that is wrong; "" otherwise."""
+    """Return the fields of a newer mbridge, if nothing else is wrong; "" otherwise."""
     mistakes = error.errors()
     if any(mistake["type"] != "extra_forbidden" for mistake in mistakes):
         return ""

@@ -57,7 +57,7 @@ def notes_on_scenario(loaded: LoadedScenario, system: System) -> Iterator[str]:
 
 
 def notes_on_system(system: System) -> Iterator[str]:
-    """Yield a line for keys with no effect, or with less than it seems, and for values that Slurm may refuse."""
+    """Yield a line for keys with no effect, or with less than expected, and for values that Slurm may refuse."""
     yield from notes_on_keys(f"system {system.name!r}", system)
     for partition in system.partitions if isinstance(system, SlurmSystem) else ():
         yield from notes_on_keys(f"system {system.name!r}: partition {partition.name!r}", partition)

@@ -1,4 +1,4 @@
-"""Where the runs of a scenario are, since when, and how long the rest may take."""
+"""State of every run of a scenario, the start of that state, and an estimate of the remaining time."""
 
 import contextlib
 import math

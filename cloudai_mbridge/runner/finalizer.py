@@ -1,4 +1,4 @@
-"""End runs: cancel jobs, judge attempts, and retry what the infrastructure has failed."""
+"""End runs: cancel jobs, judge attempts, and retry infrastructure failures."""
 
 import time
 from collections.abc import Iterable, Sequence

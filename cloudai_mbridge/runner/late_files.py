@@ -14,7 +14,7 @@ class LateFiles:
     """Waits for the files of each ended job, `runner.late_files_s` at most, while the other runs continue."""
 
     def __init__(self, context: RunnerContext, progress: Progress, *, may_be_late: bool) -> None:
-        """may_be_late: jobs write on other machines."""
+        """may_be_late: set if jobs write on other machines."""
         self._context, self._progress, self._may_be_late = context, progress, may_be_late
 
     def are_awaited(self, run: Tracked, status: JobStatus) -> bool:

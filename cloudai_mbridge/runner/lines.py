@@ -78,7 +78,7 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
                     self.tick()
 
     def _print(self, text: str) -> None:
-        """Print a line, if that is possible: jobs are watched on even if the disk of the output is full."""
+        """Print a line if possible: jobs stay watched even if the disk of the output is full."""
         with self._lock, contextlib.suppress(OSError):
             self._printed_at = time.monotonic()
             line = f"{time.strftime('%H:%M:%S')} {strip_control_codes(text)}"

@@ -37,7 +37,7 @@ def require_known(root: Path, entries: Collection[JournalEntry], log: Submission
 
 
 def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
-    """Replace tokens in the journal that were never submitted by the attempts' tokens in the log of submissions.
+    """Replace unsubmitted tokens in the journal by the attempts' tokens in the log of submissions.
 
     Under a wrong token its job would not be found, and the run would be submitted a second time.
     """

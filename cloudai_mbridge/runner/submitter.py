@@ -227,7 +227,7 @@ class Submitter:
                 self.strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
-        """Find out whether submissions without an answer were made."""
+        """Determine whether submissions without an answer were made."""
         self.strays.cancel()
         if not self._context.unsure:
             return
@@ -276,7 +276,7 @@ _LEFT_BEHIND = (
 
 
 def put_aside(directory: Path, number: int) -> None:
-    """Move what attempt `number` has left into a directory of its own. Safe to repeat after a crash in its middle."""
+    """Move the files of attempt `number` into a directory of its own. Safe to repeat after a crash in its middle."""
     kept = directory / POINT_FILES.attempt.format(number)
     for name in _LEFT_BEHIND:
         if (source := directory / name).exists():

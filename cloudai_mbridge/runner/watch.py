@@ -57,7 +57,7 @@ def run_all(
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
-    What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
+    Work of an earlier process in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`. choosers: of the tests to search, by id; of other tests
     every run is submitted. may_be_late: files of jobs are seen later than their ends.
 

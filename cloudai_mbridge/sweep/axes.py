@@ -1,4 +1,4 @@
-"""Which values of a test are axes of its sweep."""
+"""Axes of a test's sweep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -128,7 +128,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def _check(db: sqlite3.Connection, path: Path) -> None:
     """Raise unless this is a journal of this version, or a file without any table.
 
-    From then on text that is not UTF-8 is read as it is, not as an error of the whole file; huge values are refused.
+    Afterwards text that is not UTF-8 is read as it is, not as an error of the whole file; huge values are refused.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""The rows of a journal as values. A row that is damaged costs its own run only, and never lets it count as good.
+"""The rows of a journal as values. A damaged row affects its own run only, and never makes it a success.
 
 An ended attempt whose status cannot be read ended in a state that proves nothing. For an attempt that has not ended,
 the scheduler is queried again, and an unreadable verdict is derived again from the run's files.

@@ -1,4 +1,4 @@
-"""Log of submissions, one line each, on disk before the submission: it recovers the jobs if the journal is lost.
+"""Log of submissions, one line each, on disk before the submission: used to find the jobs if the journal is lost.
 
 The journal contains more, but it is a single file that a copy, a full disk or a user can remove while its jobs run.
 """

@@ -24,12 +24,12 @@ from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 
 _KILL_WAIT_S = 10.0
 _KILL_ROUNDS = 10
-# The Slurm job that a script was started in, as someone does who works in an allocation.
+# The Slurm job in which a script was started, by a user who works in an allocation.
 _SLURM_JOB, _STARTED_IN_VARIABLE = "SLURM_JOB_ID", "MBRIDGE_LOCAL_JOB_STARTED_IN"
 
 
 class Child:
-    """A script, and what it has started on this machine. process is None for one that this process did not start."""
+    """A script and the processes it has started on this machine. process is None if another process started it."""
 
     def __init__(self, mark: str, directory: Path, pid: int, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
@@ -101,7 +101,7 @@ class Child:
     def kill_leftovers(self) -> None:
         """Kill every process that carries the mark, and look again: one may have been starting another.
 
-        One that does not die, in an uninterruptible call of a driver, is not waited for without end.
+        The wait for a process that does not die, in an uninterruptible call of a driver, is limited.
         """
         for _ in range(_KILL_ROUNDS):
             found = [process for process in psutil.process_iter() if self._is_ours(process)]

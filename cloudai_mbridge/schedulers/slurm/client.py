@@ -59,7 +59,7 @@ def has_gpu_gres() -> bool | None:
 
 
 class SlurmClient:
-    """The jobs of a Slurm cluster; SLURM_CONF of the environment says which."""
+    """The jobs of the Slurm cluster that SLURM_CONF of the environment selects."""
 
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan] = ()) -> None:
         """Take the runs that may be submitted: `preflight` checks their time limits."""
@@ -153,7 +153,7 @@ class SlurmClient:
     def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
         """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
 
-        A controller that was killed lists again what ran when it last saved its state.
+        A killed controller lists again the jobs that ran when it last saved its state.
         """
         running = [replace(job, job_id=seen[job.key].job_id) for job in jobs if _is_running(seen.get(job.key))]
         now, ended = time.monotonic(), [job for job in running if _has_ended_script(job)]
@@ -196,7 +196,7 @@ class SlurmClient:
         return {}
 
     def _by_marker(self, job: Job, listing: Listing) -> JobStatus:
-        """Judge a job that is not listed by the files of its script."""
+        """Judge an unlisted job by the files of its script."""
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
         if (since := self._missing_since.get(job.key)) is not None:
             is_cancelled = job.key in self._cancelled or time.monotonic() - since > VANISHED_S

@@ -123,7 +123,7 @@ def parse_started(text: str) -> dict[str, str]:
 
 
 def status_from_marker(exit_code: str | None, nodes: str = "") -> JobStatus:
-    """Judge a job that Slurm has forgotten by the exit code that its script left behind."""
+    """Judge a job that Slurm has forgotten by the exit code that its script wrote."""
     if exit_code is None or not re.fullmatch(r"[0-9]{1,3}", exit_code.strip()):
         reason = "Slurm no longer knows the job and it left no exit code"
         return JobStatus(FORGOTTEN, JobClass.UNKNOWN, reason=reason, nodes=nodes)
@@ -150,7 +150,7 @@ def _word(text: str) -> str:
 
 
 def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Drop what would change sbatch's options or pretend that it runs inside another job."""
+    """Drop variables that would change sbatch's options or pretend that it runs inside another job."""
     foreign = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "PMI")
     needed = ("SLURM_CONF", "SLURM_JWT")
     return {name: value for name, value in env.items() if name in needed or not name.startswith(foreign)}
@@ -174,7 +174,7 @@ _CLASS_OF = {state: job_class for job_class, states in _CLASSES.items() for stat
 
 
 def base_state(state: str) -> str:
-    """Return the state without what Slurm appends: "CANCELLED by 1000", "COMPLETED+"."""
+    """Return the state without Slurm's suffixes: "CANCELLED by 1000", "COMPLETED+"."""
     match = re.match(r"[A-Z_]+", state.strip().upper())
     return match[0] if match else ""
 

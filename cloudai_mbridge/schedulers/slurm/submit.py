@@ -36,7 +36,7 @@ _BUSY = ("Slurm temporarily unable to accept job", "Resource temporarily unavail
 _LIMIT_ANSWER = "Job violates accounting/QOS policy"
 _LIMIT = re.compile(r"SubmitJob|MaxJobCount")
 _SOME_LIMIT = re.compile(r"(?<!\w)(?:Assoc|QOS)\w+|(?P<unnamed>job submit limit, user's)")
-# The controller's answers when it has examined a job and not taken it (slurm_errno.h), and sbatch's messages about
+# The controller's answers when it has examined and rejected a job (slurm_errno.h), and sbatch's messages about
 # options and files before it sends anything. No other text proves that nothing was submitted.
 _ANSWER = re.compile(r"submission failed: (.*)")
 _REFUSALS = (
