@@ -1,4 +1,4 @@
-"""The command line: the only place where exceptions become exit codes."""
+"""The command line: the only place that turns exceptions into exit codes."""
 
 import errno
 import io
@@ -33,7 +33,7 @@ def cli(log_level: str | None, log_file: Path | None) -> None:
 
 
 def _of_os_error(error: OSError) -> tuple[type[MBridgeError], str]:
-    """Return what the operating system refused: a path that cannot exist is bad input."""
+    """Return the kind and text of an operating system's error: a path that cannot exist is bad input."""
     where, why = error.filename or "the operating system", error.strerror or error
     if error.filename and is_disk_full(error, Path(where)):
         why = f"{why} ({free_space(Path(where))}); make room and try again"
@@ -65,7 +65,7 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a report must not fail for what a terminal cannot show
+            stream.reconfigure(errors="replace")  # a report must not fail on characters that a terminal cannot show
     try:
         sys.exit(cli.main(prog_name="mbridge", standalone_mode=False) or OK)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code of each branch.
+"""Errors of mbridge, and the exit code of each branch.
 
 Points that ran and failed are results, not exceptions: `mbridge run` then exits with POINTS_FAILED. An interrupted run
 exits with 128 + the signal's number.
@@ -12,7 +12,7 @@ _MOST_LINES = 100
 
 
 def shortened(text: str) -> str:
-    """Return a message that a person can read: of long lines the beginning and the end, of many lines the first."""
+    """Return a message of readable length: of long lines the beginning and the end, of many lines the first."""
     lines = text.splitlines()
     more = [f"... and {len(lines) - _MOST_LINES} more lines like these"] if len(lines) > _MOST_LINES else []
     return "\n".join([*map(_shortened_line, lines[:_MOST_LINES]), *more])

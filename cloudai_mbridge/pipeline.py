@@ -1,6 +1,6 @@
 """The main path: plan, write, run, report. A dry run is the same path, stopped after the files are written.
 
-What was written can be taken up again: `resume` reads it back, and goes on as if nothing had happened.
+A written run can be continued: `resume` reads it back, and proceeds as if nothing had happened.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.training.process.provenance import git_state_of
 
-# Planning starts without what only running needs: that is imported where it is used
+# Planning starts without the modules that only running needs: they are imported at their use
 if TYPE_CHECKING:
     from cloudai_mbridge.report import RunReport
     from cloudai_mbridge.report.write import FindHistory
@@ -88,7 +88,7 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
 
 
 def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prepared:
-    """Decide about every point of what was loaded; `runner` as above."""
+    """Decide about every point of a loaded scenario; `runner` as above."""
     request, (system, note) = loaded.request, _with_gpu_support(loaded.system)
     planned = build_plan(loaded.scenario, system, node_states, request.rules)
     refuse_unknown_options(planned.runs, system)
@@ -102,7 +102,7 @@ def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prep
 
 
 def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
-    """Return the system with what Slurm says about GPUs as GRES, and a note where it does not answer."""
+    """Return the system with Slurm's support of GPUs as GRES, and a note if Slurm does not answer."""
     if isinstance(system, LocalSystem) or system.gpus_per_node is None:
         return system, ()
     if system.supports_gpu_directives_cache is not None:
@@ -115,7 +115,7 @@ def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
 
 
 def preflight(prepared: Prepared) -> None:
-    """Find out, before anything is written, whether the system would take the runs."""
+    """Check, before anything is written, whether the system would take the runs."""
     refuse_output_dir(prepared.output_dir, prepared.system)
     if prepared.plan.runs:
         scheduler_for(prepared.system, prepared.plan).preflight()
@@ -142,7 +142,7 @@ def write_into(prepared: Prepared, root: Path) -> None:
 
 
 def read(root: Path, *, needs_secrets: bool = True) -> Prepared:
-    """Read back what `write` has written, to continue it."""
+    """Read back the files of `write`, to continue the run."""
     return Prepared(read_plan(root, needs_secrets=needs_secrets), load_system(root / ROOT_FILES.system), root.parent)
 
 
@@ -154,7 +154,7 @@ def execute(
     only_cancel: bool = False,
     choosers: "Mapping[str, Chooser]" = MappingProxyType({}),
 ) -> None:
-    """Submit what was written, or go on where another process has stopped, and watch it to its end.
+    """Submit a written run, or continue after another process has stopped, and watch it to its end.
 
     choosers: of the tests to search, by id; of other tests every run is submitted.
     The caller holds the directory's `driver_lock`, and keeps it until the report is written.
@@ -163,7 +163,7 @@ def execute(
     from cloudai_mbridge.runner import Pace, run_all
 
     system = prepared.system
-    # a look at processes costs a few milliseconds; one at Slurm is work for its controller
+    # polling processes costs a few milliseconds; polling Slurm is work for its controller
     shortest, longest, share = (0.1, 1.0, 0.02) if isinstance(system, LocalSystem) else (1.0, 30.0, 0.1)
     run_all(
         with_defaults(prepared),
@@ -180,11 +180,11 @@ def execute(
 
 
 def report(root: Path, **options: "FindHistory") -> "RunReport":
-    """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`.
+    """Judge the files in a run's directory and write the reports; `options` are the options of `write_report`.
 
     No other process holds the directory: the caller has `driver_lock`, or `no_driver`.
 
-    BadInput: there is nothing to report, or it cannot be read; nothing was written.
+    BadInput: the directory contains nothing to report, or cannot be read; nothing was written.
     """
     from cloudai_mbridge.report import build_report, write_report
 
@@ -194,7 +194,7 @@ def report(root: Path, **options: "FindHistory") -> "RunReport":
 
 
 def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
-    """Return what runs a plan on a system: by launcher, if the plan has runs of both."""
+    """Return the scheduler of a plan on a system: one per launcher, if the plan has runs of both."""
     if isinstance(system, LocalSystem):
         return _embedded(system, plan)
     from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
@@ -208,7 +208,7 @@ def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
 
 
 def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
-    """Return what runs the embedded loop on a system."""
+    """Return the scheduler of the embedded loop on a system."""
     from cloudai_mbridge.integrations.nemo_run import NemoRunLocalClient, NemoRunSlurmClient
     from cloudai_mbridge.schedulers.local import LocalClient
     from cloudai_mbridge.schedulers.slurm import SlurmClient

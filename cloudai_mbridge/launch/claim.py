@@ -1,6 +1,6 @@
-"""The claim of an attempt: of all jobs that carry its token, only the one that claims it may train.
+"""The claim of an attempt: of all jobs that carry its token, only the job with the claim may train.
 
-A claim is a symbolic link beside a run's files. Its name holds the attempt's token, its target says who has it. Making
+A claim is a symbolic link next to a run's files. Its name contains the attempt's token, its target the holder. Making
 one succeeds once, also on NFS, and is never seen half done. A job's script makes it before it does anything else.
 The runner makes it when it gives an attempt up: from then on no job of that attempt trains, however late it starts.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cloudai_mbridge.plan import POINT_FILES
 
-# What a job exits with whose attempt another job, or the runner, has claimed. EX_IOERR: it could not tell.
+# Exit code of a job whose attempt another job, or the runner, has claimed. EX_IOERR: it could not determine that.
 LOST_CLAIM = 79
 NO_CLAIM = 74
 SIXTEEN_HEX = "[0-9a-f]{16}"  # the token of a submission

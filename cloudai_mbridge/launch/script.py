@@ -1,4 +1,4 @@
-"""Shell scripts of a run. Every value is quoted: whatever a TOML holds reaches a process as data.
+"""Shell scripts of a run. Every value is quoted: the content of a TOML file reaches a process as data.
 
 A script names its files relatively and starts in the run's directory, so it is the same wherever it is written. The
 interpreter is the system file's `python_executable`; without one it comes in the environment as MBRIDGE_PYTHON, so that
@@ -80,7 +80,7 @@ _FIRST_NODE = (
 
 
 def _node_commands(plan: RunPlan) -> Iterable[str]:
-    """Run commands on every node, outside of a container. One that fails ends the job: its speed would be another."""
+    """Run commands on every node, outside of a container. A failed command ends the job: its speed would differ."""
     nodes = str(plan.num_nodes)
     srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     for command in plan.node_commands:
@@ -99,13 +99,13 @@ def _several_machines(plan: RunPlan) -> Iterable[str]:
 
 
 def _one_machine(plan: RunPlan, indent: str) -> Iterable[str]:
-    """Start the ranks where they need no host name and no network."""
+    """Start the ranks without a host name and without a network."""
     yield f'{indent}{_profiled(plan)}"$_mbridge_python" -m cloudai_mbridge.training.one_machine \\'
     yield f"  {shlex.join(['--nproc-per-node', str(plan.ranks_per_node), *TRAINING])}"
 
 
 def _profiled(plan: RunPlan) -> str:
-    """Return the words that go before torchrun: of nsys, which follows all ranks that it starts."""
+    """Return the words that precede torchrun: of nsys, which follows all ranks that it starts."""
     return f"{shlex.join(plan.profiler)} " if plan.profiler else ""
 
 
@@ -122,7 +122,7 @@ def job_name(system: SlurmSystem, key: str, run: str = "") -> str:
 
 
 def array_key(array: str, first: RunPlan) -> str:
-    """Return what an array's name has in the place of a key: its first test's, and its number."""
+    """Return the replacement for a key in an array's name: its first test's id, and its number."""
     return f"{first.test_id}-array-{array.rpartition('/')[2]}"
 
 
@@ -158,12 +158,12 @@ def directive(option: str) -> str:
 
 
 def escaped_for_sbatch(text: str) -> str:
-    """sbatch drops every backslash."""
+    """Return a text with every backslash doubled, since sbatch drops backslashes."""
     return text.replace("\\", "\\\\")
 
 
 def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
-    """Return srun's options but for --cpus-per-task, which only the job knows."""
+    """Return srun's options except --cpus-per-task, which is available only in the job."""
     nodes = str(plan.num_nodes)
     options = ["--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     if system.mpi:
@@ -176,17 +176,17 @@ def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
 
 
 def _container_options(plan: RunPlan) -> Iterable[str]:
-    """Show the container the run's directory, which only the job knows, and work there."""
+    """Mount the run's directory, whose path is available only in the job, into the container, and work there."""
     if plan.container_image:
         mounts = "".join(f",{shell_word(mount)}" for mount in plan.container_mounts)
         yield f'  --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" \\'
 
 
 def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
-    """Return the lines that set the variables of a run, but for credentials.
+    """Return the lines that set the variables of a run, except credentials.
 
-    Of those that the recipe sets, a value that the job has already wins, as upstream. The ranks keep their stacks a
-    little before the runner cancels a job that hangs.
+    A value that the job already has overrides the recipe's, as upstream. The ranks record their stacks shortly before
+    the runner cancels a job that hangs.
     """
     env = dict(plan.env)
     if plan.hang_timeout_s is not None:
@@ -210,7 +210,7 @@ def interpreter(plan: RunPlan, system: System) -> str:
     return f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
-# The markers settle whether a job has started, and how it ended, when the scheduler has forgotten it.
+# The markers determine whether a job has started, and how it ended, when the scheduler has forgotten it.
 _STARTED = f"rm -f {POINT_FILES.exit_code}; echo"
 SLURM_START = (
     '_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',

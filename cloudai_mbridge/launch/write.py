@@ -43,7 +43,7 @@ def refuse_output_dir(output_dir: Path, system: System) -> None:
 
 
 def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
-    """Create a new directory SCENARIO_DATE_TIME below `output_dir`, never one that exists; BadInput if it cannot."""
+    """Create a new directory SCENARIO_DATE_TIME below `output_dir`, never an existing one; BadInput if it cannot."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         for suffix in ("", *(f"_{n}" for n in range(1, 1000))):
@@ -111,7 +111,7 @@ def plan_to_dict(plan: ScenarioPlan) -> dict[str, Any]:
 
 
 def system_to_dict(system: System) -> dict[str, Any]:
-    """Return the system as its file would say it, without credentials."""
+    """Return the system as the content of its file, without credentials."""
     data = system.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_NEEDED)
     env = {name: value for name, value in system.global_env_vars.items() if not is_secret_variable(name, value)}
     return {**data, **({"global_env_vars": env} if "global_env_vars" in data else {}), "scheduler": system.scheduler}

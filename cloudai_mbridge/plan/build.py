@@ -28,7 +28,7 @@ from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
-# Runs of a scenario: more than Slurm's default MaxJobCount (10,000) and what an output directory holds comfortably.
+# Runs of a scenario: above Slurm's default MaxJobCount (10,000) and a comfortable size of an output directory.
 MOST_RUNS = 20_000
 
 
@@ -39,7 +39,7 @@ def build_plan(
 
     node_states: of the nodes of a partition, for tests that name groups.
     rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
-    BadInput: something asked for is not implemented, or a recipe does not exist.
+    BadInput: a requested feature is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded, system)
     loaded = resolve_groups(loaded, system, node_states)
@@ -73,7 +73,7 @@ def build_plan(
 
 
 def _hang_timeout_s(runner: RunnerConfig, run: RunPlan) -> float | None:
-    """Return how long a run may go without a step; the upstream launcher, which may tell of none, only if asked."""
+    """Return how long a run may go without a step; for the upstream launcher, which may log none, only if set."""
     return runner.hang_timeout_s if run.upstream is None or "hang_timeout_s" in runner.model_fields_set else None
 
 
@@ -190,7 +190,7 @@ class _TestRuns:
 
 
 def _with_one_again(runs: Iterable[RunPlan]) -> Generator[RunPlan]:
-    """Mark the last run of a point as one that is submitted only if its search wants to know more."""
+    """Mark the last run of a point to be submitted only if its search requests a further measurement."""
     *firsts, last = runs
     yield from firsts
     if last.search is not None:
@@ -198,7 +198,7 @@ def _with_one_again(runs: Iterable[RunPlan]) -> Generator[RunPlan]:
 
 
 def _predicted(headline: Headline, run: RunPlan) -> dict[str, object] | None:
-    """Return what a report sets beside the measurement; None where nothing is predicted."""
+    """Return the predictions that a report compares with the measurement; None without any."""
     if headline.step_time_s is None and headline.peak_memory_gib is None:
         return None
     names = ("gpu", "step_time_s", "tflops_per_gpu", "peak_memory_gib")
@@ -213,7 +213,7 @@ MOST_TASKS = 1000
 
 
 def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...]:
-    """Return the runs, with an array and an index where at least two share one."""
+    """Return the runs, with an array and an index if at least two share one."""
     if not isinstance(system, SlurmSystem) or system.executor is not Executor.MBRIDGE:
         return tuple(runs)
     groups: dict[object, list[RunPlan]] = {}
@@ -238,7 +238,7 @@ def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...
 
 
 def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunPlan]:
-    """Put the runs of pre_test in front of all others, and those of post_test behind; BadInput if pre_test has none."""
+    """Schedule pre_test before all other tests, and post_test after them; BadInput if pre_test has no runs."""
     pre, post = ({test.run.id for test in hook} for hook in (loaded.pre_hook, loaded.post_hook))
     tests = tuple(test.run.id for test in loaded.tests)
     planned = list(runs)
@@ -284,7 +284,7 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
 
 
 def _nodes(loaded: LoadedScenario, system: System) -> list[str]:
-    """Return the nodes that the tests name, if all do, else those of the system's default partition."""
+    """Return the nodes named by the tests, if all name some, else the nodes of the system's default partition."""
     if isinstance(system, LocalSystem):
         return ["localhost"]
     if all(test.run.nodes for test in loaded.tests):

@@ -1,4 +1,4 @@
-"""Which keys of the files have no effect, on any run or with one of the launchers: each that is set becomes a note."""
+"""Keys of the files without effect, on any run or with one of the launchers: each that is set becomes a note."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -8,7 +8,7 @@ from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, Partition, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition, TrainingReportConfig
 
-# Keys that files of CloudAI have, and that nothing here reads
+# Keys of CloudAI's files that nothing here reads
 NO_EFFECT: Mapping[type[BaseModel], tuple[str, ...]] = {
     LocalSystem: ("hf_home_path", "data_repository", "reports"),
     SlurmSystem: (

@@ -17,11 +17,11 @@ _MOST_NAMED = 5
 
 
 def find_run(name: str) -> Path:
-    """Return the newest run of this user that is not a dry run, or the one whose name begins so.
+    """Return the newest run of this user that is not a dry run, or the run whose name begins with `name`.
 
-    Another user's run is never meant by a name: `resume` executes what lies in a directory.
+    A name never refers to another user's run: `resume` executes the files in a directory.
 
-    BadInput: there is none, or several.
+    BadInput: no match, or several.
     """
     runs = find_runs()
     if name == LATEST:
@@ -53,7 +53,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _where() -> str:
-    """Say where runs were looked for, and what to do."""
+    """Return the searched places and the remedy, as text."""
     places = [f"{visible(place)} ({counted(len(runs), 'run')})" for place, runs in _places()]
     if not os.environ.get(RESULTS_VARIABLE):
         places.append(f"${RESULTS_VARIABLE} (not set)")
@@ -61,7 +61,7 @@ def _where() -> str:
 
 
 def find_runs(directory: Path | None = None) -> list[Path]:
-    """Return the directories of runs, newest first: those in a directory, or all that can be meant by a name.
+    """Return the directories of runs, newest first: in a directory, or all that a name can refer to.
 
     BadInput: the directory cannot be read.
     """
@@ -75,7 +75,7 @@ def find_runs(directory: Path | None = None) -> list[Path]:
 
 
 def _places() -> Iterator[tuple[str, list[Path]]]:
-    """Yield where runs are looked for, with the runs there."""
+    """Yield the searched places, with their runs."""
     for directory in (_RESULTS, os.environ.get(RESULTS_VARIABLE)):
         if directory:
             yield os.path.abspath(directory), _runs_in(directory)

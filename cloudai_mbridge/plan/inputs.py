@@ -1,4 +1,4 @@
-"""Whether the weights and the data that runs read are there, where this machine can tell."""
+"""Check of the weights and the data that runs read, as far as this machine sees them."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,10 +25,10 @@ _PREFIXES = ("dataset.data_path", "dataset.blend_per_split")
 def check_inputs(
     runs: Iterable[RunPlan], system: System, output_dir: Path, files: Mapping[str, Path | None]
 ) -> tuple[str, ...]:
-    """Return a note for each path of a test that only the cluster knows.
+    """Return a note for each path of a test that can be checked only on the cluster.
 
     output_dir: of the runs. files: the tests' own, for messages.
-    Left to the job: relative paths, which begin in its directory, paths with variables, and what another test saves.
+    Left to the job: relative paths, which begin in its directory, paths with variables, and outputs of other tests.
     BadInput: a path is not there.
     """
     planned, known, notes = list(runs), dict[str, bool](), dict[str, None]()
@@ -58,7 +58,7 @@ def _holds(run: RunPlan, path: str, test_id: str, saved: str) -> bool:
 
 
 def _inputs(run: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield name and path of what a run of the embedded loop reads."""
+    """Yield name and path of the inputs of a run of the embedded loop."""
     may_resume = bool(_value(run, "checkpoint", "load")) and not run.training_config.get("peft")
     for place, argument in _ARGUMENTS.items():
         if may_resume and place == _WEIGHTS:  # a checkpoint there comes before it
@@ -89,7 +89,7 @@ def _paths(value: Any) -> Iterator[str]:
 
 
 def _is_seen(path: str, run: RunPlan, system: System, output_dir: Path) -> bool:
-    """Return whether this machine sees what the job sees there.
+    """Return whether this machine and the job see the same file at a path.
 
     On a cluster: only on the mounted file system of the runs' output, and never inside a container.
     """

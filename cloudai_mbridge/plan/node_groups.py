@@ -8,12 +8,12 @@ from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist, is_free, is_out_of_service, parse_group
 
-# Partition -> node -> its state as `sinfo` writes it, or None if Slurm cannot be asked.
+# Partition -> node -> its state as `sinfo` writes it, or None if Slurm does not answer.
 NodeStates = Callable[[str], Mapping[str, str] | None]
 
 
 def unknown_states(partition: str) -> None:
-    """Know of no state: the nodes are taken in the order of the system file."""
+    """Return no states: the nodes are taken in the order of the system file."""
 
 
 def resolve_groups(loaded: LoadedScenario, system: System, states: NodeStates) -> LoadedScenario:
@@ -62,7 +62,7 @@ def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str],
         rest = [f"{name} ({state_of[name]})" for name in sorted(set(listed) - set(usable))]
         note = f"; not usable: {', '.join(rest)}" if rest else ""
         raise BadInput(f"{where}: {spec!r}: nodes to use in the group: {len(usable)}{note}; ask for fewer")
-    # idle ones first, then those whose job is ending; the order is the file's otherwise
+    # idle nodes first, then nodes whose job is ending; otherwise the order of the file
     usable.sort(key=lambda name: [not state_of[name].startswith(first) for first in ("idle", "comp")])
     return usable[:wanted]
 

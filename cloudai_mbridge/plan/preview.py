@@ -1,4 +1,4 @@
-"""What a sweep would run, in which order, at which cost: one point at a time, so that many need no memory."""
+"""Preview of a sweep: its points, their order and cost, one point at a time, so that many need no memory."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -73,12 +73,12 @@ class SweepPreview:
 
     @property
     def coordinate_names(self) -> list[str]:
-        """Return what points have as coordinates: the axes, and what included points set besides."""
+        """Return the names of the points' coordinates: the axes, and further keys of included points."""
         included = (name for pattern in self.limits.include for name in pattern)
         return list(dict.fromkeys((*self.sweep.grid.names, *included)))
 
     def preview(self, point: CheckedPoint) -> PointPreview:
-        """Judge a point by itself, whatever the limits of the sweep leave of the others."""
+        """Judge a point alone, whatever the limits of the sweep leave of the others."""
         return self._preview(self.walk.judge(point))
 
     def _preview(self, decision: Decision) -> PointPreview:
@@ -92,7 +92,7 @@ class SweepPreview:
         return PointPreview(**vars(decision), gpu_hours=hours, cost=cost)
 
     def _check_training(self, point: CheckedPoint) -> None:
-        """Refuse, at the first point that breaks no rule, what `mbridge run` refuses of the training configuration."""
+        """Apply the checks of `mbridge run` to the training configuration, at the first point that breaks no rule."""
         if self._is_checked:
             return
         self._is_checked = True
@@ -101,7 +101,7 @@ class SweepPreview:
             training_config(recipe, args, self._extra, core_release(self._system), lacking(self._system))
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
-        """Return the price of a point's GPU, or why there is none."""
+        """Return the price of a point's GPU, or why it is missing."""
         return self._price_of(headline.gpu or "")
 
     def terms(self, point: CheckedPoint) -> str:
@@ -145,7 +145,7 @@ class SweepSummary:
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
     def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:
-        """Count a point in."""
+        """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
             self.rules.update({violation.rule_id for violation in found.point.violations})
@@ -180,7 +180,7 @@ class SweepSummary:
 
 
 def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
-    """Go through every point of a test, keeping counts and the first of them only. BadInput names the test's file."""
+    """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
     axes = {axis.name: len(axis.values) for axis in preview.sweep.axes}
     summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
     summary.run_holds_back = preview.limits.memory_share is not None

@@ -1,4 +1,4 @@
-"""What arguments set around the training process: variables, its profiler, the clocks and cores of its nodes.
+"""Environment of the training process, from its arguments: variables, profiler, clocks and cores of its nodes.
 
 Source: Megatron-Bridge 0.6.0, scripts/performance/setup_experiment.py, perf_plugins.py and utils/executors.py.
 """
@@ -11,13 +11,13 @@ from cloudai_mbridge.models.test_definition import NsysConfiguration
 from cloudai_mbridge.training.startup.binding import BINDING
 from cloudai_mbridge.training.startup.variables import DUMP
 
-# Of what is profiled and when, upstream's launcher and NeMo-Run decide so; CUPTI's hardware tracing does not work there
+# Extent and time of profiling as in upstream's launcher and NeMo-Run; CUPTI's hardware tracing does not work there
 _NSYS = {"sample": "none", "trace": "cuda-sw,nvtx", "force_overwrite": True, "cuda_graph_trace": "node"}
 _NSYS |= {"capture_range": "cudaProfilerApi", "capture_range_end": "stop"}
 _NSYS_ARGS, _SQLITE = ["--cuda-event-trace=false"], "--export=sqlite"
 
 _LEAST_NUMA_GPUS = ("gb200", "gb300", "vr200")  # two GPUs to a NUMA node, else four
-# On B300 every rank has two cores of its own, but for these
+# On B300 every rank has two cores of its own, except in these model families
 _SHARED_CORES = {"llama", "kimi"}
 
 

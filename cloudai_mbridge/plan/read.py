@@ -1,4 +1,4 @@
-"""Read a plan back from the directory of its run, to take the run up again."""
+"""Read a plan back from the directory of its run, to continue the run."""
 
 import os
 from collections import Counter
@@ -24,10 +24,10 @@ _AGAIN = "restore the file, or run the scenario again"
 
 
 def read_plan_data(root: Path) -> dict[str, Any]:
-    """Return what plan.json holds: every part that is there has the right type.
+    """Return the content of plan.json: every part in it has the right type.
 
-    BadInput: the directory is not the directory of a run. NothingRan: it is of one that ended before its plan was
-    written. OtherVersion, Damaged: the plan cannot be read.
+    BadInput: the directory is not a run directory. NothingRan: its run ended before the plan was written.
+    OtherVersion, Damaged: the plan cannot be read.
     """
     path = root / ROOT_FILES.plan
     if not path.is_file():
@@ -52,7 +52,7 @@ def read_plan_data(root: Path) -> dict[str, Any]:
 
 
 def _not_a_run(root: Path) -> BadInput:
-    """Return what to say of a directory without a plan."""
+    """Return the error for a directory without a plan."""
     is_named_so = root.is_dir() and IS_ROOT_NAME.fullmatch(root.resolve().name) is not None
     if is_named_so or (root / ROOT_FILES.unfinished_plan).is_file():
         return NothingRan(
@@ -66,7 +66,7 @@ def _not_a_run(root: Path) -> BadInput:
 
 
 def is_of_dry_run(root: Path, plan: Mapping[str, Any]) -> bool:
-    """Return whether a plan is of a dry run: it says so, or was written before plans did, and nothing has driven it."""
+    """Return whether a plan is of a dry run: it is marked so, or predates the mark and was never driven."""
     was_driven = any((root / name).exists() for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock))
     return bool(plan.get("dry_run", not was_driven))
 
@@ -78,7 +78,7 @@ def refuse_dry_run(root: Path, plan: Mapping[str, Any]) -> None:
 
 
 def is_dry_run(root: Path) -> bool:
-    """Return whether a directory is known as that of a dry run; False of one that cannot be read."""
+    """Return whether a directory is of a dry run; False if it cannot be read."""
     try:
         return is_of_dry_run(root, read_plan_data(root))
     except BadInput:
@@ -117,7 +117,7 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> ScenarioPlan:
 
 
 def _unknown_fields(error: ValidationError) -> str:
-    """Return the fields of a newer mbridge, if they are all that is wrong; "" otherwise."""
+    """Return the fields of a newer mbridge, if nothing else is wrong; "" otherwise."""
     mistakes = error.errors()
     if any(mistake["type"] != "extra_forbidden" for mistake in mistakes):
         return ""
@@ -146,7 +146,7 @@ def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan
 
 
 def _run(data: dict[str, Any]) -> RunPlan:
-    """Return a run. What only its files need was not written down and stays empty."""
+    """Return a run. Values that only its files need were not written and stay empty."""
     secrets = {name: os.environ.get(name, "") for name in data["secret_names"]}
     names = {field.name for field in fields(RunPlan)}
     values: dict[str, Any] = {name: value for name, value in data.items() if name in names}
@@ -168,7 +168,7 @@ _MAX_RANKS = 10**7  # per node or nodes: more than any cluster has, and no sum o
 
 
 def _is_inside(path: str) -> str:
-    """Return a path that names something below the directory that it is joined to; raise ValueError of any other."""
+    """Return a path below the directory that it is joined to; raise ValueError of any other."""
     parts = path.split("/")
     if PurePosixPath(path).is_absolute() or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError("is not a path inside the directory")
@@ -191,7 +191,7 @@ _Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
 
 def _part(of: type, required: str = "", **own: Any) -> Any:
-    """Return the model of a dataclass as plan.json has it. own: types that say more than the dataclass's."""
+    """Return the model of a dataclass as plan.json has it. own: types more specific than the dataclass's."""
     types = {**{name: _as_json(hint) for name, hint in get_type_hints(of).items()}, **own}
     fields: dict[str, Any] = {name: (kind, ... if name in required.split() else None) for name, kind in types.items()}
     config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
@@ -253,7 +253,7 @@ _PlanPart = _part(
 
 
 def mistake_in_plan(plan: dict[str, Any]) -> str:
-    """Return what is wrong with the content of a plan.json, "" if nothing is."""
+    """Return the error in the content of a plan.json, "" if it is valid."""
     try:
         _PlanPart.model_validate(plan)
     except ValidationError as error:

@@ -42,12 +42,12 @@ def plan_run(
     """Place a point that breaks no rule, and name everything that it needs.
 
     args: the point's with the recipe's defaults. The upstream launcher has recipes of its own, whose defaults are
-    unknown here, and is passed only what was set. preset: the point's, if it has one.
+    unknown here; it is passed only explicit arguments. preset: the point's, if it has one.
     """
     run, definition, nsys = test.run, test.definition, test.definition.nsys
     upstream = is_upstream(args)
     args = point.args if upstream else args
-    # the upstream launcher takes as few nodes as hold the GPUs, whatever the scenario says
+    # the upstream launcher takes the fewest nodes that hold the GPUs, regardless of the scenario
     placement = place(Point(args, system, recipe, None if upstream else point.num_nodes))
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
@@ -107,7 +107,7 @@ def _mounts(definition: TestDefinition, args: ResolvedCmdArgs, needed: tuple[str
 
 
 def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
-    """Return the values of credentials. No script expands them, so that none holds them; known variables are now."""
+    """Return the values of credentials, with known variables expanded now: no script may contain them."""
     secrets = {name: value for name, value in env.items() if is_secret_variable(name, value)}
     for field, variable in SECRET_VARIABLES.items():
         if value := (getattr(args, field) or "").strip():
@@ -117,7 +117,7 @@ def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
 
 
 def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
-    """Return what the user or the recipe set, without credentials; of the defaults, those that decide the training."""
+    """Return the arguments set by user or recipe, without credentials, and the defaults that decide the training."""
     values = args.model_dump(mode="json", exclude_none=True)
     kept = args.model_fields_set | ({"num_gpus"} if is_upstream(args) else {"num_gpus", "max_steps", "compute_dtype"})
     return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
@@ -127,7 +127,7 @@ def resolved_definition(definition: TestDefinition, point: SweepPoint, args: Res
     """Return the point as a test definition of its own: no lists, no credentials."""
     env = {name: value for name, value in point.env.items() if not is_secret_variable(name, value)}
     agent = {"agent", "agent_steps", "agent_metrics", "agent_reward_function", "agent_config", "predictor"}
-    left_out = {"extra_env_vars", "sweep", *agent}  # credentials; what only a search uses
+    left_out = {"extra_env_vars", "sweep", *agent}  # credentials; settings of searches only
     dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=left_out)
     return {
         **dump,

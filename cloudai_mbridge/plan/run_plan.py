@@ -95,7 +95,7 @@ class RunPlan:
 
     @property
     def is_again(self) -> bool:
-        """Whether only a search may ask for it, to measure its point again."""
+        """Whether it is submitted only if a search requests it, to measure its point again."""
         return self.search is not None and self.search.is_again
 
     @property

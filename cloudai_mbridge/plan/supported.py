@@ -1,4 +1,4 @@
-"""What this version reads but does not do yet. It refuses to run such a scenario rather than leave a part out."""
+"""Features that this version reads but does not support: such a scenario is refused rather than run in part."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,14 +50,14 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
 
 
 def notes_on_scenario(loaded: LoadedScenario, system: System) -> Iterator[str]:
-    """Yield a line for the keys of the scenario's own that have no effect, and for those of a system by its tests."""
+    """Yield a line for the scenario's own keys without effect, and for the system's keys, given its tests."""
     yield from notes_on_keys(f"scenario {loaded.scenario.name!r}", loaded.scenario)
     if any(may_be_upstream(test.definition) for test in loaded.tests):
         yield from not_upstream(system)
 
 
 def notes_on_system(system: System) -> Iterator[str]:
-    """Yield a line for what has no effect, or less than it seems to, and for what Slurm may refuse."""
+    """Yield a line for keys with no effect, or with less than expected, and for values that Slurm may refuse."""
     yield from notes_on_keys(f"system {system.name!r}", system)
     for partition in system.partitions if isinstance(system, SlurmSystem) else ():
         yield from notes_on_keys(f"system {system.name!r}: partition {partition.name!r}", partition)
@@ -71,7 +71,7 @@ def notes_on_system(system: System) -> Iterator[str]:
 
 
 def unlisted_partition(system: System) -> str | None:
-    """Return what is wrong with a default partition that a system does not list, None if nothing is."""
+    """Return the error of a default partition that a system does not list, None if it is valid."""
     names = [partition.name for partition in system.partitions] if isinstance(system, SlurmSystem) else []
     if not isinstance(system, SlurmSystem) or not names:
         return None
@@ -115,7 +115,7 @@ def _partly_literal(definition: TestDefinition) -> Iterator[str]:
 
 
 def _of_our_scripts(definition: TestDefinition) -> Iterator[str]:
-    """Yield what a test sets that only scripts of our own do."""
+    """Yield the settings of a test that only our own scripts apply."""
     if profiles(definition):
         yield "[nsys]"
     for name in ("enable_nsys", "enable_vboost", "lock_gpu_freq", "peak_mem_clk"):

@@ -1,4 +1,4 @@
-"""The points of a test's sweep, each with what is decided about it: both `run` and `sweep plan` go by this.
+"""The points of a test's sweep, with the decision about each, for both `run` and `sweep plan`.
 
 Decided are the order, which points are held back for their memory, and which are beyond the limits of the sweep.
 """
@@ -29,7 +29,7 @@ BY_LIMIT = "GPUs x time limit"
 
 
 class Budget:
-    """What the runs of a test are taken to cost. where: the test, for messages. max_gpu_hours: None allows all."""
+    """The assumed cost of a test's runs. where: the test, for messages. max_gpu_hours: None allows all."""
 
     def __init__(self, where: str, max_gpu_hours: float | None) -> None:
         self._where, self._most = where, max_gpu_hours
@@ -39,9 +39,9 @@ class Budget:
     def price(
         self, headline: Headline | None, num_gpus: int, num_steps: int | None, time_limit_s: float | None, num_runs: int
     ) -> tuple[float, str]:
-        """Return the GPU-hours of a point's runs and the rule: predicted where that is known, else by the time limit.
+        """Return the GPU-hours of a point's runs and the rule: predicted if possible, else by the time limit.
 
-        A run ends at its time limit, whatever was predicted. BadInput: neither of the two is known.
+        A run ends at its time limit, regardless of the prediction. BadInput: both are missing.
         """
         limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
         predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None
@@ -52,7 +52,7 @@ class Budget:
         return num_runs * limit, BY_LIMIT
 
     def spend(self, gpu_hours: float, rule: str) -> bool:
-        """Count a point in; False if as much may not be spent on top of what was."""
+        """Add the cost of a point; False if it would exceed the budget."""
         if self._most is not None and self.gpu_hours + gpu_hours > self._most:
             return False
         self.gpu_hours += gpu_hours
@@ -60,7 +60,7 @@ class Budget:
         return True
 
     def note(self) -> str | None:
-        """Return how the points that were counted in were priced; None without a budget or a prediction."""
+        """Return how the included points were priced; None without a budget or a prediction."""
         if self._most is None or not self._rules[PREDICTED]:
             return None
         counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
@@ -127,14 +127,14 @@ class PointWalk:
             yield Decision(point, decision.headline, beyond=beyond)
 
     def judge(self, point: CheckedPoint) -> Decision:
-        """Decide about a point by itself, whatever the limits of the sweep leave of the others."""
+        """Decide about a point alone, whatever the limits of the sweep leave of the others."""
         if point.violations:
             return Decision(point)
         headline = self.estimates.of(point)
         return Decision(point, headline, is_held_back=headline.exceeds(self.memory_limit))
 
     def search_plan(self, point: CheckedPoint) -> SearchPlan:
-        """Return what a search knows of a point beforehand."""
+        """Return a search's prior data on a point."""
         headline = self.estimates.of(point)
         request = self.estimates.request(point)
         guessed = guess_of(request)
@@ -160,14 +160,14 @@ class PointWalk:
         return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
 
     def _limit_before(self, decision: Decision, num_run: int) -> str:
-        """Return the limit that a point would pass; "" if it is within all of them, and is counted in."""
+        """Return the limit that a point would exceed; "" if it is within all of them, and its cost is added."""
         if num_run == self.limits.max_points:
             return f"max_points = {num_run}"
         if self.limits.max_gpu_hours is None:
             return ""
         assert decision.headline is not None  # no other point is priced
         limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
-        # None where the upstream launcher decides
+        # None if the upstream launcher decides
         is_embedded = self.estimates.value(decision.point, "launcher") == Launcher.EMBEDDED
         is_known = is_embedded or self._passes_steps or "max_steps" in decision.point.coordinates
         num_steps = self.estimates.num_steps(decision.point) if is_known else None

@@ -1,4 +1,4 @@
-"""Where the runs of a scenario are, since when, and how long the rest may take."""
+"""State of every run of a scenario, the start of that state, and an estimate of the remaining time."""
 
 import contextlib
 import math
@@ -41,7 +41,7 @@ class RunProgress:
 
     @property
     def group(self) -> str:
-        """Where it is counted."""
+        """State under which the run is counted."""
         if self.status is None:
             return "waiting"
         if not self.status.is_final:
@@ -52,7 +52,7 @@ class RunProgress:
 
     @property
     def is_counted(self) -> bool:
-        """A search leaves most of its points out."""
+        """Whether the run is counted: a search leaves most of its points out."""
         return self.run.search is None or self.status is not None
 
 
@@ -73,7 +73,7 @@ class RunClock:
         self.rows = {run.key: RunProgress(run) for run in self.plan.runs}
 
     def catch_up(self, entries: Mapping[str, JournalEntry]) -> None:
-        """Take over what the journal knows."""
+        """Apply the journal's entries."""
         begun = [
             attempt.submitted_at for entry in entries.values() for attempt in entry.attempts if attempt.submitted_at
         ]
@@ -113,14 +113,14 @@ class RunClock:
 
     @property
     def ended_at(self) -> float | None:
-        """When the last run ended, None while one has not."""
+        """Time at which the last run ended; None while one has not."""
         rows = [row for row in self.rows.values() if row.is_counted]
         if not all(row.status and row.status.is_final for row in rows):
             return None
         return max((row.since for row in rows if row.status != _SKIPPED), default=None)
 
     def gpu_hours(self, now: float) -> float:
-        """Return what all attempts have used. It never falls, although a job's own time may be less than was seen."""
+        """Return the GPU-hours of all attempts. They never fall, even if a job's own time is less than was seen."""
         seconds = ((row.used_s + self._running_s(row, now)) * row.run.world_size for row in self.rows.values())
         self._most_gpu_s = max(self._most_gpu_s, sum(seconds))
         return self._most_gpu_s / 3600
@@ -128,9 +128,9 @@ class RunClock:
     def left_s(self, now: float, steps: Mapping[str, tuple[int, float]]) -> float | None:
         """Return about how long the rest takes; None before a run has ended, while all are cancelled, and in a search.
 
-        steps: of running runs, by key: the last step, and the seconds of one. What was predicted, with the start-up, is
-        corrected by what has run; without predictions, runs are taken to last as long as those that have ended. None
-        is taken to last longer than its time limit.
+        steps: of running runs, by key: the last step, and the seconds of one. Predictions, start-up included, are
+        corrected by the ended runs; without a prediction, a run is assumed to last as long as the mean ended run.
+        No run is assumed to last longer than its time limit.
         """
         ended = [row for row in self.rows.values() if row.group == "done" and row.used_s]
         if not ended or self.is_stopping or any(run.search is not None for run in self.plan.runs):
@@ -158,7 +158,7 @@ class RunClock:
 
 
 def _used_s(attempt: Attempt) -> float:
-    """Return how long an attempt has run, 0 while it does."""
+    """Return the run time of an attempt, 0 while it runs."""
     status = attempt.status
     if status is None or not status.is_final:
         return 0.0
@@ -178,13 +178,13 @@ def _predicted_s(run: RunPlan) -> float | None:
 
 
 def counts_text(clock: RunClock) -> str:
-    """Say in a line where the runs are."""
+    """Return the counts of runs by state, as a line."""
     counts = clock.counts
     return ", ".join(f"{counts[group]} {group}" for group in (*_ORDER, *sorted({*counts} - {*_ORDER})) if counts[group])
 
 
 def time_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]]) -> str:
-    """Say how long the run has taken, and how long the rest may take. steps: as in `RunClock.left_s`."""
+    """Return the elapsed and the estimated remaining time, as text. steps: as in `RunClock.left_s`."""
     now = clock.ended_at or now
     left = clock.left_s(now, steps) if clock.counts["running"] + clock.counts["waiting"] else None
     more = f", about {format_time_limit(left)} left" if left and left >= 1 else ""
@@ -192,7 +192,7 @@ def time_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]
 
 
 def clock_of(plan: ScenarioPlan, root: Path) -> RunClock:
-    """Return the clock of a run with what its journal contains; an unreadable journal is left to the run's driver."""
+    """Return the clock of a run from its journal; an unreadable journal is left to the run's driver."""
     clock = RunClock(plan)
     with contextlib.suppress(MBridgeError, sqlite3.Error):
         clock.catch_up(read_entries(root))

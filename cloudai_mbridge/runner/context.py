@@ -1,4 +1,4 @@
-"""What all parts of the runner share: the runs with their current attempts, the journal, the scheduler."""
+"""State shared by all parts of the runner: the runs with their current attempts, the journal, the scheduler."""
 
 import time
 from collections.abc import Iterable
@@ -93,25 +93,25 @@ class Observer(Protocol):
     """Who wants to know how the runs go."""
 
     def saw(self, run: RunPlan, status: JobStatus) -> None:
-        """A run was submitted, has changed its state, or has ended."""
+        """Handle a run that was submitted, changed its state, or ended."""
 
     def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
-        """A run has its verdict, and is not tried again."""
+        """Handle a run's final verdict: it is not retried."""
 
     def notice(self, text: str) -> None:
-        """Something happened that concerns no single run."""
+        """Handle an event that concerns no single run."""
 
     def stopping(self) -> None:
-        """Every job is being cancelled from now on."""
+        """Handle the start of cancelling every job."""
 
 
 class RunnerContext:
-    """The runs of a plan on their way to their ends.
+    """The runs of a plan, from submission to verdict.
 
-    unsure: submissions, by token, of which it is unknown whether the scheduler took them; doubts: its messages about
-    some of them, with which they are refused if it did not. returned: jobs that were given up, and run. log: of all
-    submissions. stop: what active runs end as, if everything is to end. has_changed: something has happened since it
-    was last set to False.
+    unsure: submissions, by token, that the scheduler may or may not have taken; doubts: its messages about some of
+    them, with which they are refused if nothing was submitted. returned: given-up jobs that run. log: of all
+    submissions. stop: the status with which active runs end, if everything is to end. has_changed: something has
+    happened since it was last set to False.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class RunnerContext:
         return [run.job(self.root) for run in runs]
 
     def adopt(self, run: Tracked, job_id: str) -> None:
-        """Follow a job of a run's current attempt, which another one had been taken for."""
+        """Follow a job of a run's current attempt instead of the job assumed so far."""
         if run.job_id:
             self.observer.notice(f"{run.plan.key}: its job is {job_id}, not {run.job_id}")
         self.journal.submitted(run.plan.key, run.number, job_id)
@@ -199,7 +199,7 @@ class RunnerContext:
         return Paused(f"{text}; continue with: mbridge resume {self.root}")
 
     def answered(self) -> None:
-        """The scheduler has answered."""
+        """Note that the scheduler has answered."""
         if self._silent_since is not None:
             self._silent_since = None
             self.observer.notice("the scheduler answers again")

@@ -59,7 +59,7 @@ class SweepStatus:
 
 
 def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
-    """Read the journal; Slurm is not asked. BadInput: the directory is not of a run, or of one that cannot be read."""
+    """Read the journal without querying Slurm. BadInput: the directory is not a run directory, or is unreadable."""
     plan = read_plan_data(root)
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     if is_dry_run or not path.exists():
@@ -86,7 +86,7 @@ def _remedy(root: Path) -> str:
 
 
 def read_entries(root: Path) -> dict[str, JournalEntry]:
-    """Return what the journal has of every run, by key; nothing if there is none yet."""
+    """Return the journal's entries of all runs, by key; empty without a journal."""
     if not (path := root / ROOT_FILES.journal).exists():
         return {}
     with Journal.read_only(path) as journal:
@@ -98,7 +98,7 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
 
     lost_hosts: machines that no longer run.
     InUse: another process holds it, or it has processes on another machine.
-    BadInput: it is not of a run, of one that cannot be read, or of a dry run. ToolFailure: it cannot be written.
+    BadInput: it is not a run directory, is unreadable, or is a dry run. ToolFailure: it cannot be written.
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
@@ -141,7 +141,7 @@ def _state(key: str, entry: JournalEntry | None) -> RunState:
 
 
 def cancel_run(root: Path) -> bool:
-    """Ask the driver of a directory to cancel everything, and wait until it has ended; False if there is none.
+    """Request the driver of a directory to cancel everything, and wait until it has ended; False without a driver.
 
     ToolFailure: the driver does not end.
     """
@@ -149,7 +149,7 @@ def cancel_run(root: Path) -> bool:
         return False
     end = time.monotonic() + _CANCEL_WAIT_S
     while has_driver(root) is not None:
-        lock.request_cancel(root)  # each time: one that is starting takes back what was asked before
+        lock.request_cancel(root)  # each time: a starting driver removes earlier requests
         if time.monotonic() > end:
             raise ToolFailure(f"{root}: {driver} has not ended in {_CANCEL_WAIT_S:.0f} s")
         time.sleep(0.2)
@@ -158,9 +158,9 @@ def cancel_run(root: Path) -> bool:
 
 
 def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Path:
-    """Return the log of a run, named by its key or by a part of it that no other run has.
+    """Return the log of a run, named by its key or by a unique part of it.
 
-    BadInput: no such run or attempt, or several runs of which the name is a part.
+    BadInput: no such run or attempt, or the name is ambiguous.
     """
     plan = read_plan_data(root)
     if plan.get("dry_run"):
@@ -205,8 +205,8 @@ def _find_key(point: str, keys: list[str]) -> str:
 def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:
     """Refuse a run with processes on another machine: from here each of them seems to have been killed.
 
-    lost_hosts: machines that no longer run, and their processes neither.
-    InUse: a process of another machine has not ended as far as the journal knows.
+    lost_hosts: machines that no longer run, so neither do their processes.
+    InUse: according to the journal, a process of another machine has not ended.
     """
     known = ("", socket.gethostname(), *lost_hosts)
     in_journal = {(entry.key, attempt.token): attempt for entry in entries for attempt in entry.attempts}

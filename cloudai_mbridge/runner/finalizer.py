@@ -1,4 +1,4 @@
-"""End runs: cancel jobs, judge attempts, and retry what the infrastructure has failed."""
+"""End runs: cancel jobs, judge attempts, and retry infrastructure failures."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ class Finalizer:
         """If everything is to end, cancel the jobs that are not being cancelled yet."""
         if (ending := self._context.stop) is None:
             return
-        if ending.state != INTERRUPTED.state:  # what an interrupt has left waiting is submitted by `mbridge resume`
+        if ending.state != INTERRUPTED.state:  # after an interrupt, `mbridge resume` submits the waiting runs
             self._context.skip([run for run in self._context.runs if run.phase is Phase.WAITING], ending.reason)
         self._end([(run, ending) for run in self._context.active() if run.ending is None])
 
@@ -68,13 +68,13 @@ class Finalizer:
             self.cancel(ended)
 
     def cancel_again(self) -> None:
-        """Cancel what is to end and has not, in case the first request was lost."""
+        """Cancel jobs that are to end and have not, in case the first request was lost."""
         late = [run for run in self._context.active() if run.ending is not None]
         if late and time.monotonic() - self._cancelled_at > _CANCEL_AGAIN_S:
             self.cancel(late)
 
     def record(self, run: Tracked, status: JobStatus) -> None:
-        """Record that an attempt has ended; what the runner cancelled counts as what it was cancelled for.
+        """Record that an attempt has ended; a job that the runner cancelled gets the status it was cancelled with.
 
         If another job has claimed the attempt, it has not ended, and that job is followed from now on.
         """
@@ -99,7 +99,7 @@ class Finalizer:
                 self._conclude(run, judgement)
 
     def _conclude(self, run: Tracked, judgement: Judgement) -> None:
-        """Retry what the infrastructure failed; everything else has its verdict."""
+        """Retry infrastructure failures; record the verdict of everything else."""
         run.phase = Phase.ENDED
         if run.status is not None and run.status.state == INTERRUPTED.state and self._context.stop is None:
             run.phase = Phase.WAITING  # an earlier process was stopped, this one continues the run
@@ -120,7 +120,7 @@ class Finalizer:
             self.follow_failure(run, judgement.reasons)
 
     def follow_failure(self, run: Tracked, reasons: Iterable[str]) -> None:
-        """Do what a failed run asks for: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
+        """Act on a failed run: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
         if run.plan.is_pre_test:
             self._nodes.exclude(run.plan.label, f"pre_test failed: {'; '.join(reasons)}")
         elif self._context.stop is None and (run.plan.is_gate or self._is_fast_to_fail(run)):
@@ -128,7 +128,7 @@ class Finalizer:
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"{what} {run.plan.key} failed"))
 
     def _is_fast_to_fail(self, run: Tracked) -> bool:
-        """Return whether a failed run is to stop the others; a trial that fails tells its search something."""
+        """Return whether a failed run stops the others; a failed trial is a result for its search."""
         return self._context.config.fail_fast and run.plan.search is None
 
     def _why_not_retried(self, run: Tracked) -> str:
@@ -156,9 +156,9 @@ def _why_not_elsewhere(run: Tracked, judgement: Judgement) -> str:
 
 
 def _counts_as(ending: JobStatus, status: JobStatus) -> bool:
-    """Return whether a job that was cancelled ends as what it was cancelled for.
+    """Return whether a cancelled job gets the status it was cancelled with.
 
-    What is interrupted is submitted again. A job that has started, and of whose end nothing is known, never is.
+    Interrupted attempts are submitted again, except if the job has started and its end is unknown.
     """
     is_forgotten = status.state == FORGOTTEN and ending.state == INTERRUPTED.state
     return status.job_class is not JobClass.SUCCEEDED and not is_forgotten

@@ -1,6 +1,6 @@
-"""When the loop wakes, and the signals that end it.
+"""The pace of the loop, and the signals that end it.
 
-They are taken at safe points only: never between a submission and its entry in the journal.
+Signals are handled at safe points only: never between a submission and its entry in the journal.
 """
 
 import random
@@ -15,7 +15,7 @@ from cloudai_mbridge.errors import MBridgeError
 
 _SLICE_S = 0.1
 _ASK_S = 1.0
-_COST = 5.0  # an answer that took long is a busy controller's: wait at least so many times as long
+_COST = 5.0  # back off from a busy controller: wait at least so many times as long as its answer took
 _JITTER = 0.1
 
 
@@ -37,7 +37,7 @@ class SecondSignal(Exception):
 class Interrupts:
     """While active, remember the first SIGINT or SIGTERM. A second one is an exception once cancelling has begun.
 
-    Signals come to the main thread only: in another one nothing is remembered.
+    Only the main thread receives signals: in another thread nothing is remembered.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Interrupts:
             raise Interrupted(self._numbers[0])
 
     def cancelling(self) -> None:
-        """From now on a second signal, or one that has come already, raises SecondSignal."""
+        """From now on raise SecondSignal at a second signal, including one already received."""
         if len(self._numbers) > 1:
             raise SecondSignal
         self._may_raise = True
@@ -99,7 +99,7 @@ class Pace:
         self._changed_at = now()
 
     def changed(self) -> None:
-        """Something was submitted, or has changed."""
+        """Note that something was submitted or has changed."""
         self._changed_at = self._now()
 
     def interval(self, poll_s: float = 0.0) -> float:

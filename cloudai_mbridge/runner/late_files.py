@@ -11,14 +11,14 @@ from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NOT_LAUNCHED, JobC
 
 
 class LateFiles:
-    """Waits for the files of each ended job, `runner.late_files_s` at most. The other runs go on meanwhile."""
+    """Waits for the files of each ended job, `runner.late_files_s` at most, while the other runs continue."""
 
     def __init__(self, context: RunnerContext, progress: Progress, *, may_be_late: bool) -> None:
-        """may_be_late: jobs write on other machines."""
+        """may_be_late: set if jobs write on other machines."""
         self._context, self._progress, self._may_be_late = context, progress, may_be_late
 
     def are_awaited(self, run: Tracked, status: JobStatus) -> bool:
-        """Return whether a job that has ended with `status` is not to be judged yet."""
+        """Return whether judging a job that has ended with `status` has to wait."""
         context = self._context
         if not self._may_be_late or context.stop is not None or run.ending is not None:
             return False
@@ -31,10 +31,10 @@ class LateFiles:
         return time.monotonic() - run.late_since <= context.config.late_files_s
 
     def _missing(self, run: Tracked, status: JobStatus) -> str:
-        """Return what is not there of an ended job, "" if nothing is: the steps of a good one, the end of another.
+        """Return the missing output of an ended job, "" if complete: the steps of a good job, the end of another.
 
-        A job that was killed, or whose script has not begun, leaves no exit code. That it has not begun is known from
-        files that may be late, too, unless Slurm or the script's own exit code proves it.
+        A job that was killed, or whose script has not begun, leaves no exit code. That it has not begun is inferred
+        from files that may be late, too, unless Slurm or the script's own exit code proves it.
         """
         if status.job_class is JobClass.SUCCEEDED:
             return self._missing_steps(run)

@@ -14,7 +14,7 @@ from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
-# What a notice has said of all runs together, when they are cancelled
+# States that one notice reports for all runs together, when they are cancelled
 _SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
 _HEARTBEAT_S = 60.0
 
@@ -49,12 +49,12 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
                 return
             self._last[run.key] = status.state
             (self._ended.add if status.is_final else self._ended.discard)(run.key)
-            if status.state not in _SAID_OF_ALL and status.job_class is not JobClass.SUCCEEDED:  # `decided` says it
+            if status.state not in _SAID_OF_ALL and status.job_class is not JobClass.SUCCEEDED:  # `decided` prints it
                 reason = f" ({status.reason})" if status.reason else ""
                 self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}")
 
     def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
-        """Say the verdict on a job that ended well; the state of another has said enough."""
+        """Print the verdict on a job that ended well; any other job's state has been printed already."""
         with self._lock:
             self.clock.decided(run, verdict)
             if self._last.get(run.key) == "COMPLETED":
@@ -68,7 +68,7 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
         self.clock.is_stopping = True
 
     def tick(self) -> None:
-        """Say where everything stands."""
+        """Print a summary of all runs."""
         self._print(f"{counts_text(self.clock)}; {time_text(self.clock, time.time(), {})}")
 
     def _beat(self) -> None:
@@ -78,7 +78,7 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
                     self.tick()
 
     def _print(self, text: str) -> None:
-        """Print a line, if that is possible: jobs are watched on even if the disk of the output is full."""
+        """Print a line if possible: jobs stay watched even if the disk of the output is full."""
         with self._lock, contextlib.suppress(OSError):
             self._printed_at = time.monotonic()
             line = f"{time.strftime('%H:%M:%S')} {strip_control_codes(text)}"

@@ -2,7 +2,7 @@
 
 Both are advisory locks on files in the root of a run, so they end with the process that holds them, however it ends.
 The submission's lock is inherited by the command that submits: if the driver is killed while sbatch is talking to the
-controller, the next driver waits until that sbatch has ended, and only then asks which jobs exist.
+controller, the next driver waits until that sbatch has ended, and only then lists the jobs.
 
 A request to cancel is a file, too: the process that holds the run may be on another machine.
 """
@@ -125,7 +125,7 @@ def _open(path: Path, mode: str) -> TextIO:
 def submit_lock(root: Path, notice: Callable[[str], None] = lambda _: None) -> Iterator[int]:
     """Wait for every submission of an earlier driver to end; yield the descriptor for the submitting command.
 
-    notice: takes a line about what is waited for. ToolFailure: it does not end.
+    notice: takes a line about the pending submission. ToolFailure: it does not end.
     """
     path = root / ROOT_FILES.submit_lock
     with _open(path, "a") as file:
@@ -143,7 +143,7 @@ def submit_lock(root: Path, notice: Callable[[str], None] = lambda _: None) -> I
 
 
 def _holders(path: Path) -> str:
-    """Return the processes that have a lock's file open, but for this one, as far as this user may see them."""
+    """Return the other processes that have a lock's file open, as far as this user may see them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -20,7 +20,7 @@ class Nodes:
         self._asked_at = float("-inf")
 
     def exclude(self, node: str, reason: str) -> None:
-        """Use a node no more."""
+        """Exclude a node from further jobs."""
         if node not in self.excluded:
             self.excluded[node] = reason
             self._asked_at = float("-inf")
@@ -28,14 +28,14 @@ class Nodes:
             self._context.observer.notice(f"node {node} is excluded: {reason}")
 
     def blame(self, run: Tracked, failure: str, named: Iterable[str], *, are_suspects: bool = False) -> None:
-        """Exclude what the evidence against a run names, and those of its nodes that are out of service.
+        """Exclude a run's nodes that the evidence against it names, or that are out of service.
 
-        are_suspects: it names nodes on which a job could not start. If none could anywhere, nodes are left to try.
+        are_suspects: on the named nodes a job could not start. If it could start nowhere, nodes are left to try.
         """
         key = run.plan.key
         own = _names(run.status.nodes) if run.status is not None else []
         blamed = {name for nodes in named for full in _names(nodes) for name in (full, full.partition(".")[0])}
-        bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may say anything
+        bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may contain anything
         unhealthy: dict[str, str] = {}
         if run.status is not None and run.status.nodes:
             try:
@@ -72,18 +72,18 @@ class Nodes:
         return f"{left} of the {run.plan.num_nodes} it needs; excluded: {excluded}"
 
     def _num_usable(self) -> int | None:
-        """Ask how many nodes are left, not too often."""
+        """Return the number of remaining nodes, queried not too often."""
         if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
             try:
                 self._usable = self._context.scheduler.num_usable_nodes(self.excluded)
             except ToolFailure:
-                return None  # then the scheduler itself will say what is wrong
+                return None  # the scheduler itself will report the problem
             self._asked_at = time.monotonic()
         return self._usable
 
 
 def _names(nodes: str) -> list[str]:
-    """Return the nodes of a list that stood in a log, which may be anything."""
+    """Return the nodes of a list from a log, which may contain anything."""
     try:
         return expand_hostlist(nodes)
     except BadInput:

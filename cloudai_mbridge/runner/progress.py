@@ -1,4 +1,4 @@
-"""Whether running jobs still make steps, read from what their logs have grown by."""
+"""Progress of running jobs: whether they still make steps, read from the growth of their logs."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Progress:
     def idle_s(self, run: RunPlan, token: str | None = None) -> tuple[float, int]:
         """Return the seconds since a running job's last step, or since the first call, and the number of that step.
 
-        token: of the job; None if it is not known.
+        token: of the job; None if unknown.
         """
         log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
         self._read(log, run, token)
@@ -38,7 +38,7 @@ class Progress:
         return self._now() - log.since, log.parser.last_step
 
     def step_times(self, run: RunPlan, token: str | None = None) -> list[float]:
-        """Return the seconds of all steps after the warm-up so far; of a step without a time none. token: as above."""
+        """Return the seconds of all steps after the warm-up so far, without untimed steps. token: as above."""
         steps = self.steps(run, token)
         return [step.step_time_s for step in steps if step.step > run.warmup_steps and step.step_time_s]
 
@@ -70,5 +70,5 @@ def _parser(run: RunPlan, token: str | None) -> LogParser:
 
 
 def log_name(run: RunPlan) -> str:
-    """Return the file in which a run tells its steps."""
+    """Return the name of the file with a run's steps."""
     return POINT_FILES.stdout if run.upstream is None else POINT_FILES.launcher_log

@@ -1,4 +1,4 @@
-"""Continue what an earlier process began: from the journal, the log of submissions, and what jobs have written."""
+"""Continue the work of an earlier process: from the journal, the log of submissions, and the jobs' files."""
 
 import time
 from collections.abc import Collection
@@ -19,9 +19,9 @@ _REMEDY = f"restore {ROOT_FILES.journal}, or start a new run"
 
 
 def require_known(root: Path, entries: Collection[JournalEntry], log: SubmissionLog) -> None:
-    """Check that the journal and the log of submissions together know all jobs.
+    """Check that the journal and the log of submissions together contain all jobs.
 
-    Damaged: a job has started of which they know nothing; or both are incomplete.
+    Damaged: a job has started that neither contains; or both are incomplete.
     """
     logged = log.read()
     has_journal = any(entry.attempts for entry in entries)
@@ -37,9 +37,9 @@ def require_known(root: Path, entries: Collection[JournalEntry], log: Submission
 
 
 def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
-    """Take an attempt's token from the log of submissions where the journal has one that was never submitted.
+    """Replace unsubmitted tokens in the journal by the attempts' tokens in the log of submissions.
 
-    Under a wrong token its job would not be found, and the run be submitted again beside it.
+    Under a wrong token its job would not be found, and the run would be submitted a second time.
     """
     submitted = log.read()
     known = {(attempt.key, attempt.token) for attempt in submitted}
@@ -50,7 +50,7 @@ def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
 
 
 def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -> None:
-    """Set every run to where the journal says that it stands."""
+    """Set every run to its state in the journal."""
     _recover_submissions(context, strays)
     unsure: dict[str, list[Tracked]] = {}
     entries = context.journal.entries()
@@ -60,7 +60,7 @@ def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -
             unsure.setdefault(run.token, []).append(run)
     for token, runs in unsure.items():
         context.unsure[token] = Submission(token, tuple(run.plan for run in runs))
-    # What an ended run asks for, in case the earlier process had no time for it
+    # Actions on ended runs, in case the earlier process had no time for them
     for run in [run for run in context.runs if run.phase is Phase.ENDED]:
         entry = entries[run.plan.key]
         if entry.verdict is None:
@@ -89,7 +89,7 @@ def _restore(context: RunnerContext, run: Tracked, entry: JournalEntry) -> None:
 
 
 def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
-    """Add submissions that are in the log and not in the journal, as ones without an answer."""
+    """Add submissions that are in the log and not in the journal, as unanswered."""
     entries = context.journal.entries()
     last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
     found, withdrawn = 0, set()
@@ -115,7 +115,7 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
 
 
 def _add_superseded(context: RunnerContext, strays: Strays, withdrawn: Collection[tuple[str, str]]) -> None:
-    """Look for jobs of attempts after which another one was submitted: those that never started may still wait.
+    """Look for jobs of superseded attempts: jobs that never started may still wait.
 
     Only a journal that was lost, and rebuilt from the log, has such attempts without a job.
     """

@@ -1,4 +1,4 @@
-"""What may be submitted now. Pure."""
+"""Selection of the runs that may be submitted now. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Which of the points of a search are submitted next, and when the others are not needed any more."""
+"""Selection of a search's points: which are submitted next, and when the others are no longer needed."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -19,10 +19,10 @@ class Chooser(Protocol):
     """Decides about the runs of one test, again after each change."""
 
     def choose(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> Choice:
-        """Return what to submit. runs: all of the test, in order. entry_of: what the journal has of a key."""
+        """Return the runs to submit. runs: all of the test, in order. entry_of: the journal's entry of a key."""
 
     def why_end(self, run: RunPlan, step_times: Sequence[float]) -> str:
-        """Return why a run need not go on; "" if it may. step_times: seconds, of all steps after the warm-up so far."""
+        """Return why a run may end early, else "". step_times: seconds, of all steps after the warm-up so far."""
 
 
 class Searches:
@@ -33,14 +33,14 @@ class Searches:
         self._runs = {test: [run for run in context.runs if run.plan.test_id == test] for test in choosers}
 
     def why_end(self, run: RunPlan, step_times: Callable[[], Sequence[float]]) -> str:
-        """Return why a running run need not go on; "" if it may."""
+        """Return why an active run may end early, else ""."""
         chooser = self._choosers.get(run.test_id)
         return "" if chooser is None else chooser.why_end(run, step_times())
 
     def among(self, ready: Iterable[Tracked]) -> list[Tracked]:
-        """Return those that are to be submitted; leave out for good what a search that is over has not tried.
+        """Return the runs to submit; leave the untried runs of a finished search out for good.
 
-        What was submitted before, and is to be tried again, is always among them.
+        Runs that were submitted before, and are to be retried, are always among them.
         """
         waiting = list(ready)
         chosen: set[str] = set()

@@ -8,12 +8,12 @@ from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.schedulers.interface import Job, Submission
 
-# The longer nothing has turned up, the less often the scheduler is asked.
+# The longer nothing has turned up, the less often the scheduler is queried.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
 
 
 class Strays:
-    """Asks for the jobs of withdrawn attempts as long as this process runs, and cancels them."""
+    """Looks for the jobs of withdrawn attempts as long as this process runs, and cancels them."""
 
     def __init__(self, context: RunnerContext) -> None:
         self._context = context
@@ -22,12 +22,12 @@ class Strays:
         self._asked_at = float("-inf")
 
     def add(self, token: str, runs: Iterable[RunPlan]) -> None:
-        """Ask for the jobs of these runs, too."""
+        """Look for the jobs of these runs, too."""
         self._runs[token] = (*self._runs.get(token, ()), *runs)
         self._pause_s = _FIRST_PAUSE_S
 
     def cancel(self, *, at_once: bool = False) -> None:
-        """Cancel what has turned up since the scheduler was last asked, if that was long ago, or at once."""
+        """Cancel jobs that have turned up since the last query, if that was long ago, or at once."""
         now = time.monotonic()
         if not self._runs or (now - self._asked_at < self._pause_s and not at_once):
             return

@@ -79,9 +79,9 @@ class Submitter:
                 return
 
     def resubmit_moved(self) -> None:
-        """Submit again what waits for its start in a directory that is no more: the run was moved.
+        """Submit waiting jobs again whose directory no longer exists: the run was moved.
 
-        A job that has begun goes on: it writes relatively to where it started.
+        A job that has begun continues: it writes relative to its starting directory.
         """
         moved = {each.token for each in self._context.log.read() if self._context.log.moved_from(each) is not None}
         waiting = [
@@ -116,7 +116,7 @@ class Submitter:
         return not reason
 
     def _affordable(self, batch: list[Tracked]) -> list[Tracked]:
-        """Return as many as the limits allow; skip all if that is none, for good."""
+        """Return as many runs as the limits allow; skip all if the limits rule them out for good."""
         chosen = self._schedule.affordable(batch)[: self._most]
         if not chosen and not self._context.active() and not self._context.unsure:
             reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
@@ -227,7 +227,7 @@ class Submitter:
                 self.strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
-        """Find out whether submissions without an answer were made."""
+        """Determine whether submissions without an answer were made."""
         self.strays.cancel()
         if not self._context.unsure:
             return
@@ -276,7 +276,7 @@ _LEFT_BEHIND = (
 
 
 def put_aside(directory: Path, number: int) -> None:
-    """Move what attempt `number` has left into a directory of its own. Safe to repeat after a crash in its middle."""
+    """Move the files of attempt `number` into a directory of its own. Safe to repeat after a crash in its middle."""
     kept = directory / POINT_FILES.attempt.format(number)
     for name in _LEFT_BEHIND:
         if (source := directory / name).exists():

@@ -1,4 +1,4 @@
-"""Bring every run of a plan to its end: submit what is ready, poll the jobs, cancel those that hang or cannot start."""
+"""Bring every run of a plan to its end: submit ready runs, poll the jobs, cancel jobs that hang or cannot start."""
 
 import contextlib
 import re
@@ -36,7 +36,7 @@ from cloudai_mbridge.schedulers.interface import (
 )
 from cloudai_mbridge.verdict.judge import LOST
 
-# A pending job that can never start is asked for twice before it is given up: an administrator may be at work.
+# A pending job that can never start is polled twice before it is given up: an administrator may be at work.
 HOPELESS_S = 10.0
 _ASK_FOR_LOST_S = 1.0
 _STOPPING_INTERVAL_S = 0.3
@@ -57,7 +57,7 @@ def run_all(
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
-    What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
+    Work of an earlier process in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`. choosers: of the tests to search, by id; of other tests
     every run is submitted. may_be_late: files of jobs are seen later than their ends.
 
@@ -94,7 +94,7 @@ def run_all(
 
 
 def _journal(root: Path) -> Journal:
-    """Open or create the journal. BadInput: the file is not one. OSError: there is no space left for it."""
+    """Open or create the journal. BadInput: not a journal. OSError: the disk is full."""
     path = root / ROOT_FILES.journal
     try:
         return Journal(path)
@@ -186,7 +186,7 @@ def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) 
 
 
 class Watcher:
-    """Polls the jobs of all active runs at once, and cancels those that hang or cannot start.
+    """Polls the jobs of all active runs at once, and cancels jobs that hang or cannot start.
 
     Every change is in the journal before anything else follows from it, so that another process can continue.
     """
@@ -212,7 +212,7 @@ class Watcher:
         self._stopping_since: float | None = None
 
     def poll(self) -> bool:
-        """Poll all active jobs in one call; cancel those that hang or cannot start. Return whether one has ended."""
+        """Poll all active jobs in one call; cancel jobs that hang or cannot start. Return whether one has ended."""
         active = {run.plan.key: run for run in self.context.active()}
         if not active:
             return False
@@ -300,22 +300,22 @@ class Watcher:
         return self._progress.step_times(run.plan, run.token or None)
 
     def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
-        """Return how long a job may wait for what will not come by itself; a held job may be released."""
+        """Return how long an unschedulable job may wait; a held job may be released."""
         is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
         return self.context.config.patience_s if is_patient else HOPELESS_S
 
     def _has_enough_nodes(self, run: Tracked, status: JobStatus) -> bool:
-        """Return whether a job that waits for nodes wants no more than there are; those that are down may come back."""
+        """Return whether enough nodes exist for a job that waits for nodes; nodes that are down may come back."""
         if status.reason != PARTITION_NODE_LIMIT:
             return False
         try:
             num_nodes = self.context.scheduler.num_usable_nodes(run.plan.exclude_nodes)
         except ToolFailure:
-            return True  # asked again
+            return True  # queried again
         return num_nodes is None or num_nodes >= run.plan.num_nodes
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
-        """Give up a job whose state stays unknown; one that never started may be submitted again.
+        """Give up a job whose state stays unknown; a job that never started may be submitted again.
 
         Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.
         """
@@ -339,14 +339,14 @@ class Watcher:
         self.finalizer.conclude([run])
 
     def stop(self) -> None:
-        """Cancel everything that has a job; what waits stays unsubmitted."""
+        """Cancel everything that has a job; waiting runs stay unsubmitted."""
         self.finalizer.stop(INTERRUPTED)
         self.finalizer.continue_stopping()
         self.submitter.strays.cancel(at_once=True)
         self._cancel_returned()
 
     def poll_while_stopping(self) -> None:
-        """Ask for the jobs that are ending, and cancel what turns out to have been submitted."""
+        """Poll the jobs that are ending, and cancel jobs whose submission turns out to have succeeded."""
         self.submitter.resolve_unsure()
         self.finalizer.continue_stopping()
         self.poll()
@@ -367,7 +367,7 @@ class Watcher:
             if running:
                 context.scheduler.cancel(context.jobs(running))
         except ToolFailure as error:
-            context.returned = [run.job_id for run in lost]  # as far as anybody knows
+            context.returned = [run.job_id for run in lost]  # assumed, without an answer
             context.tolerate(error)
             return
         context.answered()
@@ -384,7 +384,7 @@ def _is_held(status: JobStatus | None) -> bool:
 
 
 def _request(plan: RunPlan, reason: str) -> str:
-    """Return what a job asks for of which its scheduler allows less."""
+    """Return the part of a job's request that exceeds its scheduler's limits."""
     if re.search("Time|Wall", reason) and plan.time_limit:
         return f"; it asks for {plan.time_limit}"
     return f"; it asks for {counted(plan.num_nodes, 'node')}" if "Node" in reason else ""

@@ -1,1 +1,1 @@
-"""Who runs the jobs: Slurm, this machine, or Megatron-Bridge's launcher, behind one interface."""
+"""Backends that run the jobs: Slurm, this machine, or Megatron-Bridge's launcher, behind one interface."""

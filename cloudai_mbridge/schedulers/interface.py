@@ -1,4 +1,4 @@
-"""What the runner knows of a job, whichever scheduler runs it."""
+"""Jobs as the runner sees them, whichever scheduler runs them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,16 +50,16 @@ class JobStatus:
         return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
 
 
-# States of jobs that the scheduler does not know: nothing of theirs was started, or something was and left no end.
+# States of jobs unknown to the scheduler: nothing of theirs was started, or something was and left no end.
 NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
-# Added to the reason of a job that failed, and of which neither claim nor start mark is there; and what Slurm puts in
-# the place of a signal if the node could not open the job's directory or output file, which proves it
+# Added to the reason of a failed job without claim and start mark; and the number that Slurm reports in place
+# of a signal if the node could not open the job's directory or output file, which proves it
 NEVER_BEGAN, NOT_LAUNCHED = "its script never began", 53
-# What a trial ends as that can no longer win a search (docs/tune.md)
+# State of a trial that was ended because it can no longer win a search (docs/tune.md)
 ENDED_EARLY = "ENDED_EARLY"
-# Reason of a job that wants more nodes than there are for ever, or than are up now, and those come back
+# Reason of a job that needs more nodes than exist, or than are up now; nodes that are down may come back
 PARTITION_NODE_LIMIT = "PartitionNodeLimit"
-# Until the scheduler says more
+# Status until the scheduler reports more
 SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 
 
@@ -142,17 +142,17 @@ class Scheduler(Protocol):
         """Start runs, each in its directory below `root`, and return their job ids by run key.
 
         SubmitRefused, SubmitLater: nothing was submitted.
-        SubmitDoubtful, ToolFailure: it is unknown whether something was submitted; `find` tells.
+        SubmitDoubtful, ToolFailure: the outcome is unknown; `find` determines it.
         """
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Return the job ids, by run key, of what earlier submissions have started."""
+        """Return the job ids, by run key, that earlier submissions have started."""
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Return every job as the scheduler has it, by run key."""
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Ask the jobs to end, and all others of their tokens; ones that have ended are not an error."""
+        """Request the end of the jobs, and of all others of their tokens; ended jobs are not an error."""
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Return the nodes of a job's host list that are out of service, with the reason."""

@@ -1,6 +1,6 @@
 """Run Megatron-Bridge's launcher as a child process of this one, and follow the Slurm job that it submits.
 
-The launcher stays until its job has ended and writes the job's log. How the job ended is Slurm's to say: the launcher
+The launcher stays until its job has ended and writes the job's log. Slurm decides how the job ended: the launcher
 also exits with an error when a good run differs from golden values that few users have.
 """
 
@@ -95,7 +95,7 @@ class UpstreamClient:
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for launchers that carry the tokens, and for ones that have claimed their attempts and ended."""
+        """Look for launchers that carry the tokens, and for ended launchers that have claimed their attempts."""
         found = {}
         for submission in submissions:
             (run,) = submission.runs
@@ -106,14 +106,14 @@ class UpstreamClient:
         return found
 
     def _launch(self, job: Job) -> _LauncherJob:
-        """Return a launch, also one of an earlier process."""
+        """Return a launch, including a launch of an earlier process."""
         if job.job_id not in self._launches:
             child = Child.of(job.job_id.removeprefix(_PREFIX), job.directory)
             self._launches[job.job_id] = _LauncherJob(child, job.directory)
         return self._launches[job.job_id]
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Poll the launchers, and ask Slurm once for all of their jobs."""
+        """Poll the launchers, and query Slurm once for all of their jobs."""
         launches = {job.key: (job, self._launch(job)) for job in jobs}
         for _, launch in launches.values():
             launch.refresh()
@@ -128,7 +128,7 @@ class UpstreamClient:
     def _status(self, launch: _LauncherJob, job: JobStatus | None) -> JobStatus:
         code = launch.code
         if code is None:
-            if job is None or job.is_final:  # the launcher is still to submit, or to say that it has seen the end
+            if job is None or job.is_final:  # the launcher is still to submit, or to log the end
                 return JobStatus("PENDING" if job is None else "RUNNING", JobClass.ACTIVE)
             return _naming(job, launch.job_ids[-1])
         launch.child.kill_leftovers()
@@ -165,6 +165,6 @@ def _jobs(launch: _LauncherJob) -> list[Job]:
 
 
 def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
-    """Say which of Slurm's jobs it is, since the run's id is the launcher's."""
+    """Add the id of the Slurm job to the reason, since the run's id is the launcher's."""
     reason = f"Slurm job {job_id}{more}"
     return replace(job, reason=f"{reason}: {job.reason}" if job.reason else reason)

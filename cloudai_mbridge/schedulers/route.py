@@ -1,4 +1,4 @@
-"""One scheduler of two: each run goes where its launcher belongs."""
+"""Routing between two schedulers: each run goes to its launcher's."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which values of a test are axes of its sweep."""
+"""Axes of a test's sweep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def _names_credential(name: str, value: Any) -> bool:
 
 
 def _is_axis(value: Any, path: str, definition: TestDefinition) -> bool:
-    """A list is an axis unless its path, or a parent of it, is excluded. Only arguments can hold a list as a value."""
+    """Return whether a value is an axis: a list, unless its path or a parent is excluded. Only arguments hold lists."""
     excluded = any(path == prefix or path.startswith(f"{prefix}.") for prefix in definition.dse_excluded_args)
     if excluded and isinstance(value, list) and not path.startswith("cmd_args."):
         raise BadInput(f"dse_excluded_args: {path} cannot be a list; take it out, or give one value")

@@ -1,4 +1,4 @@
-"""The points of a test with what the rules say of them."""
+"""The points of a test with the answers of the rules."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ class CheckedPoint:
 
     @property
     def lifted(self) -> tuple[Lifted, ...]:
-        """What CloudAI has against the point, and the pinned release does not."""
+        """Objections of CloudAI to the point that the pinned release does not have."""
         return tuple(answer for answer in self.answers if isinstance(answer, Lifted))
 
     def resolve(self) -> tuple[SweepPoint, ResolvedCmdArgs, Recipe | None]:
-        """Return the point, its arguments with what preset and recipe decide, and the recipe."""
+        """Return the point, its arguments with the values of preset and recipe, and the recipe."""
         point = self.sweep.point(self.coordinates)
         preset = self.pinned.preset(point.args)
         recipe = recipe_of(point.args, preset)
@@ -52,9 +52,9 @@ class CheckedPoint:
 def with_recipe(
     args: ResolvedCmdArgs, recipe: Recipe | None, but: Collection[str] = (), preset: Preset | None = None
 ) -> ResolvedCmdArgs:
-    """Fill in what our recipe decides: for the embedded loop all, for upstream's launcher the sizes of the model.
+    """Fill in values of our recipe: for the embedded loop all, for upstream's launcher the sizes of the model.
 
-    preset: the point's; what it decides for the embedded loop comes before the recipe.
+    preset: the point's; for the embedded loop, it takes precedence over the recipe.
     """
     if recipe is None:
         return args
@@ -68,7 +68,7 @@ def recipe_of(args: ResolvedCmdArgs, preset: Preset | None = None) -> Recipe | N
     """Return the recipe that the arguments name; None for one of Megatron-Bridge's that is unknown here.
 
     preset: the point's; in the embedded loop the recipe has its settings.
-    BadInput: the embedded loop is asked for a recipe that does not exist.
+    BadInput: the embedded loop has no such recipe.
     """
     if args.launcher is Launcher.EMBEDDED:
         return with_preset_of(recipe_for(args.model_recipe_name, args.task), preset)

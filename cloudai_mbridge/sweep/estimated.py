@@ -1,4 +1,4 @@
-"""Estimates of the points of a sweep: worked out once for all points that agree in what matters."""
+"""Estimates of the points of a sweep: computed once for all points that agree in the relevant values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ class SweepEstimates:
             return Headline(shape.gpu.name, sizes[0], why=(f"the layout cannot be estimated: {error}",))
 
     def _sizes(self, coordinates: Mapping[str, Any], base: _Base, shape: Shape) -> list[Any]:
-        """Return GPUs, micro-batch and batch: what the point says, what its launcher fills in, else as the shape."""
+        """Return GPUs, micro-batch and batch: from the point, else filled in by its launcher, else from the shape."""
         given = coordinates
         if base.preset is not None:
             own = given_values({name: coordinates[name] for name in self._decided})
@@ -128,7 +128,7 @@ class SweepEstimates:
         return self._ask(args, recipe_of(args, preset), preset)
 
     def _base_at(self, coordinates: Mapping[str, Any]) -> _Base:
-        """Return what points of this launcher, recipe and preset share."""
+        """Return the values shared by points of this launcher, recipe and preset."""
         chosen = {name: coordinates[name] for name in self._choosing}
         key = tuple(chosen.values())
         if key not in self._bases:
@@ -156,7 +156,7 @@ class SweepEstimates:
 
 
 def largest_terms(request: EstimateRequest) -> str:
-    """Return the six largest terms of the fullest stage; "" where the memory cannot be estimated."""
+    """Return the six largest terms of the fullest stage; "" if the memory cannot be estimated."""
     try:
         stage = estimate_point(request).worst_stage
     except BadInput:

@@ -42,12 +42,12 @@ class SweepSpace:
 
     @property
     def num_nodes(self) -> int | None:
-        """The scenario's number of nodes, where it is not an axis."""
+        """The scenario's number of nodes, unless it is an axis."""
         return None if isinstance(self._run.num_nodes, list) else self._run.num_nodes
 
     @property
     def env(self) -> dict[str, str]:
-        """The test's variables that are no axes."""
+        """The test's variables that are not axes."""
         return {name: value for name, value in self._definition.extra_env_vars.items() if isinstance(value, str)}
 
     def base_args(self) -> ResolvedCmdArgs:
@@ -99,7 +99,7 @@ class SweepSpace:
 
 
 def expand(definition: TestDefinition, run: TestRun) -> Iterator[SweepPoint]:
-    """Yield the points of the Cartesian product, last axis fastest, then the included ones."""
+    """Yield the points of the Cartesian product, last axis fastest, then the included points."""
     sweep = SweepSpace(definition, run)
     for values in sweep.grid:
         yield sweep.point(sweep.coordinates(values))

@@ -1,4 +1,4 @@
-"""What plans say of the values that Megatron-Bridge's launcher fills in, and of rules that its release has lifted."""
+"""Notes in plans on the values that Megatron-Bridge's launcher fills in, and on rules that its release has lifted."""
 
 import itertools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _DECIDE_CONNECTIONS = ("tp", "cp", "moe_a2a_overlap")
 
 
 def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
-    """Return which presets fill in what the points of a sweep leave out, and what is not known."""
+    """Return notes on the presets that fill in missing values of a sweep's points, and on unknown values."""
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
     gpus: dict[str, bool] = {}
@@ -76,7 +76,7 @@ def _replaced_variables(sweep: SweepSpace, pinned: Pinned) -> list[str]:
 
 
 def _recipe_environment(args: ResolvedCmdArgs, pinned: Pinned) -> dict[str, str]:
-    """Return what the recipe of a point sets of its environment, as far as that is known."""
+    """Return the environment variables that the recipe of a point sets, as far as available."""
     preset = pinned.preset(args)
     if args.launcher is Launcher.EMBEDDED:
         args = with_loop_preset(args, preset).args
@@ -90,7 +90,7 @@ def _recipe_environment(args: ResolvedCmdArgs, pinned: Pinned) -> dict[str, str]
 
 
 def _variants(sweep: SweepSpace, *more: str) -> Iterator[ResolvedCmdArgs]:
-    """Yield the shared arguments with every combination of what chooses a preset, and of more arguments."""
+    """Yield the shared arguments with every combination of the axes that choose a preset, and of more arguments."""
     base = sweep.base_args()
     axes = {axis.name: axis.values for axis in sweep.axes if axis.name in (*CHOOSING, *more)}
     for values in itertools.product(*axes.values()):

@@ -90,7 +90,7 @@ class Grid:
 
 
 def build_grid(axes: Sequence[Axis], config: SweepConfig, where: str) -> Grid:
-    """Combine the axes as the sweep says. A value that an axis lists twice counts once.
+    """Combine the axes as the sweep defines. Duplicate values of an axis are used once.
 
     BadInput: a zip or exclude names no axis, or zipped axes have different lengths.
     """

@@ -1,7 +1,7 @@
 """The most informative points first: the best of every way to split the model, then every value of every axis once.
 
-So even a queue that is cut short shows which split is best, and what each axis does. The points are gone
-through twice, and only the leading ones are kept.
+So even a truncated queue shows the best split and the effect of each axis. The points are iterated twice, and only
+the leading points are kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,15 +10,15 @@ from typing import Any
 from cloudai_mbridge.sweep.checked import CheckedPoint
 
 _Key = tuple[Any, ...]
-_Best = dict[_Key, tuple[float, CheckedPoint]]  # by what the points share, the fastest; of equal ones the first
+_Best = dict[_Key, tuple[float, CheckedPoint]]  # by the shared values, the fastest point; the first of equals
 
 
 def informative(
     points: Callable[[], Iterator[CheckedPoint]], speed: Callable[[CheckedPoint], float | None]
 ) -> Iterator[CheckedPoint]:
-    """Yield all points, the leading ones first, the others in their order.
+    """Yield all points, the leading points first, the others in their order.
 
-    speed: predicted tokens/s/GPU of a point that breaks no rule, 0 where it is not known; None: it cannot lead.
+    speed: predicted tokens/s/GPU of a point that breaks no rule, 0 if unknown; None: it cannot lead.
     """
     splits: _Best = {}
     values: _Best = {}

@@ -1,4 +1,4 @@
-"""Which Megatron-Bridge a test pins, and what its launcher fills in for a point."""
+"""The Megatron-Bridge that a test pins, and the values that its launcher fills in for a point."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 
-# The arguments that choose a recipe, and those that choose a preset
+# The arguments that choose a recipe, and the arguments that choose a preset
 STRUCTURAL = ("launcher", "model_recipe_name")
 CHOOSING = (*PRESET_CHOOSING, "use_recipes", "num_gpus")
 
 
 def preset_key(preset: Preset | None) -> tuple[Any, ...]:
-    """Return what tells presets of one release apart."""
+    """Return a key that distinguishes the presets of one release."""
     return () if preset is None else (preset.name, preset.num_gpus)
 
 
-# Keys of the launcher's configuration, beside those of its presets' fields, that change what an argument means
+# Keys of the launcher's configuration, in addition to its presets' fields, that change the meaning of an argument
 _MORE_PLACES = {
     "dataset.seq_length": "seq_length",
     "dataset.sequence_length": "seq_length",
@@ -59,11 +59,11 @@ class Pinned:
 
     @property
     def gpu_type(self) -> str | None:
-        """The system's GPU, if it says one."""
+        """The system's GPU, if it names one."""
         return self.system.gpu_type if self.system else None
 
     def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
-        """Return what the launcher of a point with these arguments adds; None: nothing, the embedded loop runs it."""
+        """Return the launcher's additions to a point with these arguments; None: the embedded loop runs it."""
         if args.launcher is Launcher.EMBEDDED:
             return None
         return Upstream(self.release, self.preset(args), self.rules, self.overridden)
@@ -76,7 +76,7 @@ class Pinned:
 
 
 def pinned_by(definition: TestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE) -> Pinned:
-    """Return what a test pins. An installed clone says its release itself, else the pinned commit does."""
+    """Return the pins of a test. An installed clone determines its release, else the pinned commit does."""
     release = None
     if (repo := megatron_bridge_of(definition)) is not None:
         clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None

@@ -1,6 +1,6 @@
-"""Check the points of a grid fast: what a rule says is worked out once per combination of the values that it looks at.
+"""Fast check of the points of a grid: a rule is evaluated once per combination of the values that it reads.
 
-Rules read their inputs through attributes, so what a rule looks at is seen while it runs. A rule that looks at tp, pp
+Rules read their inputs through attributes, so the inputs of a rule are recorded while it runs. A rule that reads tp, pp
 and num_gpus is run once per (tp, pp, num_gpus) of the grid, however many points share them.
 """
 
@@ -25,9 +25,9 @@ from cloudai_mbridge.sweep.grid import Grid, Values
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
-_LOOKS_PER_RUN = 32  # looks into a table in the time of running a rule once
+_LOOKS_PER_RUN = 32  # table look-ups in the time of running a rule once
 
-# The axes that a value of the launcher's depends on, beside its own
+# The axes that a value of the launcher's depends on, in addition to its own
 _FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "gb": ("num_gpus", "tp", "pp", "cp"),
     "pipeline_model_parallel_layout": ("pp", "vp"),
@@ -47,9 +47,9 @@ class RuleScreen:
     """All rules over the points of one grid, for one recipe.
 
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, unless an axis.
-    upstream: what Megatron-Bridge's launcher adds to the arguments; None: nothing, they are all there is.
-    overridden: what `extra_cmd_args` set, of a test of the embedded loop. env: variables that all points share.
-    loop_preset: of a test of the embedded loop, and what all points set of the arguments that it may fill in.
+    upstream: additions of Megatron-Bridge's launcher to the arguments; None: nothing is added.
+    overridden: set by `extra_cmd_args` in a test of the embedded loop. env: variables that all points share.
+    loop_preset: of a test of the embedded loop, with the values that all points set of arguments that it may fill in.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RuleScreen:
         return found
 
     def _make_tables(self, grid: Grid) -> list["_Table"]:
-        """Group the rules by what they look at on a sample of the grid; a group's table must stay small."""
+        """Group the rules by the axes that they read on a sample of the grid; a group's table must stay small."""
         draw = random.Random(0)  # noqa: S311 - a sample, no secret
         sample = [grid.sample(draw) for _ in range(min(_PROBES, grid.size))]
         looks = {rule: {name for values in sample for name in self.run_all([rule], values)[1]} for rule in RULES}
@@ -113,9 +113,9 @@ class RuleScreen:
         return tables
 
     def _pays(self, table: "_Table", names: set[str], num_points: int) -> bool:
-        """Return whether a rule that looks at these axes costs less in this table than a table of its own does.
+        """Return whether a rule that reads these axes costs less in this table than in a table of its own.
 
-        There it is run for more combinations, and so may the others be; a table costs every point a look.
+        There it is run for more combinations, and so may the others be; a table costs every point a look-up.
         """
         merged = self.table_size(table.looks | names)
         more_runs = merged - self.table_size(names) + (merged - self.table_size(table.looks)) * len(table.rules)
@@ -125,11 +125,11 @@ class RuleScreen:
         return math.prod(self._lengths[name] for name in names)
 
     def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
-        """Run rules on a point; return what they object to and the axes that any of them looked at."""
+        """Run rules on a point; return their objections and the axes that any of them read."""
         chosen = dict(zip(self.names, values, strict=True))
         looked: set[str] = set()
         args: Any = self._args_type(chosen, looked)
-        if NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
+        if NUM_NODES in chosen:  # not an argument: its readers are not recorded, so all rules count as readers
             looked.add(NUM_NODES)
         # the scenario's number does not reach the upstream launcher, which takes its own
         nodes = None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
@@ -149,7 +149,7 @@ class RuleScreen:
 
 
 class _Table:
-    """Answers of some rules by the values of the axes that they look at."""
+    """Answers of some rules by the values of the axes that they read."""
 
     def __init__(self, screen: RuleScreen) -> None:
         self._screen = screen
@@ -180,7 +180,7 @@ class _Table:
 
 
 class _WatchedArgs:
-    """Arguments of a point: the shared ones as class attributes, the point's own below, with a note of who was read."""
+    """Arguments of a point: shared values as class attributes, the point's own below; reads of axes are recorded."""
 
     def __init__(self, chosen: Mapping[str, Any], looked: set[str]) -> None:
         object.__setattr__(self, "_chosen", chosen)
@@ -219,7 +219,7 @@ class _WatchedFilledArgs(_WatchedArgs):
 
 
 class _WatchedEnv:
-    """Variables of a point: those of the axes, and the shared ones, with a note of which axis was read."""
+    """Variables of a point: the axes' and the shared variables; reads of axes are recorded."""
 
     def __init__(self, shared: Mapping[str, Any], chosen: Mapping[str, Any], looked: set[str]) -> None:
         self._shared, self._chosen, self._looked = shared, chosen, looked

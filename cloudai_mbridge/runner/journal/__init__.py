@@ -1,1 +1,1 @@
-"""The journal of a run: what was submitted, and how it ended."""
+"""The journal of a run: its submissions and their results."""

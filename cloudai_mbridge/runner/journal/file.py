@@ -1,4 +1,4 @@
-"""How the file of a journal is opened: only if this mbridge reads its format, and without a trace by who only reads."""
+"""Opening a journal's file: only in a format that this mbridge reads; readers leave no trace."""
 
 import contextlib
 import sqlite3
@@ -11,7 +11,7 @@ from cloudai_mbridge.files.disk import free_space
 from cloudai_mbridge.files.regular import copy_regular
 from cloudai_mbridge.files.run_files import ROOT_FILES
 
-# Raise it with every change of the tables, or of what a JSON column may hold. Files without a version (0) are as of 1.
+# Increase it with every change of the tables, or of a JSON column's content. Files without a version (0) are as of 1.
 JOURNAL_VERSION = 1
 _APPLICATION_ID = 0x6D62726A  # "mbrj"
 _SCHEMA = f"""
@@ -80,7 +80,7 @@ def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a journal to read it. Nothing is written beside it, also where nothing may be written.
+    """Open a journal for reading, without writing next to it; works in a read-only directory, too.
 
     OtherVersion, Damaged: it is not a journal that this mbridge reads. ToolFailure: the file cannot be read.
     """
@@ -93,7 +93,7 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _undisturbed(path: Path, stack: contextlib.ExitStack) -> str:
-    """Return the URI under which SQLite reads a journal and writes nothing beside it.
+    """Return the URI under which SQLite reads a journal without writing next to it.
 
     Without a write-ahead log the file itself is whole. With one, SQLite would write to its index: a copy is read.
     """
@@ -128,7 +128,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def _check(db: sqlite3.Connection, path: Path) -> None:
     """Raise unless this is a journal of this version, or a file without any table.
 
-    From then on text that is not UTF-8 is read as it is, not as an error of the whole file; huge values are refused.
+    Afterwards text that is not UTF-8 is read as it is, not as an error of the whole file; huge values are refused.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
@@ -152,9 +152,9 @@ def _version(db: sqlite3.Connection) -> int:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what SQLite says of a file into an error with its name.
+    """Translate an error of SQLite into an error that names the file.
 
-    ToolFailure: the file cannot be opened, read or written now. Damaged: what it holds is not a journal.
+    ToolFailure: the file cannot be opened, read or written now. Damaged: its content is not a journal.
     """
     try:
         yield

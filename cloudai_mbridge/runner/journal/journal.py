@@ -1,8 +1,8 @@
-"""The truth about what was submitted and how it ended: one SQLite file in the root of a run.
+"""The authoritative record of submissions and their results: one SQLite file in the root of a run.
 
-A run has attempts, numbered from 1: each is a job of its own. An attempt is written down before it is submitted, with
-the token that its job will carry, and the job's id as soon as it is known; in between lies a moment in which only the
-scheduler knows. Every method that changes something has it on disk when it returns.
+A run has attempts, numbered from 1: each is a job of its own. An attempt is recorded before it is submitted, with the
+token that its job will carry, and the job's id as soon as the scheduler returns it; in between, only the scheduler has
+the id. Every method that changes something has it on disk when it returns.
 """
 
 import contextlib
@@ -73,12 +73,12 @@ class Journal:
             self._depth -= 1
 
     def plan(self, keys: Iterable[str]) -> None:
-        """Write down the runs; ones that are there stay as they are."""
+        """Record the runs; existing runs stay unchanged."""
         with self.transaction():
             self._db.executemany("INSERT OR IGNORE INTO runs (key) VALUES (?)", [(key,) for key in keys])
 
     def intend(self, attempts: Iterable[tuple[str, int]], token: str) -> None:
-        """Write down, before a submission, which attempts (key, number) it holds."""
+        """Record, before a submission, the attempts (key, number) that it contains."""
         now = _now()
         with self.transaction():
             for key, number in attempts:
@@ -89,13 +89,13 @@ class Journal:
                 self._event(key, f"attempt {number}: submitting as {token}")
 
     def forget(self, key: str, number: int, why: str) -> None:
-        """Take back an attempt of which it is certain that nothing was submitted."""
+        """Remove an attempt for which certainly nothing was submitted."""
         with self.transaction():
             self._db.execute("DELETE FROM attempts WHERE key = ? AND number = ?", (key, number))
             self._event(key, f"attempt {number}: not submitted: {why}")
 
     def submitted(self, key: str, number: int, job_id: str) -> None:
-        """Write down an attempt's job."""
+        """Record an attempt's job."""
         with self.transaction():
             self._set(key, number, job_id=job_id, submitted_at=_now())
             self._event(key, f"attempt {number}: job {job_id}")
@@ -111,7 +111,7 @@ class Journal:
             self._event(key, f"attempt {number}: submitted as {token}; the journal had another token")
 
     def saw(self, key: str, number: int, status: JobStatus) -> None:
-        """Write down a status; the first one that runs and the final one also get the time."""
+        """Record a status; the first running status and the final status also get the time."""
         with self.transaction():
             self._set(key, number, status=_dump(status))
             if status.state != "PENDING" and (not status.is_final or status.run_time_s):
@@ -124,23 +124,23 @@ class Journal:
             self._event(key, f"attempt {number}: {status.state}" + (f" ({status.reason})" if status.reason else ""))
 
     def noticed(self, key: str, number: int, status: JobStatus) -> None:
-        """Write down why a job waits, which changes often and is not an event."""
+        """Record why a job waits, which changes often and is not an event."""
         with self.transaction():
             self._set(key, number, status=_dump(status))
 
     def ending(self, key: str, number: int, status: JobStatus) -> None:
-        """Write down, before its job is cancelled, what the attempt will count as."""
+        """Record, before its job is cancelled, the status with which the attempt will end."""
         with self.transaction():
             self._set(key, number, ending=_dump(status))
             self._event(key, f"attempt {number}: cancelling as {status.state} ({status.reason})")
 
     def failed(self, key: str, number: int, failure: str) -> None:
-        """Write down what made an attempt fail."""
+        """Record the cause of an attempt's failure."""
         with self.transaction():
             self._set(key, number, failure=failure)
 
     def decided(self, key: str, verdict: str, reasons: Iterable[str], note: str = "") -> None:
-        """Write down a run's verdict; it has ended for good."""
+        """Record a run's verdict; it has ended for good."""
         with self.transaction():
             self._db.execute(
                 "UPDATE runs SET verdict = ?, reasons = ?, note = ?, decided_at = ? WHERE key = ?",
@@ -157,18 +157,18 @@ class Journal:
             self._event(key, "taken up again")
 
     def exclude(self, node: str, reason: str) -> None:
-        """Write down a node that no further job shall use."""
+        """Record a node that is excluded from further jobs."""
         with self.transaction():
             self._db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?)", (node, reason, _now()))
             self._event(None, f"node {node} excluded: {reason}")
 
     def note(self, text: str) -> None:
-        """Write down what concerns no single run."""
+        """Record an event that concerns no single run."""
         with self.transaction():
             self._event(None, text)
 
     def stopped(self) -> None:
-        """Write down that mbridge was stopped: what has not been submitted was not to be."""
+        """Record that mbridge was stopped: the remaining runs were not to be submitted."""
         with self.transaction():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_STOPPED, _now()))
 

@@ -1,7 +1,7 @@
-"""The rows of a journal as values. A row that is damaged costs its own run only, and never lets it count as good.
+"""The rows of a journal as values. A damaged row affects its own run only, and never makes it a success.
 
-An ended attempt whose status cannot be read ended in a state that proves nothing. The status of one that has not ended
-is asked of the scheduler again, and a verdict that cannot be read is found again from the run's files.
+An ended attempt whose status cannot be read ended in a state that proves nothing. For an attempt that has not ended,
+the scheduler is queried again, and an unreadable verdict is derived again from the run's files.
 """
 
 import json
@@ -66,7 +66,7 @@ class JournalEntry:
 
 
 def read_entry(row: Iterable[Any], attempts: Iterable[Iterable[Any]]) -> JournalEntry:
-    """Return a run from its row and from those of its attempts."""
+    """Return a run from its row and the rows of its attempts."""
     key, verdict, reasons, note = row
     reader = _RowReader()
     tried = tuple(map(reader.attempt, attempts))

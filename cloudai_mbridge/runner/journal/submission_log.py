@@ -1,6 +1,6 @@
-"""Every submission, a line each, on disk before it is made: what is known of jobs if the journal is lost.
+"""Log of submissions, one line each, on disk before the submission: used to find the jobs if the journal is lost.
 
-The journal says more, but it is one file that a copy, a full disk or a hand can take away while its jobs run.
+The journal contains more, but it is a single file that a copy, a full disk or a user can remove while its jobs run.
 """
 
 import contextlib
@@ -60,16 +60,16 @@ class SubmissionLog:
         self._is_whole = False
 
     def submitting(self, token: str, attempts: Iterable[tuple[str, int]]) -> None:
-        """Write down what is about to be submitted. OSError: it cannot be written; nothing may be submitted then."""
+        """Record an imminent submission. OSError: it cannot be written; nothing may be submitted then."""
         place = {"host": socket.gethostname(), "root": str(self._path.parent.resolve())}
         self._append({"token": token, **place, "attempts": list(attempts)})
 
     def withdrawn(self, token: str, keys: Iterable[str], *, is_doubtful: bool) -> None:
-        """Write down that attempts were given up, since nothing seems to have been submitted."""
+        """Record that attempts were given up, since apparently nothing was submitted."""
         self._append({"token": token, "withdrawn": list(keys), "is_doubtful": is_doubtful})
 
     def read(self) -> list[LoggedAttempt]:
-        """Return the attempts in the order in which they were submitted; a damaged line is passed over.
+        """Return the attempts in the order of submission; damaged lines are skipped.
 
         OSError: it cannot be read, or it is not a file.
         """
@@ -84,7 +84,7 @@ class SubmissionLog:
         return list(attempts.values())
 
     def moved_from(self, attempt: LoggedAttempt) -> Path | None:
-        """Return where the run's directory was when an attempt was submitted; None if that is where it is now."""
+        """Return the run's directory at the time an attempt was submitted; None if it has not moved."""
         there = Path(attempt.root)
         with contextlib.suppress(OSError):
             if not attempt.root or there.samefile(self._path.parent):
@@ -92,7 +92,7 @@ class SubmissionLog:
         return there
 
     def original_of(self, tokens: Collection[str]) -> Path | None:
-        """Return the directory that this one is a copy of, if it is still there. tokens: of attempts that go on."""
+        """Return the directory that this one is a copy of, if it still exists. tokens: of unfinished attempts."""
         for attempt in self.read():
             there = self.moved_from(attempt) if attempt.token in tokens else None
             if there is not None and any(attempt.token == own.token for own in SubmissionLog(there).read()):
@@ -100,15 +100,15 @@ class SubmissionLog:
         return None
 
     def proves_loss(self, entries: Iterable[JournalEntry]) -> bool:
-        """Return whether a journal knows of no attempt although some were submitted: it was emptied, or replaced."""
+        """Return whether a journal has no attempt although some were submitted: it was emptied, or replaced."""
         return not any(entry.attempts for entry in entries) and any(not each.is_withdrawn for each in self.read())
 
     def damaged_line(self) -> int | None:
-        """Return the number, from 1, of a line that cannot be read; a cut last one was never submitted."""
+        """Return the number, from 1, of an unreadable line; a truncated last line was never submitted."""
         return next((number for number, line in enumerate(self._lines(), 1) if line is None), None)
 
     def _lines(self) -> Iterator[_Line | None]:
-        """Yield the lines, None for a damaged one; without a last one that was cut."""
+        """Yield the lines, None for a damaged line; a truncated last line is left out."""
         *lines, last = self._content().split(b"\n")
         yield from map(_parsed, lines)
         if (data := _parsed(last)) is not None:
@@ -129,7 +129,7 @@ class SubmissionLog:
             os.fsync(file.fileno())
 
     def _complete(self, file: BinaryIO) -> None:
-        """End the last line, or take it away if it was cut."""
+        """End the last line, or remove it if it is truncated."""
         content = self._content()
         last = content.rpartition(b"\n")[2]
         if _parsed(last) is not None:

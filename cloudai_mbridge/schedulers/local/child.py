@@ -1,8 +1,8 @@
 """A script as a process that leaves none of its processes behind.
 
 torchrun starts every rank in a session of its own, so neither the script's process group nor its session reaches them.
-All of them inherit a variable that is unique to the script, the mark, and are found by it: also by a later process than
-the one that started the script.
+All of them inherit a variable that is unique to the script, the mark, and are found by it: also by a process that did
+not start the script.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 
 _KILL_WAIT_S = 10.0
 _KILL_ROUNDS = 10
-# The Slurm job that a script was started in, as someone does who works in an allocation.
+# The Slurm job in which a script was started, by a user who works in an allocation.
 _SLURM_JOB, _STARTED_IN_VARIABLE = "SLURM_JOB_ID", "MBRIDGE_LOCAL_JOB_STARTED_IN"
 
 
 class Child:
-    """A script, and what it has started on this machine. process is None for one that this process did not start."""
+    """A script and the processes it has started on this machine. process is None if another process started it."""
 
     def __init__(self, mark: str, directory: Path, pid: int, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
@@ -67,7 +67,7 @@ class Child:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs.
 
-        Of a script that another process has started, only what it wrote down is known: without that, it was killed.
+        Of a script that another process has started, only its exit code file is available: without it, it was killed.
         """
         if self._process is not None:
             return self._process.poll()
@@ -101,7 +101,7 @@ class Child:
     def kill_leftovers(self) -> None:
         """Kill every process that carries the mark, and look again: one may have been starting another.
 
-        One that does not die, in an uninterruptible call of a driver, is not waited for without end.
+        The wait for a process that does not die, in an uninterruptible call of a driver, is limited.
         """
         for _ in range(_KILL_ROUNDS):
             found = [process for process in psutil.process_iter() if self._is_ours(process)]
@@ -138,7 +138,7 @@ def _is_marked(pid: int, mark: str) -> bool:
 
 
 def _environment(process: psutil.Process) -> Mapping[str, str]:
-    """Return a living process's variables; nothing for one that is another user's, or is gone."""
+    """Return the variables of a living process; empty for another user's process, or after its end."""
     try:
         return {} if process.status() == psutil.STATUS_ZOMBIE else process.environ()
     except (psutil.Error, OSError):

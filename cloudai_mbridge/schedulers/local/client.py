@@ -36,7 +36,7 @@ class LocalClient:
     """Scripts on this machine. A job's id is its process id and the submission's token."""
 
     def __init__(self, system: LocalSystem, runs: Iterable[RunPlan] = ()) -> None:
-        """runs: what may have been started by an earlier process."""
+        """runs: may include runs that an earlier process started."""
         self._system = system
         self._time_limits = {run.key: run.time_limit_s for run in runs}
         self._processes: dict[str, _Process] = {}
@@ -55,7 +55,7 @@ class LocalClient:
             )
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Start every run by itself."""
+        """Start every run alone."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
@@ -68,7 +68,7 @@ class LocalClient:
         return {run.key: child.job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for processes that carry the tokens, and for what ended ones have written down."""
+        """Look for processes that carry the tokens, and for the files of ended processes."""
         found = {}
         for submission in submissions:
             (run,) = submission.runs
@@ -79,11 +79,11 @@ class LocalClient:
         return found
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Look at the processes; end those that are over their time limit."""
+        """Poll the processes; end processes over their time limit."""
         return {job.key: Seen(job.job_id, self._status(self._process(job))) for job in jobs}
 
     def _process(self, job: Job) -> _Process:
-        """Return a job's process, also one that an earlier mbridge started."""
+        """Return a job's process, including a process of an earlier mbridge."""
         if job.job_id not in self._processes:
             child = Child.of(job.job_id, job.directory)
             started = time.monotonic() - (child.age_s() or _written_run_time_s(job.directory))
@@ -109,11 +109,11 @@ class LocalClient:
                 process.end("CANCELLED")
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        """This machine is well enough to ask."""
+        """Return no nodes: this machine is in service."""
         return {}
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        """There is one node."""
+        """Return the number of nodes: 1, or 0 if any is excluded."""
         return 0 if list(exclude) else 1
 
 
@@ -135,7 +135,7 @@ def _written_run_time_s(directory: Path) -> float:
 
 
 def _started(directory: Path, token: str) -> str | None:
-    """Return the job id that a script of this token has written down."""
+    """Return the job id that a script of this token has written."""
     try:
         lines = read_regular(directory / POINT_FILES.started).decode(errors="replace").splitlines()
     except (FileNotFoundError, NotRegular):

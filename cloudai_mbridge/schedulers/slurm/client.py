@@ -40,7 +40,7 @@ from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
 GHOST_S = 10.0  # how long a job may be listed as running after its script has ended
-VANISHED_S = 20.0  # how long a waiting task may be missing beside others of its array before it counts as cancelled
+VANISHED_S = 20.0  # how long a waiting task may be missing from its listed array before it counts as cancelled
 _QUICK_S = 10.0
 # sinfo takes --all, without which hidden partitions are left out, or --partition, and not both
 _SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
@@ -49,7 +49,7 @@ _DEFAULT_MAX_ARRAY_SIZE = 1001
 
 
 def has_gpu_gres() -> bool | None:
-    """Return whether Slurm knows GPUs as a generic resource; None where it cannot be asked."""
+    """Return whether Slurm has GPUs as a generic resource; None if it does not answer."""
     try:
         shown = run_command("scontrol", "show", "config", timeout_s=_QUICK_S)
     except ToolFailure:
@@ -59,10 +59,10 @@ def has_gpu_gres() -> bool | None:
 
 
 class SlurmClient:
-    """The jobs of a Slurm cluster; SLURM_CONF of the environment says which."""
+    """The jobs of the Slurm cluster that SLURM_CONF of the environment selects."""
 
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan] = ()) -> None:
-        """Take the runs that may be submitted: `preflight` looks at their time limits."""
+        """Take the runs that may be submitted: `preflight` checks their time limits."""
         self._system, self._runs = system, tuple(runs)
         self._max_array_size: int | None = None
         self._has_accounting = True
@@ -87,7 +87,7 @@ class SlurmClient:
         self._refuse_too_long([allowed_s(known[name]) for name in self._system.default_partition.split(",")])
 
     def _refuse_too_long(self, limits: Sequence[float | None]) -> None:
-        """Refuse runs of which every one asks for more time than any of the partitions allows. A QOS may allow more."""
+        """Refuse runs if all of them exceed the time limit of every partition. A QOS may allow more."""
         most = max((limit or math.inf for limit in limits), default=math.inf)
         has_qos = any("qos" in words or words.startswith("-q") for words in self._system.extra_sbatch_args)
         if not self._runs or has_qos or any((run.time_limit_s or 0.0) <= most for run in self._runs):
@@ -104,7 +104,7 @@ class SlurmClient:
             shown = run_command("scontrol", "show", "config")
             found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.MULTILINE)
             size = int(found[1]) if found else _DEFAULT_MAX_ARRAY_SIZE
-            if shown.returncode != 0:  # it is asked again
+            if shown.returncode != 0:  # queried again next time
                 return submit.array_batches(runs, size)
             self._max_array_size = size
         return submit.array_batches(runs, self._max_array_size or 0)
@@ -118,7 +118,7 @@ class SlurmClient:
         return submit.job_ids(submission, answer, self._system)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for the tokens among the names of all jobs, and in what the jobs' scripts left behind."""
+        """Look for the tokens among the names of all jobs, and in the files of the jobs' scripts."""
         listing = self._list()
         found = {}
         for submission in submissions:
@@ -130,7 +130,7 @@ class SlurmClient:
         return found
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Ask squeue once for all jobs, and sacct once for those that it does not know any more."""
+        """Query squeue once for all jobs, and sacct once for the jobs that it no longer lists."""
         if not jobs:
             return {}
         listing = self._list()
@@ -143,7 +143,7 @@ class SlurmClient:
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
         for job in ghosts:
             if status := accounted.get(job.key):
-                seen[job.key] = Seen(job.job_id, status, has_rivals=True)  # what is listed still, is cancelled
+                seen[job.key] = Seen(job.job_id, status, has_rivals=True)  # jobs that are still listed are cancelled
         return {job.key: _with_launch_failure(seen[job.key], job) for job in jobs}
 
     def _is_missing(self, job: Job, listing: Listing) -> bool:
@@ -153,7 +153,7 @@ class SlurmClient:
     def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
         """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
 
-        A controller that was killed lists again what ran when it last saved its state.
+        A killed controller lists again the jobs that ran when it last saved its state.
         """
         running = [replace(job, job_id=seen[job.key].job_id) for job in jobs if _is_running(seen.get(job.key))]
         now, ended = time.monotonic(), [job for job in running if _has_ended_script(job)]
@@ -161,7 +161,7 @@ class SlurmClient:
         return [job for job in ended if now - self._script_ended[job.key] > GHOST_S]
 
     def _list(self) -> Listing:
-        """Return all jobs of this user that the controller remembers: also ended ones, and in hidden partitions."""
+        """Return all jobs of this user that the controller remembers, including ended jobs and hidden partitions."""
         answer = run_command(
             *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
             *("--Format", SQUEUE_FORMAT),
@@ -173,9 +173,9 @@ class SlurmClient:
         return Listing(parse_squeue(answer.stdout))
 
     def _account(self, jobs: Collection[Job]) -> dict[str, JobStatus]:
-        """Return the jobs whose end the accounting knows, by key.
+        """Return the final status of the jobs that have one in the accounting, by key.
 
-        It is not a failure if it does not answer: there are markers.
+        A missing answer is not a failure: there are markers.
         """
         if not self._has_accounting or time.monotonic() < self._ask_sacct_after:
             return {}
@@ -196,7 +196,7 @@ class SlurmClient:
         return {}
 
     def _by_marker(self, job: Job, listing: Listing) -> JobStatus:
-        """Judge a job that is not listed by what its script left behind."""
+        """Judge an unlisted job by the files of its script."""
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
         if (since := self._missing_since.get(job.key)) is not None:
             is_cancelled = job.key in self._cancelled or time.monotonic() - since > VANISHED_S
@@ -207,14 +207,14 @@ class SlurmClient:
         if is_of(started, job):
             status = status_from_marker(read_text(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
         elif not job.token or claimed_by(job.directory, job.token) == job.job_id:
-            status = status_from_marker(None)  # it has begun, or may have, though it wrote nothing down
+            status = status_from_marker(None)  # it has begun, or may have, although it wrote nothing
         else:
             reason = "Slurm does not know the job, and it has never started"
             status = JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
         return replace(status, reason=status.reason + trouble)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Cancel what is listed under the jobs' tokens; ones that have ended are not an error."""
+        """Cancel the jobs that are listed under the jobs' tokens; ended jobs are not an error."""
         wanted = list(jobs)
         self._cancelled |= {job.key for job in wanted}
         listing = self._list() if any(job.token for job in wanted) else Listing({})
@@ -226,7 +226,7 @@ class SlurmClient:
                 raise ToolFailure(f"scancel failed: {answer.complaint}")
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        """Ask sinfo which of the nodes are out of service."""
+        """Return the nodes that are out of service according to sinfo."""
         return {
             name: f"{state} ({reason})" if reason not in ("none", "") else state
             for _, name, state, reason in _nodes(run_command(*_SINFO_NODES, f"--nodes={nodes}"))
@@ -234,14 +234,14 @@ class SlurmClient:
         }
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        """Count the partition's nodes that are not excluded; ones out of service may come back, and Slurm waits."""
+        """Count the partition's nodes that are not excluded, including nodes out of service: Slurm waits for them."""
         partitions = self._system.default_partition.split(",")
         names = {name for partition, name, _, _ in _nodes(run_command(*_SINFO_NODES)) if partition in partitions}
         return len(names - set(exclude)) if names else None
 
 
 def node_states(partition: str) -> dict[str, str] | None:
-    """Return the states of a partition's nodes; None where Slurm does not answer."""
+    """Return the states of a partition's nodes; None if Slurm does not answer."""
     try:
         answer = run_command(*_SINFO_NODES)
     except ToolFailure:
@@ -252,7 +252,7 @@ def node_states(partition: str) -> dict[str, str] | None:
 
 
 def _nodes(answer: Answer) -> list[tuple[str, str, str, str]]:
-    """Return partition, name, state and reason of every node; one of several partitions has several rows."""
+    """Return partition, name, state and reason of every node; a node of several partitions has several rows."""
     rows = (line.split("|", 3) for line in answer.stdout.splitlines())
     return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
@@ -268,7 +268,7 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
 
 
 def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
-    """Return what is listed, and the jobs that are not, both by key."""
+    """Return the listed and the unlisted jobs, both by key."""
     seen, gone = {}, {}
     for job in jobs:
         rows = listing.of(job)
@@ -282,14 +282,14 @@ def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, S
 
 
 def _with_launch_failure(seen: Seen, job: Job) -> Seen:
-    """Return a job that failed before its script had begun as what it is: the node's failure.
+    """Classify a job that failed before its script had begun as a failure of the node.
 
-    The claim proves that it had; Slurm's reason JobLaunchFailure is also that of a script that a signal has killed.
+    A claim proves that it had begun; Slurm reports JobLaunchFailure also for a script that was killed by a signal.
     """
     if not job.token or seen.status.state != "FAILED":
         return seen
     own = replace(job, job_id=seen.job_id)
-    has_claim = job.token in claiming_tokens(job.directory)  # listing it makes NFS look for what is new
+    has_claim = job.token in claiming_tokens(job.directory)  # listing it makes NFS look for new files
     if has_claim or is_of(read_started(job.directory), own):
         return seen
     reason = f"{seen.status.reason}; {NEVER_BEGAN}".removeprefix("; ")

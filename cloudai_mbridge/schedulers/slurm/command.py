@@ -22,7 +22,7 @@ class Answer:
 
     @property
     def complaint(self) -> str:
-        """The last line of stderr, in which Slurm says what is wrong; without one, the exit code and the output."""
+        """The last line of stderr, with Slurm's error message; without one, the exit code and the output."""
         if lines := [line.strip() for line in self.stderr.splitlines() if line.strip()]:
             return lines[-1]
         printed = [line.strip() for line in self.stdout.splitlines() if line.strip()]
@@ -37,7 +37,7 @@ def run_command(
     timeout_s: float = TIMEOUT_S,
     name: str = "",
 ) -> Answer:
-    """Run a command without the variables of another Slurm job. name: for messages, of one that is not Slurm's.
+    """Run a command without the variables of another Slurm job. name: for messages, if it is not a command of Slurm.
 
     ToolFailure: it is not installed, cannot be started, or does not answer.
     """
@@ -52,7 +52,7 @@ def run_command(
             errors="replace",
             timeout=timeout_s,
             check=False,
-            start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between asking and answering
+            start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between request and answer
             pass_fds=() if keep_open is None else (keep_open,),
         )
     except OSError as error:

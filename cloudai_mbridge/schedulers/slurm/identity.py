@@ -1,4 +1,4 @@
-"""Whose job it is: by the token in its name, by its id and directory, or by what its script wrote."""
+"""Ownership of jobs: by the token in the name, by id and directory, or by the files of the job's script."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ class Listing:
         self._named: dict[str, list[Listed]] = {}
 
     def of(self, job: Job) -> list[Listed]:
-        """Return the rows of a run: of its token, and of its place in the array; by id if it has no token.
+        """Return the rows of a run: by its token and its place in the array; by id if it has no token.
 
-        A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name tells.
+        A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name decides.
         """
         asked = self._rows.get(job.job_id)
         if not job.token:
@@ -74,7 +74,7 @@ def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None
     by_id = {row.job_id: row for row in rows}
     asked = by_id.get(job.job_id)
     if asked is not None and len(by_id) == 1 and not asked.status.is_final:
-        return job.job_id, asked.status  # of what still runs, its end will tell
+        return job.job_id, asked.status  # still running: a later poll decides
     holder = claimed_by(job.directory, job.token) if job.token else None
     if holder is not None:
         return holder, by_id[holder].status if holder in by_id else None
@@ -89,7 +89,7 @@ def has_lost(status: JobStatus) -> bool:
 
 
 def is_accounted(row: Listed, job: Job, same_id: Sequence[Listed]) -> bool:
-    """Return whether a row of the accounting is a job's: by its name, or by what its script left behind."""
+    """Return whether a row of the accounting is a job's: by its name, or by the files of its script."""
     if _carries(row.name, job.token):
         return True
     is_alone = len(same_id) == 1 and not _TOKEN.search(row.name)
@@ -97,7 +97,7 @@ def is_accounted(row: Listed, job: Job, same_id: Sequence[Listed]) -> bool:
 
 
 def is_of(started: Mapping[str, str], job: Job) -> bool:
-    """Return whether what a job's script wrote down was written by this job."""
+    """Return whether the start file of a job's script was written by this job."""
     return started.get("job") == job.job_id and _began_for(started, job.token)
 
 
@@ -117,12 +117,12 @@ def started_as(job: Job) -> str:
 
 
 def read_started(directory: Path) -> dict[str, str]:
-    """Return what a job's script wrote down when it started; {} if it has not."""
+    """Return the content of the file that a job's script writes when it starts; {} if it has not started."""
     return parse_started(read_text(directory / POINT_FILES.started) or "")
 
 
 def read_text(path: Path) -> str | None:
-    """Return a file's text, None where there is no regular file."""
+    """Return a file's text, None if it is missing or not a regular file."""
     try:
         return read_regular(path).decode(errors="replace")
     except (FileNotFoundError, NotRegular):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, PARTITION_NODE_LIMIT, JobClass, JobStatus
 
-# Directory and name come last: they may hold anything, but that a directory of ours has no two slashes in a row.
+# Directory and name come last: they may contain anything, except that our directories have no two slashes in a row.
 _AFTER_DIRECTORY = "//|"
 SQUEUE_FORMAT = (
     f"JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,WorkDir:{_AFTER_DIRECTORY},Name:|"
@@ -69,7 +69,7 @@ def _listed(fields: list[str]) -> Listed:
 
 
 def parse_sacct(output: str) -> list[Listed]:
-    """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). What has not ended proves nothing there.
+    """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). Rows of unfinished jobs prove nothing.
 
     Ids come back when a cluster starts to count anew, so an id may have several rows of different names. Of a job that
     was requeued, the last row counts; the components of a heterogeneous job become one.
@@ -94,9 +94,9 @@ def merge_components(components: Iterable[JobStatus]) -> JobStatus:
 
 
 def parse_exit_code(text: str) -> tuple[int | None, int | None]:
-    """Read CODE:SIGNAL, or a wait status as squeue prints it; a signal of 0 is none.
+    """Read CODE:SIGNAL, or a wait status as squeue prints it; 0 means no signal.
 
-    Of a process that a signal has ended, the upper byte of the status is not an exit code.
+    If a signal has ended the process, the upper byte of the status is not an exit code.
     """
     text = text.strip()
     if match := re.fullmatch(r"(\d+):(\d+)", text):
@@ -123,7 +123,7 @@ def parse_started(text: str) -> dict[str, str]:
 
 
 def status_from_marker(exit_code: str | None, nodes: str = "") -> JobStatus:
-    """Judge a job that Slurm has forgotten by the exit code that its script left behind."""
+    """Judge a job that Slurm has forgotten by the exit code that its script wrote."""
     if exit_code is None or not re.fullmatch(r"[0-9]{1,3}", exit_code.strip()):
         reason = "Slurm no longer knows the job and it left no exit code"
         return JobStatus(FORGOTTEN, JobClass.UNKNOWN, reason=reason, nodes=nodes)
@@ -150,7 +150,7 @@ def _word(text: str) -> str:
 
 
 def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Drop what would change sbatch's options or pretend that it runs inside another job."""
+    """Drop variables that would change sbatch's options or pretend that it runs inside another job."""
     foreign = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "PMI")
     needed = ("SLURM_CONF", "SLURM_JWT")
     return {name: value for name, value in env.items() if name in needed or not name.startswith(foreign)}
@@ -158,7 +158,7 @@ def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 # squeue(1) and sacct(1), JOB STATE CODES. The first of these classes that a component has is the whole job's.
 _CLASSES: dict[JobClass, tuple[str, ...]] = {
-    # another cluster of a federation has started the job, and is not asked
+    # another cluster of a federation has started the job, and is not queried
     JobClass.UNKNOWN: ("REVOKED",),
     JobClass.ACTIVE: (
         *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
@@ -174,27 +174,27 @@ _CLASS_OF = {state: job_class for job_class, states in _CLASSES.items() for stat
 
 
 def base_state(state: str) -> str:
-    """Return the state without what Slurm appends: "CANCELLED by 1000", "COMPLETED+"."""
+    """Return the state without Slurm's suffixes: "CANCELLED by 1000", "COMPLETED+"."""
     match = re.match(r"[A-Z_]+", state.strip().upper())
     return match[0] if match else ""
 
 
 def classify(state: str) -> JobClass:
-    """Return the class of a state; one that is not documented is UNKNOWN, which is never a success."""
+    """Return the class of a state; an undocumented state is UNKNOWN, which is never a success."""
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
 
 
-# squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
-# change any of them, so the runner asks twice before it gives up.
+# squeue(1), JOB REASON CODES: reasons that waiting does not resolve. A site's administrator can
+# change any of them, so the runner polls twice before it gives up.
 _HOPELESS = {
     *("AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
     *("PartitionConfig", PARTITION_NODE_LIMIT, "PartitionTimeLimit", "QOSNotAllowed"),
     "AssocGrpCPUMinutesLimit",
     *("ReservationDeleted", "AccountingPolicy"),
 }
-# The limits on what one job may or must ask for: QOSMaxGRESPerJob, AssocMaxWallDurationPerJobLimit, QOSMinMemory
+# The upper and lower limits on the request of one job: QOSMaxGRESPerJob, AssocMaxWallDurationPerJobLimit, QOSMinMemory
 _JOB_LIMIT = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)(?:Limit)?|Min\w+)")
-# With words: what a controller that was killed does not remember to have launched.
+# Also with spaces: a job whose launch a killed controller does not remember.
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
 # The job is held, and may be released.
 _HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -202,7 +202,7 @@ _HELD_REASONS = ("JobHeldAdmin", "JobHeldUser", "job_requeued_in_held_state")
 
 
 def hopeless(state: str, reason: str) -> JobClass | None:
-    """Return what a job that waits for something that will not come is to count as, or None; CANCELLED: it is held."""
+    """Return the class of a job whose wait cannot end, or None; CANCELLED: it is held."""
     base = base_state(state)
     if base in _HELD_STATES or (base == "PENDING" and reason.replace(" ", "_") in _HELD_REASONS):
         return JobClass.CANCELLED

@@ -1,4 +1,4 @@
-"""What sinfo says of the partitions: for writing a system, not for running on one."""
+"""Partitions as reported by sinfo: for writing a system, not for running on one."""
 
 import re
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class PartitionNodes:
 def find_nodes(partition: str | None) -> PartitionNodes:
     """Return the nodes of a partition, None: of the default one; of several kinds the one with GPUs, then the largest.
 
-    BadInput: there is no such partition. ToolFailure: Slurm does not answer.
+    BadInput: no such partition. ToolFailure: Slurm does not answer.
     """
     answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
     if answer.returncode != 0:

@@ -31,12 +31,12 @@ _UNSURE = (
     "Munge encode failed",
 )
 _BUSY = ("Slurm temporarily unable to accept job", "Resource temporarily unavailable")
-# A limit on the number of jobs passes when jobs end; one on the size of a job does not. Slurm says which above the
+# A limit on the number of jobs passes when jobs end; a limit on the size of a job does not. Slurm names it above the
 # answer, which is the same for both.
 _LIMIT_ANSWER = "Job violates accounting/QOS policy"
 _LIMIT = re.compile(r"SubmitJob|MaxJobCount")
 _SOME_LIMIT = re.compile(r"(?<!\w)(?:Assoc|QOS)\w+|(?P<unnamed>job submit limit, user's)")
-# What the controller answers when it has looked at a job and not taken it (slurm_errno.h), and what sbatch says of
+# The controller's answers when it has examined and rejected a job (slurm_errno.h), and sbatch's messages about
 # options and files before it sends anything. No other text proves that nothing was submitted.
 _ANSWER = re.compile(r"submission failed: (.*)")
 _REFUSALS = (
@@ -103,7 +103,7 @@ def job_name_of(submission: Submission, root: Path, system: SlurmSystem) -> str:
 
 
 def job_env(submission: Submission) -> dict[str, str]:
-    """Return what travels in the environment only: credentials, the interpreter, and the token."""
+    """Return the variables that are passed in the environment only: credentials, the interpreter, and the token."""
     return {PYTHON_VARIABLE: sys.executable, JOB_TOKEN_VARIABLE: submission.token, **submission.runs[0].secret_env}
 
 
