@@ -1,4 +1,4 @@
-"""What users write: systems, test definitions, scenarios. Same keys and meaning as CloudAI's."""
+"""Models of the users' TOML files: systems, test definitions, scenarios. Same keys and meaning as CloudAI's."""
 
 from importlib import import_module
 from typing import Any

@@ -35,7 +35,7 @@ class StrictModel(BaseModel):
 
 
 def _refusing(problem_of: Callable[[str], str | None]) -> AfterValidator:
-    """Return what refuses a text, or any text of a list of them. No message repeats a credential."""
+    """Return a validator that rejects a text, or any text of a list. No message repeats a credential."""
 
     def refuse(value: Any) -> Any:
         for text in value if isinstance(value, list) else [value]:
@@ -66,7 +66,7 @@ _VARIABLE_OPTIONS = ("-cb", "--custom_bash_cmds", "-E", "--env", "-ce", "--custo
 
 
 def _override_key(value: str) -> str:
-    """Take what CloudAI takes, a.b, a[2].b, +a, ~a, --option or a.b=1, but for what no process should be given."""
+    """Accept CloudAI's forms, a.b, a[2].b, +a, ~a, --option or a.b=1, except keys that no process should get."""
     key = value.partition("=")[0]
     if not key.strip():
         raise ValueError(f"{shown_value(value)} is not a key such as optimizer.lr or --option; write key = value")
@@ -113,7 +113,7 @@ def _nul(text: str) -> str | None:
 
 
 def _not_blank(value: Any) -> Any:
-    """Strip a text, or every text of a list, and refuse one that is empty then."""
+    """Strip a text, or every text of a list, and reject empty texts."""
     if isinstance(value, list):
         return [_not_blank(item) for item in value]
     if not value.strip():
@@ -147,7 +147,7 @@ PrivateText = Annotated[str, _refusing(_nul)]
 Text = Annotated[PrivateText, _refusing(find_credential)]
 # Arguments in one text, split at blanks.
 Arguments = Annotated[Text, _refusing(lambda text: find_in_arguments(text.split()))]
-# A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
+# A value that becomes part of an sbatch directive: a line break would start a new line of the script.
 OneLine = Annotated[Arguments, _refusing(_control_characters)]
 ShellWords = Annotated[PrivateText, _refusing(_open_quote), _refusing(find_credential_in_words)]
 NameIfSet = Annotated[Text, AfterValidator(_name_if_set)]
@@ -162,7 +162,7 @@ ListOfPaths = Annotated[
     Field(json_schema_extra={"type": ["array", "string", "object"], "maxProperties": 0}),
 ]
 EnvName = Annotated[str, AfterValidator(_environment_name)]
-# Variables of a job: those that hold a credential travel in the environment, the others stand in its script.
+# Variables of a job: variables with a credential travel in the environment, the others are in its script.
 NoSlurmCredential = AfterValidator(_no_credential_for_slurm)
 
 

@@ -15,7 +15,7 @@ from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, Stric
 from cloudai_mbridge.models.values.number_formats import FP8, fp8_format
 from cloudai_mbridge.models.values.time_limit import SlurmTime
 
-# CloudAI's default: where the ranks' container keeps the resolved configuration
+# CloudAI's default: path of the resolved configuration in the ranks' container
 SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"
 
 _NO_SLURM = ("kubeflow_", "dgxc_", "csp")

@@ -103,7 +103,7 @@ class TestRun(StrictModel):
     time_limit: SlurmTime | None = Field(None, description="of a run: HH:MM:SS, D-HH:MM:SS, minutes, or 90s, 10m, 2h")
     dependencies: list[Dependency] = Field([], description="other tests that this one waits for")
     extra_srun_args: ShellWords | None = Field(None, description="more options of srun, behind the system's")
-    # the definition itself, or what differs from the one named; merged and then checked as a test definition
+    # the definition itself, or overrides of the named definition; merged and then checked as a test definition
     name: Text | None = None
     description: Text | None = None
     test_template_name: Text | None = None

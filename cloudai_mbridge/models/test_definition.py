@@ -71,7 +71,7 @@ class GitRepo(StrictModel):
         return value
 
 
-NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")  # where nemo_run_repo is not set
+NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")  # if nemo_run_repo is not set
 
 
 class NsysConfiguration(StrictModel):
@@ -158,7 +158,7 @@ class TestDefinition(StrictModel):
 
     @property
     def warmup_key(self) -> str:
-        """The key that says how many steps the statistics leave out, "" if none does."""
+        """The key that sets how many steps the statistics exclude, "" if unset."""
         if "warmup_steps" in self.metrics.model_fields_set:
             return "metrics.warmup_steps"
         return "training_report.exclude_start_steps" if self.training_report else ""

@@ -26,7 +26,7 @@ _LONGEST_NAME = 100
 def explain(
     error: ValidationError, model: type[BaseModel], data: Any, source: TomlSource, prefix: Path = ()
 ) -> list[str]:
-    """Return one message per mistake, of many the first. `prefix` is where `data` stands in the file of `source`."""
+    """Return one message per mistake, at most the first few. `prefix`: path of `data` in the file of `source`."""
     mistakes: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors():
         mistakes.setdefault(_path_in_data(detail, data), []).append(detail)
@@ -39,7 +39,7 @@ def explain(
 
 
 def _path_in_data(detail: ErrorDetails, data: Any) -> Path:
-    """Cut the tags of union branches off pydantic's location: keep what leads to a value of the user's."""
+    """Drop the tags of union branches from pydantic's location: keep the path to the user's value."""
     path: Path = ()
     for part in detail["loc"]:
         try:

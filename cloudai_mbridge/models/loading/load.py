@@ -99,7 +99,7 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
 def _find_bases(
     scenario: TestScenario, source: TomlSource, files: TestFiles
 ) -> tuple[dict[int, TomlSource], dict[int, BadInput]]:
-    """Return the files of the tests that name one, by place in the scenario, and what is wrong with the others."""
+    """Return the definition files that tests name, by place in the scenario, and the errors of missing files."""
     bases: dict[int, TomlSource] = {}
     missing: dict[int, BadInput] = {}
     for i, run in enumerate(scenario.tests):

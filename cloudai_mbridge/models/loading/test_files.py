@@ -29,9 +29,9 @@ class TestFiles:
         return (source for sources in self.by_name.values() for source in sources)
 
     def find(self, name: str, where: str) -> TomlSource:
-        """Return the file of a test. As in CloudAI, a file of the directory itself goes before those of subdirectories.
+        """Return the file of a test. As in CloudAI, a file of the directory itself precedes files of subdirectories.
 
-        BadInput: there is none, or there are several; `where` is the place that names it.
+        BadInput: the file is missing or ambiguous; `where` is the place that names it.
         """
         if name not in self.by_name:
             names = list(self.by_name)

@@ -40,7 +40,7 @@ class TomlSource:
 
 
 def dotted(key_path: Sequence[str | int]) -> str:
-    """Return a.b[0].c for ("a", "b", 0, "c"), without what a key may hold beside its name."""
+    """Return a.b[0].c for ("a", "b", 0, "c"), without the value that a key may contain after its name."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{shown_key(part)}" for part in key_path).lstrip(".")
 
 

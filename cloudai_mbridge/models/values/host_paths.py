@@ -1,4 +1,4 @@
-"""Relative paths of this machine: from where the command was started, as in CloudAI."""
+"""Relative paths of this machine: resolved against the current directory of the command, as in CloudAI."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ _SLURM_EXPANDS = re.compile(r"%[%A-Za-z0-9]|\\")
 
 
 def slurm_pattern_in(path: str) -> str | None:
-    """Return what Slurm would expand in the path of a job's output, so that the job fails; None if it is safe."""
+    """Return the pattern that Slurm would expand in a job's output path, which fails the job; None if safe."""
     found = _SLURM_EXPANDS.search(path)
     return found[0] if found else None
 

@@ -7,7 +7,7 @@ from itertools import product
 from cloudai_mbridge.errors import BadInput
 
 _MOST = 100_000  # nodes of a list
-_MOST_EXPANDED = 10 * _MOST  # with those that are named more than once
+_MOST_EXPANDED = 10 * _MOST  # including duplicates
 _LONGEST_SHOWN = 200
 MAX_AVAILABLE = "max_avail"  # as many as are free now
 
@@ -45,7 +45,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 _NumberRange = tuple[range, int]  # FIRST-LAST, and the width of FIRST with its leading zeros
-_Piece = str | list[_NumberRange]  # what stands before, between and behind the brackets, and what stands in them
+_Piece = str | list[_NumberRange]  # text outside the brackets, or the ranges in them
 
 
 def _pieces(part: str, text: str) -> list[_Piece]:
@@ -96,7 +96,7 @@ _FREE = ("idle", "comp", "resv", "reserved")
 
 
 def is_out_of_service(state: str) -> bool:
-    """Return whether a node in this state runs nothing until an administrator acts; `*` is one that does not answer."""
+    """Return whether a node in this state runs nothing until an administrator acts; `*`: it does not respond."""
     return state.endswith("*") or state.startswith(_OUT_OF_SERVICE)
 
 

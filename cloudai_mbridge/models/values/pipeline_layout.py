@@ -52,7 +52,7 @@ def num_stages(text: str) -> int:
 
 
 def layout_fault(text: str, pp: int, vp: int | None, num_layers: int, mtp_num_layers: int) -> str | None:
-    """Return what is wrong with a layout for this pipeline and model, or None."""
+    """Return why a layout is invalid for this pipeline and model, or None."""
     try:
         stages = parse_layout(text)
     except ValueError as error:

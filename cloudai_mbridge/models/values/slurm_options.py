@@ -35,7 +35,7 @@ _SRUN = {
     "version": _NOT_TRAINED,
 }
 _SRUN_SHORT = {"M": "clusters", "V": "version", "e": "error", "h": "help", "o": "output"}
-# Options of which a refused one is the beginning
+# Options that begin with the name of a refused option
 _OTHERS = frozenset({"wait-all-nodes"})
 _SHORTEST = 3
 
