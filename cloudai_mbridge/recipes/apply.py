@@ -1,4 +1,4 @@
-"""From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` says where every argument goes."""
+"""From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` maps arguments to fields."""
 
 import re
 import tomllib
@@ -81,7 +81,7 @@ def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
 
 
 def why_unsupported(name: str) -> str:
-    """Return why the embedded loop would have to ignore an argument, or what to set instead."""
+    """Return why the embedded loop would have to ignore an argument, or the setting to use instead."""
     return ARGUMENTS[name].refused or f"no effect without {' or '.join(ARGUMENTS[name].needs)}"
 
 
@@ -92,7 +92,7 @@ def _is_idle(name: str, args: ResolvedCmdArgs) -> bool:
 
 
 def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
-    """Fill in what the recipe decides where the user said nothing, so that rules and reports see every size."""
+    """Fill in the recipe's values of arguments that the user left unset, so that rules and reports see every size."""
     missing = {
         name: default
         for name, (section, field) in MAPPED.items()
@@ -108,12 +108,12 @@ def with_model_facts(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str]
 
 
 def core_release(system: System | None) -> str | None:
-    """Return the release of Megatron-Core that trains on this system; None where a job finds that out itself."""
+    """Return the release of Megatron-Core that trains on this system; None if only the job can detect it."""
     return installed_release() if _is_this_environment(system) else None
 
 
 def lacking(system: System | None) -> frozenset[str]:
-    """Return what the machine of this system is known to lack, of `machine.GPU` and `machine.TRANSFORMER_ENGINE`."""
+    """Return which of `machine.GPU` and `machine.TRANSFORMER_ENGINE` this system's machine certainly lacks."""
     return machine.lacking() if _is_this_environment(system) else frozenset()
 
 
@@ -122,7 +122,7 @@ def _is_this_environment(system: System | None) -> bool:
 
 
 def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]:
-    """Return the arguments of the embedded loop that need what a machine lacks, with what that is."""
+    """Return the arguments of the embedded loop that need a capability that the machine lacks -> the capability."""
     is_quantized = args.compute_dtype in QUANTIZED and TRANSFORMER_ENGINE in lacking
     by_format = {"compute_dtype": TRANSFORMER_ENGINE} if is_quantized else {}
     found = by_format | {
@@ -148,8 +148,8 @@ def training_config(
 ) -> dict[str, Any]:
     """Return the training config as plain data, checked as the training process will check it.
 
-    core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: what the machine lacks.
-    BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need what the machine lacks.
+    core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: as `lacking` returns it.
+    BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need a missing capability.
     """
     sections = sections_of(recipe, args, core, lacking)
     for name, (section, field) in MAPPED.items():

@@ -15,7 +15,7 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NVT
 
 
 def wrong_value(args: ResolvedCmdArgs) -> tuple[str, str, str] | None:
-    """Return an argument whose value nothing takes, what is wrong, and the remedy; None where nothing is."""
+    """Return an argument with an invalid value, the problem, and the remedy; None if all are valid."""
     kind, seconds = args.optimizer_type, args.preempt_time
     if args.task not in TASKS:
         return "task", f"task {args.task!r} is unknown", f"use one of {', '.join(TASKS)}"

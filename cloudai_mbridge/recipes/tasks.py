@@ -1,7 +1,7 @@
-"""What fine-tuning recipes set otherwise than those for pre-training, and the adapters of LoRA.
+"""Settings of fine-tuning recipes that differ from pre-training recipes, and the adapters of LoRA.
 
-Source: Megatron-Bridge 0.6.0, megatron.bridge.recipes.common. What single models have beside it is in the tables `sft`
-and `lora` of their files.
+Source: Megatron-Bridge 0.6.0, megatron.bridge.recipes.common. Settings of single models are in the tables `sft` and
+`lora` of their files.
 """
 
 from collections.abc import Mapping
