@@ -51,9 +51,9 @@ class Release:
 
 
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
-    """Return the release of a pinned commit, or None where it is not known.
+    """Return the release of a pinned commit, or None if unknown.
 
-    clone: where the repository is installed at that commit, if it is.
+    clone: path of the repository's clone at that commit, if installed.
     """
     released = _tagged(commit) or _patch_of_branch(commit)
     installed = _version_of(clone) if clone is not None else None
@@ -72,7 +72,7 @@ def _patch_of_branch(commit: str) -> str | None:
 
 
 def _tagged(commit: str) -> str | None:
-    """Return the release that a commit is; its package_info.py may say another: that of v0.6.0 says 0.6.1."""
+    """Return the release tagged at a commit; its package_info.py may differ: v0.6.0 has 0.6.1."""
     for known in known_releases():
         if commit.removeprefix("v") == known["version"] or (len(commit) >= 7 and known["commit"].startswith(commit)):
             return str(known["version"])

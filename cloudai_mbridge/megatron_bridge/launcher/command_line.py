@@ -1,6 +1,6 @@
 """The command line of Megatron-Bridge's `scripts/performance/setup_experiment.py`, flag by flag as CloudAI gives it.
 
-`-hf` and `-wdk` name a variable where CloudAI gives the credential itself: the launcher repeats its command line in its
+`-hf` and `-wdk` name a variable; CloudAI passes the credential itself. The launcher repeats its command line in its
 log, in the batch script that it writes and in the command line of every rank. See `start_launcher.py`.
 docs/launcher.md lists all differences from CloudAI's command line.
 """
@@ -53,7 +53,7 @@ class Word:
 def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[Word]:
     """Return the launcher's arguments, in the order of the table; as text, each is quoted for the script.
 
-    exists: whether an image file is there; the image's address is given to Slurm where none is.
+    exists: whether an image file exists; if it does not, Slurm gets the image's address.
     """
     assert plan.upstream is not None
     launch = _LauncherCommand(plan, plan.upstream, system, exists)
@@ -66,7 +66,7 @@ def launcher_argv(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path
 
 
 def launcher_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
-    """Return the launcher in the installed clone of Megatron-Bridge; of an unknown release, where the newest has it."""
+    """Return the launcher's path in the installed clone; for an unknown release, its path in the newest release."""
     launcher = find_launcher(release_of(plan, system)) or known_launchers()[-1]
     return clone_path(plan, system) / launcher.path
 

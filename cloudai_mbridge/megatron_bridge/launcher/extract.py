@@ -1,6 +1,6 @@
 """Write data/launchers.toml: python -m cloudai_mbridge.megatron_bridge.launcher.extract VERSION=DIR...
 
-Each DIR is a repository of Megatron-Bridge at VERSION's tag; its own package_info.py may say another patch version.
+Each DIR is a repository of Megatron-Bridge at VERSION's tag; its package_info.py may have another patch version.
 """
 
 import sys

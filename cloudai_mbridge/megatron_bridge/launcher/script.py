@@ -1,4 +1,4 @@
-"""The script around Megatron-Bridge's launcher. It runs where Slurm's commands are, and stays until the job has ended.
+"""The script around Megatron-Bridge's launcher. It runs on a host with Slurm's commands, until the job has ended.
 
 It starts in the run's directory, names that directory's files relatively, and the installed ones absolutely.
 """
@@ -70,7 +70,7 @@ def python_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
 
 
 def find_job_ids(log: bytes) -> list[str]:
-    """Return the ids of the jobs that the launcher says it submitted, in order."""
+    """Return the ids of the jobs that the launcher reports as submitted, in order."""
     return list(dict.fromkeys(found.decode() for found in _PYTHON_JOB_ID.findall(log)))
 
 
