@@ -1,4 +1,4 @@
-"""C05, C11-C17: what CUDA graphs can capture, and what they cannot run with."""
+"""C05, C11-C17: scopes that CUDA graphs can capture, and incompatible settings."""
 
 from cloudai_mbridge.constraints.rule import Answer, Point
 
