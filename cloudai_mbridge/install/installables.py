@@ -1,4 +1,4 @@
-"""What tests need on disk before they can run."""
+"""Clones, environments and images that tests need on disk before they can run."""
 
 import os
 import re
@@ -49,9 +49,9 @@ def installables_of(
     packages: tuple[str, ...] = EXTRA_PACKAGES,
     exists: Callable[[Path], bool] = Path.exists,
 ) -> list[Installable]:
-    """Return what the tests of the upstream launcher need, each once; embedded tests need nothing.
+    """Return the installables of the upstream launcher's tests, without duplicates; embedded tests need none.
 
-    packages: what the environment holds beside NeMo-Run. exists: tells which container images are files already.
+    packages: contents of the environment in addition to NeMo-Run. exists: whether a container image is a file already.
     BadInput: values that git, pip or enroot cannot be given, one line each.
     """
     items: list[Installable] = []
@@ -69,7 +69,7 @@ def installables_of(
 def _needed(
     definition: TestDefinition, packages: tuple[str, ...], exists: Callable[[Path], bool]
 ) -> Iterator[tuple[str, Installable]]:
-    """Yield what one test needs, with the key that says so."""
+    """Yield the installables of one test, with the key that requires each."""
     for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]
         if (image := image.strip()) and not (image.startswith(("/", ".")) and exists(Path(image))):
             yield f"cmd_args.container_image {image}", ImageInstall(image)
@@ -190,7 +190,7 @@ def problem_of_requirement(requirement: str) -> str | None:
 def enroot_uri(image: str) -> str:
     """Return docker://[USER@][REGISTRY#]IMAGE[:TAG] for an image in this or in Docker's spelling, registry/image:tag.
 
-    Enroot takes everything before the first # for the registry, and asks Docker Hub where there is none.
+    Enroot takes everything before the first # for the registry; the default is Docker Hub.
     """
     if (match := _parse_image(image)) is None:
         raise ValueError(f"{image!r} is not an image")
