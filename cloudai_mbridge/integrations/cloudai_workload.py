@@ -24,7 +24,7 @@ class EmbeddedCmdArgs(MegatronBridgeCmdArgs):
     @model_validator(mode="before")
     @classmethod
     def _no_blank_defaults(cls, data: Any) -> Any:
-        """CloudAI writes every default out and reads it again, also the blank ones of keys that may not be blank."""
+        """CloudAI writes every default out and reads it again, also blank defaults of keys that may not be blank."""
         return {key: value for key, value in data.items() if value != ""} if isinstance(data, dict) else data
 
 
@@ -34,7 +34,7 @@ class EmbeddedTestDefinition(TestDefinition):
     __test__ = False
 
     cmd_args: EmbeddedCmdArgs
-    metrics: MetricsConfig | None = None  # not a default that CloudAI writes out and that then counts as asked for
+    metrics: MetricsConfig | None = None  # None: CloudAI would write a default out, which then counts as requested
 
     @property
     def installables(self) -> list[Any]:

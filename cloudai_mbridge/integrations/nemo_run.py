@@ -1,10 +1,9 @@
 """Launch runs through NeMo-Run: `executor = "nemo_run"` in a system file.
 
 NeMo-Run 0.11 pastes environment values, arguments, srun options and paths unquoted into shell lines, substitutes names
-in some of them, and without a container replaces the text "/nemo_run" anywhere in its batch script. So it is given none
-of that: variables and srun options stand quoted in scripts of ours, which it starts or reads, and its own directory is
-named relatively to the run's. What remains are sbatch options, which it quotes. Credentials travel past it in the
-environment.
+in some of them, and without a container replaces the text "/nemo_run" anywhere in its batch script. So it gets none
+of these: variables and srun options are quoted in scripts of ours, which it starts or reads, and its own directory is
+named relatively to the run's. It gets sbatch options only, which it quotes. Credentials bypass it in the environment.
 
 NeMo-Run itself is imported by `nemo_run_driver` only, in a process per run.
 """
@@ -48,7 +47,7 @@ INSTALL = "pip install 'cloudai-mbridge[nemo-run]'"
 SUBMIT_TIMEOUT_S = 180
 _DRIVER = ("-P", "-m", "cloudai_mbridge.integrations.nemo_run_driver")
 _REPLACED = "/nemo_run"
-# What torchrun tells its ranks; a variable of the run must not hide it.
+# Variables that torchrun sets for its ranks; a variable of the run must not override them.
 _TORCHRUN_OWNS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -77,7 +76,7 @@ class NemoRunSlurmClient(SlurmClient):
         super().preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Submit every run by itself."""
+        """Submit every run separately."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
@@ -87,7 +86,7 @@ class NemoRunSlurmClient(SlurmClient):
 
 
 def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
-    """Replace the scripts that `write_runs` wrote by what NeMo-Run is given.
+    """Replace the scripts of `write_runs` by NeMo-Run's input.
 
     BadInput: an option cannot be handed to NeMo-Run unharmed.
     """
@@ -114,7 +113,7 @@ _ITS_OWN = ("requeue", "no_requeue", "open_mode")
 
 
 def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
-    """Return the options of our own batch script as NeMo-Run takes them, but for its own.
+    """Return the options of our own batch script as NeMo-Run takes them, except NeMo-Run's own.
 
     BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
     """

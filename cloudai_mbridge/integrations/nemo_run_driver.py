@@ -24,7 +24,7 @@ SRUN_ARRAY = "mbridge_srun"  # of the batch script: srun's options, each an elem
 
 
 def main() -> int:
-    """Run what the config file says; return the exit code."""
+    """Run the command in the config file; return the exit code."""
     config = json.loads(Path(CONFIG).read_text(encoding="utf-8"))
     os.environ["NEMORUN_HOME"] = HOME  # relative: NeMo-Run's shell lines must not hold a path
     os.environ.pop("SLURM_PROCID", None)  # NeMo-Run would take itself for a rank that prepares nothing
@@ -47,7 +47,7 @@ def _experiment(nemo_run: Any) -> Any:
         TITLE,
         clean_mode=True,
         enable_goodbye_message=False,
-        skip_status_at_exit=True,  # asks sacct, which a cluster may not have
+        skip_status_at_exit=True,  # needs sacct, which a cluster may lack
         serialize_metadata_for_scripts=False,
     )
 
@@ -63,7 +63,7 @@ def _run_local(nemo_run: Any, config: dict[str, Any]) -> int:
         experiment.add(nemo_run.Script(path="bash", args=[config["task"]]), executor=executor, name=JOB)
         experiment.run()
     (job,) = experiment.jobs
-    for log in sorted(Path(job.executor.job_dir).rglob("stderr.log")):  # what torchrun itself said
+    for log in sorted(Path(job.executor.job_dir).rglob("stderr.log")):  # torchrun's own output
         sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
     return 0 if job.state.name == "SUCCEEDED" else 1
 
@@ -107,7 +107,7 @@ def _release(job_id: str) -> bool:
 
 
 def _call(argv: list[str]) -> tuple[int, str]:
-    """Return the exit code of a command and what it said of an error."""
+    """Return the exit code of a command and its error message."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

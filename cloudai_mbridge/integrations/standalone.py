@@ -1,7 +1,7 @@
 """Train a point on this machine for CloudAI, which ends a job with SIGKILL to one process: `python -m ... DIRECTORY`.
 
-The process that CloudAI knows starts another one, which starts the point's script, learns from the kernel when the
-first one is gone, and then ends every process of the point.
+The process that CloudAI starts runs a second process, which starts the point's script, is notified by the kernel when
+the first process ends, and then ends every process of the point.
 """
 
 import ctypes

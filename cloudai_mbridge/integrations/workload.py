@@ -71,7 +71,7 @@ class MegatronBridgeTestDefinition(models.TestDefinition):
 
     @property
     def megatron_bridge_repo(self) -> GitRepo:
-        """The Megatron-Bridge repository among `git_repos`, mounted where the launcher expects it.
+        """The Megatron-Bridge repository among `git_repos`, mounted at the path that the launcher expects.
 
         ValueError: `git_repos` has none.
         """
