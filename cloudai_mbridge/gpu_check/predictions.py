@@ -1,4 +1,4 @@
-"""What `mbridge estimate` says of ten points, beside what the GPU measures.
+"""Predictions of `mbridge estimate` for ten points, next to measurements on the GPU.
 
 Torch's allocator does not count the CUDA context, so it is taken off the predicted memory.
 """

@@ -1,4 +1,4 @@
-"""All parts of one check, and the file that holds what they found."""
+"""All parts of one check, and the file of their results."""
 
 import contextlib
 import json
@@ -77,7 +77,7 @@ def write(out: Path, started: str, device: Device, outcomes: Sequence[Outcome]) 
 
 
 def pack_logs(work: Path, out: Path) -> None:
-    """Replace OUT.logs.tar.gz, beside the file: what the commands wrote, without checkpoints and traces."""
+    """Replace OUT.logs.tar.gz, next to the file: the commands' output, without checkpoints and traces."""
     archive = out.with_name(out.name + LOGS)
     with tarfile.open(archive.with_name(archive.name + ".new"), "w:gz") as tar:
         for path in sorted(work.rglob("*")):

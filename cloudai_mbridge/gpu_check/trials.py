@@ -1,4 +1,4 @@
-"""Features tried on the proxy: number formats, and what the loop refuses so far."""
+"""Features tried on the proxy: number formats, and features that the loop rejects so far."""
 
 import json
 import math
@@ -135,7 +135,7 @@ def activation_offload(kit: Kit) -> Figures:
 
 
 def muon(kit: Kit) -> Figures:
-    """Train the proxy with distributed Muon: the losses begin where those of Adam do, and fall."""
+    """Train the proxy with distributed Muon: the losses begin like Adam's, and fall."""
     expected = proxy_losses(kit)
     point = train(kit, "muon", [Training("muon", RECIPE, {**SIZES, "optimizer_type": "muon"})]).good("muon")
     ours = losses(point)
@@ -164,7 +164,7 @@ def _same_losses(kit: Kit, name: str, overrides: Sequence[str]) -> Figures:
 def _try(
     kit: Kit, name: str, lift: Sequence[str], overrides: Sequence[str], config: Path | None = None
 ) -> tuple[Figures, list[float], list[float]]:
-    """Train the proxy with overrides, or as `config`; return its figures, its losses and those of the plain proxy."""
+    """Train the proxy with overrides, or as `config`; return its figures, its losses and the plain proxy's losses."""
     expected = proxy_losses(kit)
     trained: Trained = kit.shared[PROXY]
     config = config or trained.directory(PROXY) / CONFIG

@@ -1,4 +1,4 @@
-"""Say what this machine has: the GPU, the packages, whether Transformer Engine can be imported."""
+"""Print the facts of this machine: the GPU, the packages, whether Transformer Engine can be imported."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def is_hidden() -> bool:
 
 
 def why_no_transformer_engine(has_gpu: bool) -> str:
-    """Return why it cannot be used; nothing if it can. It is not imported without a GPU, where that may crash."""
+    """Return why it is unusable, "" if usable. It is not imported without a GPU, as that may crash."""
     if not has_gpu:
         return "no GPU"
     try:
