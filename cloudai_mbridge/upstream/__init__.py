@@ -1,7 +1,7 @@
 """Modules of Megatron-Bridge outside `training`, under this package's name, for scripts with renamed imports.
 
-`tables` lists what is served from where; `training.upstream.absent` what is not here, and why. A module of this package
-goes before one of Megatron-Bridge with the same name.
+`tables` maps served names to their modules; `training.upstream.absent` lists the missing modules, with reasons. A
+module of this package precedes a Megatron-Bridge module with the same name.
 """
 
 import sys

@@ -51,7 +51,7 @@ def distributed_fused_adam_with_cosine_annealing(
 ) -> tuple[OptimizerConfig, SchedulerConfig]:
     """Return Adam with the distributed optimizer, and a cosine schedule in iterations.
 
-    options: those of `_adam_and_cosine`.
+    options: passed to `_adam_and_cosine`.
     """
     return _adam_and_cosine(
         precision, {"lr_warmup_iters": lr_warmup_iters, "lr_decay_iters": lr_decay_iters}, *args, **options
