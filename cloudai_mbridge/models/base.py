@@ -1,4 +1,4 @@
-"""The strictness shared by all models, and the types of their values."""
+"""Base class with the strictness of all models, and the types of their values."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ class StrictModel(BaseModel):
     @field_validator("*")
     @classmethod
     def _no_credential_after_its_option(cls, value: Any) -> Any:
-        """Refuse a list of arguments in which an option stands before a credential: ["--hf_token", "x"]."""
+        """Reject a list of arguments with an option followed by a credential: ["--hf_token", "x"]."""
         is_arguments = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if is_arguments and (found := find_in_arguments(value)):
             raise ValueError(found)
@@ -60,7 +60,7 @@ def _environment_name(value: str) -> str:
     return value
 
 
-# Of Megatron-Bridge's launcher: argparse takes any beginning of a long option that no other option shares
+# Of Megatron-Bridge's launcher: argparse accepts unambiguous prefixes of long options
 _CREDENTIAL_OPTIONS = ("-hf", "-wdk", "--hf_token", "--wandb_key")
 _VARIABLE_OPTIONS = ("-cb", "--custom_bash_cmds", "-E", "--env", "-ce", "--custom_env_vars")
 
@@ -86,7 +86,7 @@ def _credential_in(key: str) -> str:
 
 
 def _overrides(overrides: dict[str, str]) -> dict[str, str]:
-    """Split "key=value" without a value, which CloudAI passes on as it is; refuse values that hold a credential."""
+    """Split "key=value" keys without a value, which CloudAI passes on unchanged; reject values with a credential."""
     split = dict(_split_override(key, value) for key, value in overrides.items())
     for key, value in split.items():
         assigned = re.findall(r"(\w+)=", value) if _is_option(key, _VARIABLE_OPTIONS) else []
@@ -103,7 +103,7 @@ def _split_override(key: str, value: str) -> tuple[str, str]:
 
 
 def _list_of_paths(value: Any) -> Any:
-    """Return a list for a single path; as in CloudAI, blanks around a path and an empty table mean nothing."""
+    """Return a list for a single path; as in CloudAI, blanks around a path and an empty table are ignored."""
     paths = [value] if isinstance(value, str) else [] if value == {} else value
     return [path.strip() if isinstance(path, str) else path for path in paths] if isinstance(paths, list) else paths
 
@@ -142,7 +142,7 @@ def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
-# Text that may hold a credential, because it is never written to a file as it is.
+# Text that may contain a credential, because it is never written to a file unredacted.
 PrivateText = Annotated[str, _refusing(_nul)]
 Text = Annotated[PrivateText, _refusing(find_credential)]
 # Arguments in one text, split at blanks.

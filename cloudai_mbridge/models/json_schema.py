@@ -1,6 +1,6 @@
 """JSON Schemas of the TOML files, for editors: the single-file errors of `verify-configs`, without false positives.
 
-Draft 7, which taplo reads. A schema sees one file only, and TOML's dates as text.
+Draft 7, which taplo reads. A schema covers one file only, and TOML's dates are text.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 Schema = dict[str, Any]
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
-# Texts that pydantic takes for numbers and truth values; JSON Schema has no flag to ignore case
+# Texts that pydantic converts to numbers and booleans; JSON Schema has no flag to ignore case
 _INTEGER = r"^\s*[+-]?[0-9_]+(\.0*)?\s*$"
 _NUMBER = r"^\s*[+-]?([0-9_.]+([eE][+-]?[0-9_]+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?|[nN][aA][nN])\s*$"
 _BOOLEAN = (
@@ -59,7 +59,7 @@ class _LaxTomlSchema(_TomlSchema):
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
         types = ["number", "boolean", "string"]
         if schema.get("allow_inf_nan", True):
-            types.append("null")  # what taplo makes of inf
+            types.append("null")  # taplo's value for inf
         return {**super().float_schema(schema), "type": types, "pattern": _NUMBER}
 
     def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
@@ -86,7 +86,7 @@ def toml_schema(model: type[BaseModel], title: str) -> Schema:
 def _inlined(schema: Any, definitions: Schema) -> Any:
     """Inline referenced definitions: draft 7 ignores keys next to a reference.
 
-    An unknown key gets an error of its own: at `false`, taplo marks the whole table.
+    An unknown key gets a separate error: at `false`, taplo marks the whole table.
     """
     if isinstance(schema, list):
         return [_inlined(item, definitions) for item in schema]
@@ -114,7 +114,7 @@ def definition_schema() -> Schema:
 def scenario_schema() -> Schema:
     """Return the schema of a scenario. An entry's settings of a definition are checked as in a definition.
 
-    Whether `test_name` is a test of another template stands in another file: it counts as ours.
+    The template of `test_name` is in another file: the schema assumes ours.
     """
     made = toml_schema(TestScenario, "mbridge scenario")
     entry = made["properties"]["Tests"]["items"]

@@ -1,4 +1,4 @@
-"""A scenario: which tests run, on how many nodes, how often, after what."""
+"""A scenario: its tests, their nodes, repetitions and dependencies."""
 
 import graphlib
 from typing import Annotated, Any, Literal, Self
@@ -125,7 +125,7 @@ class TestRun(StrictModel):
     @field_validator("num_nodes", mode="before")
     @classmethod
     def _not_set(cls, value: Any) -> Any:
-        """Take 0 and an empty list as not set, as CloudAI does."""
+        """Treat 0 and an empty list as unset, as CloudAI does."""
         return None if value in (0, []) else value
 
     @model_validator(mode="after")

@@ -44,7 +44,7 @@ def with_path(path: Path | None, text: str) -> str:
 
 @contextmanager
 def naming_file(test: LoadedTest) -> Iterator[None]:
-    """Let what is wrong with a test name its file."""
+    """Prefix errors in a test with its file."""
     try:
         yield
     except BadInput as error:

@@ -80,7 +80,7 @@ def _is_option(word: str) -> bool:
 
 
 def shown_key(key: str) -> str:
-    """Return a key for a message: without the value that CloudAI lets stand in it, *** if it holds a credential."""
+    """Return a key for a message: without the value that CloudAI allows in it, *** if it contains a credential."""
     name = key.partition("=")[0]
     return MASK if any(start < len(name) for start, _ in credential_spans(key)) else name
 
@@ -91,7 +91,7 @@ def shown_value(value: object) -> str:
 
 
 def holds_credential(value: object) -> bool:
-    """Return whether a text, or a list of texts, holds a credential, maybe after its option."""
+    """Return whether a text, or a list of texts, contains a credential, possibly after its option."""
     texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
     return any(map(find_credential, texts)) or any(map(find_in_arguments, (texts, *map(str.split, texts))))
 

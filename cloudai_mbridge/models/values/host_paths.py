@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-# Slurm expands %j and the like in the whole path of a job's output, its working directory included, and takes any
-# backslash in it for the sign that nothing is to be expanded
+# Slurm expands %j and the like in the whole path of a job's output, including its working directory; any backslash in
+# it turns expansion off
 _SLURM_EXPANDS = re.compile(r"%[%A-Za-z0-9]|\\")
 
 

@@ -39,8 +39,8 @@ def _without_secret(match: re.Match[str]) -> str:
 
 
 def _in_quotes(match: re.Match[str], single: str, unset: str) -> str:
-    """Write a piece of a value as it stands between double quotes."""
-    piece, is_home = match[0], match["home"] is not None  # `~` behind a quote is a character
+    """Write a piece of a value for use between double quotes."""
+    piece, is_home = match[0], match["home"] is not None  # `~` after a quote is literal
     if is_home or re.fullmatch(REFERENCE, piece):
         return f"${{{'HOME' if is_home else name_in(piece)}{unset}}}"
     return single if piece == "'" else _QUOTED.get(piece, piece)
