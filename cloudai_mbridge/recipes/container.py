@@ -26,8 +26,8 @@ _MIXED: dict[str, Any] = {
     "grad_reduce_in_fp32": False,
 }
 _FP8 = {**_MIXED, "fp8": "hybrid", "fp8_param_gather": True}
-# A format -> what upstream's launcher and performance recipes make of it; those do not know fp8_ds, their library does.
-# The layers in bf16 of fp8_cs are written down and not used
+# Format -> its settings in upstream's launcher and performance recipes; these lack fp8_ds, their library has it.
+# The layers in bf16 of fp8_cs are set, but not used
 _PRECISIONS: dict[str, dict[str, Any] | None] = {
     "fp32": None,
     "bf16": _MIXED,
@@ -94,9 +94,9 @@ _SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None = None) -> dict[str, Any]:
-    """Return the container of a recipe's sections, in which the arguments of a point are already set.
+    """Return the container of a recipe's sections, which already contain the arguments of a point.
 
-    core: the release of Megatron-Core; None: a new one.
+    core: the release of Megatron-Core; None: a new release.
     """
     given = {name: dict(values) for name, values in sections.items()}
     is_hybrid = "hybrid_layer_pattern" in given["model"]

@@ -92,7 +92,7 @@ def _is_field(path: str, core: str) -> bool:
 
 
 def _is_changed(name: str, args: ResolvedCmdArgs, recipe: Recipe) -> bool:
-    """Return whether a point has another value of an argument than its preset, or the recipe with it, has."""
+    """Return whether a point's value of an argument differs from its preset's, or from the recipe's with it."""
     section, _, field_name = (ARGUMENTS[name].config or "").partition(".")
     own = recipe.chosen.own if recipe.chosen else {}
     return bool(_plain(getattr(args, name)) != _plain(own.get(name, recipe.default(section, field_name))))
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 def _needs(block: Block, lacking: Collection[str]) -> bool:
-    """Return whether something in a block needs what is lacking."""
+    """Return whether a block needs a missing capability."""
     return any(
         _NEEDS[path][0] in lacking and value not in _NEEDS[path][1] for path, value in _fields(block) if path in _NEEDS
     )
