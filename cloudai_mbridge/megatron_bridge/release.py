@@ -1,7 +1,7 @@
-"""Which release of Megatron-Bridge a test pins.
+"""The release of Megatron-Bridge that a test pins.
 
 The pinned commit is a tag (`v0.3.0`), a release branch (`r0.3.0`), or the commit of a release. For any other commit the
-version is that in `package_info.py` of an installed clone, and the presets are unknown.
+version is read from `package_info.py` of an installed clone, and the presets are unknown.
 """
 
 import re
@@ -42,7 +42,7 @@ class Release:
 
     @property
     def core(self) -> str | None:
-        """The release of Megatron-Core that it holds, such as 0.18; that of the minor version for an unknown patch."""
+        """Its release of Megatron-Core, such as 0.18; the minor version's for an unknown patch."""
         minor = ".".join(self.version.split(".")[:2])
         alike = [known for known in known_releases() if known["version"].startswith(f"{minor}.")]
         exact = [known for known in alike if known["version"] == self.version]

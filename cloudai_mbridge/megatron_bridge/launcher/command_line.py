@@ -61,7 +61,7 @@ def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Pat
 
 
 def launcher_argv(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
-    """Return the launcher's arguments as they are written; a shell has expanded nothing yet."""
+    """Return the launcher's arguments as written, before expansion by a shell."""
     return [word.text for word in launcher_words(plan, system, exists)]
 
 
@@ -72,7 +72,7 @@ def launcher_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
 
 
 def release_of(plan: UpstreamPlan, system: SlurmSystem) -> Release | None:
-    """Return the release of Megatron-Bridge that a run's launcher is of."""
+    """Return the release of Megatron-Bridge of a run's launcher."""
     return find_release(plan.megatron_bridge.commit, clone_path(plan, system))
 
 
@@ -92,7 +92,7 @@ def _text(value: Any) -> str:
     return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
-# Arguments whose text is another than that of the value
+# Arguments whose text differs from the value's
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("cuda_graph_scope", "recompute_modules"), lambda value: ",".join(names_in(value))),
     "vp": lambda value: "None" if value == 1 else _text(value),
@@ -102,12 +102,12 @@ _SWITCHES = frozenset({
     "dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only", "profiling_gpu_metrics",
     "list_config_variants", "offline", "dump_env", "deterministic", "export_nsys_sqlite", "retry_on_testing_failure",
 })  # fmt: skip
-# Arguments whose values are a word each
+# Arguments with one word per value
 _OF_WORDS = frozenset({"dataset_paths", "c4_train_shards"})
 
 
 def _option(flag: str, value: Any, show: Callable[[Any], str] = _text) -> list[str]:
-    """Return a flag with its value, or nothing. A value that looks like a flag must hang on its own, for argparse."""
+    """Return a flag with its value, or nothing. argparse needs flag=value for a value that looks like a flag."""
     text = "" if value is None else show(value)
     if not text:
         return []
@@ -193,7 +193,7 @@ _TABLE: tuple[Row, ...] = (
     ),
     _slurm_params,
     *map(_field, ("config_variant", "list_config_variants")),
-    # what CloudAI does not know
+    # options that CloudAI lacks
     *map(_field, ("offline", "packager", "optimizer_type", "moe_flex_dispatcher_backend", "dump_env", "deterministic")),
     *map(_field, ("lock_gpu_freq", "enable_pct_binding", "export_nsys_sqlite", "distributed_timeout_minutes")),
     *map(_field, ("retry_on_testing_failure", "c4_root", "c4_train_shards", "num_moe_experts", "peak_mem_clk")),

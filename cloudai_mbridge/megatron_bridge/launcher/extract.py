@@ -31,7 +31,7 @@ def main(given: Iterable[str]) -> None:
 
 
 def _options(releases: list[tuple[str, dict[str, Option]]]) -> Iterator[dict[str, Any]]:
-    """Yield each form of each option once, with the releases that have it so."""
+    """Yield each form of each option once, with the releases that have this form."""
     having: dict[Option, list[str]] = {}
     for version, options in releases:
         for option in options.values():

@@ -1,4 +1,4 @@
-"""Decide what Megatron-Bridge's own launcher is passed for a point."""
+"""Decide the arguments of Megatron-Bridge's own launcher for a point."""
 
 import re
 import shlex
@@ -128,7 +128,7 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
 
 
 def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> UpstreamPlan:
-    """Decide about a point that `refuse_upstream` has nothing against; BadInput for a Slurm option that cannot pass."""
+    """Plan a point that passed `refuse_upstream`; BadInput for a Slurm option that cannot be passed."""
     definition = test.definition
     repo = megatron_bridge_of(definition)
     assert repo is not None
@@ -151,8 +151,8 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
 def is_passed(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
     """Return whether an argument is passed to the launcher.
 
-    CloudAI passes what was set, by the user or the sweep. Of a test that a scenario refers to by name it passes the
-    defaults, too: it writes the definition out and reads it back, and everything counts as set then.
+    CloudAI passes the arguments set by the user or the sweep. For a test that a scenario refers to by name it also
+    passes the defaults: it writes the definition out and reads it back, which marks everything as set.
     """
     return name in args.model_fields_set or name in _ALWAYS_PASSED or run.test_name is not None
 
@@ -162,7 +162,7 @@ def launcher_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     values = {name: value for name, value in args.model_dump(mode="json").items() if is_passed(name, args, run)}
     if "moe_a2a_overlap" in values:
         values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI passes it
-    if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes
+    if values.get("cuda_graph_impl") == "full_iteration":  # no launcher's parser accepts it
         values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
     return {
         name: absolute(value) if name in _HOST_PATHS else value

@@ -1,4 +1,4 @@
-"""Variables of the environment that upstream's recipes set: their `env_vars`, fitted to what a point changes.
+"""Variables of the environment that upstream's recipes set: their `env_vars`, adapted to a point's changes.
 
 Existing values of the job win, as upstream sets a variable only if it is missing
 (Megatron-Bridge 0.6.0, `training/config.py`, `apply_environment_variables`).

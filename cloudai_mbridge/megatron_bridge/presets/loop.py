@@ -39,7 +39,7 @@ def filled_in(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[s
     lists = {name: names_in(value) for name, value in given.items() if name in LISTS}
     result = resolve_sizes({**given, **lists}, num_gpus, preset)
     values = {name: result[name] or None for name in ACTS_ON if name in result and name not in given}
-    if values.get("ep") == 1:  # as unset; a dense model has none to name
+    if values.get("ep") == 1:  # same as unset; a dense model has no experts to name
         values["ep"] = None
     if values.get("cuda_graph_impl") == "none":
         values["cuda_graph_impl"] = None
