@@ -105,7 +105,7 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
 def _filled_in(rule: Rule, of_written: Answer, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return what a rule of CloudAI's, which what is written does not break, says of what will be trained."""
     if _lift(rule_id(rule), trained, upstream):
-        return of_written  # which CloudAI accepts: a note would be about a rule that nobody has
+        return of_written  # CloudAI accepts the written values; a note would refer to a lifted rule
     answer = _of_trained(rule, written, trained, upstream)
     return of_written if isinstance(answer, NotEvaluated) else answer
 

@@ -56,7 +56,7 @@ def c13_graph_implementation_is_known(point: Point) -> Answer:
     """
     if not point.graph_impl or point.graph_impl in _IMPLEMENTATIONS:
         return None
-    if point.is_embedded and point.graph_impl == "full_iteration":  # which the rule is lifted for elsewhere
+    if point.is_embedded and point.graph_impl == "full_iteration":  # the rule is lifted for it elsewhere
         fact, remedy = "this implementation came with Megatron-Core 0.18", "use local with scope full_iteration"
         return point.breaks("C13", "cuda_graph_impl", fact, remedy, *_SHOWN, core=point.core)
     remedy = f"use one of none, {', '.join(_IMPLEMENTATIONS)}"
