@@ -65,7 +65,7 @@ class RepoInstall(Installable):
         return {"resolved": resolved_commit(payload), "submodules": self.init_submodules}
 
     def _fetch(self, payload: Path) -> str:
-        """Fetch the commit alone, else, for a hash that the server will not send alone, all; return its name."""
+        """Fetch the commit alone, or everything if the server does not serve its hash alone; return its name."""
         commit = self.commit
         try:
             _git(payload, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", "origin", commit)

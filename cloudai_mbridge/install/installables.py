@@ -100,7 +100,7 @@ def _problems(needed: dict[str, Installable]) -> Iterator[str]:
 
 
 def _with_submodules(items: list[Installable]) -> Iterator[Installable]:
-    """Give a repository its submodules everywhere if any test wants them: there is one clone for all."""
+    """Enable a repository's submodules for all tests if any test needs them: all share one clone."""
     full = {(repo.url, repo.commit) for item in items if (repo := _repo_of(item)) and repo.init_submodules}
     for item in items:
         if (repo := _repo_of(item)) is None:
@@ -116,7 +116,7 @@ def _repo_of(item: Installable) -> RepoInstall | None:
     return item if isinstance(item, RepoInstall) else None
 
 
-# What git forbids in the name of a ref, and a leading + or ^, which a refspec would give a meaning to
+# Characters that git forbids in ref names, and a leading + or ^, which have a meaning in a refspec
 _NO_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[+/]|[/.]$|//|\.lock$")
 _DASH_HOST = re.compile(r"(?:://|@)-")
 _HELPER = re.compile(r"[A-Za-z0-9+.-]+::")
@@ -132,7 +132,7 @@ _IMAGE = re.compile(
 
 
 def problem_of_url(url: str) -> str | None:
-    """Return why git cannot be given this url. A credential has no place in one: it would show in argv and on disk."""
+    """Return why git cannot be given this url. Credentials are rejected: they would show in argv and on disk."""
     shown = redacted(url)
     if re.search(r"[\x00-\x20\x7f]", url) or not url:
         return f"{shown!r} is empty or holds blanks or control characters; write the repository's address"

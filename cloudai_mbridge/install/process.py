@@ -76,7 +76,7 @@ class _Signals:
         self._came.append(number)
 
     def act(self) -> None:
-        """Put the handlers back, and let act what has come."""
+        """Restore the handlers, and raise the deferred signals."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         for came in self._came:

@@ -30,7 +30,7 @@ class InstallResult:
 def install_all(
     definitions: Definitions, install_path: Path, notify: Notify, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> InstallResult:
-    """Install what is not there yet; one failure does not stop the others.
+    """Install everything missing; one failure does not stop the others.
 
     packages: contents of the NeMo-Run environment in addition to NeMo-Run.
     BadInput: a value that cannot be used, or an install_path that cannot be written. Nothing was installed.
@@ -78,7 +78,7 @@ def uninstall_all(
 def is_everything_installed(
     definitions: Definitions, install_path: Path, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> bool:
-    """Return whether nothing would be left to install."""
+    """Return whether nothing is left to install."""
     places = _places(definitions, packages, install_path.absolute())
     return all(item.is_installed(path) for path, item in places.items())
 
