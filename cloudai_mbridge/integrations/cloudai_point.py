@@ -41,7 +41,7 @@ _SHARED = {
     *("name", "description", "extra_env_vars", "extra_cmd_args", "extra_container_mounts", "nsys", "metrics"),
     *("training_report", "dse_excluded_args"),
 }
-# CloudAI's system has more, and some of the same name with another content
+# CloudAI's system has more fields, and some with the same name and other contents
 _SYSTEM = (
     *("name", "default_partition", "account", "distribution", "mpi", "gpus_per_node", "container_mount_home"),
     *("extra_srun_args", "extra_sbatch_args", "global_env_vars"),

@@ -76,7 +76,7 @@ class EmbeddedReport(ReportGenerationStrategy):
         judged(self.test_run.output_path)
 
     def get_metric(self, metric: str) -> Any:
-        """Return a capped mean after the warm-up, or CloudAI's METRIC_ERROR; of a failed run always the latter."""
+        """Return a capped mean after the warm-up, or CloudAI's METRIC_ERROR, always for a failed run."""
         try:
             point = judged(self.test_run.output_path)
         except BadInput:

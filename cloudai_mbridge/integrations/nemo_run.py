@@ -60,7 +60,7 @@ class NemoRunLocalClient(LocalClient):
     """This machine, where a run's job is the script that waits for NeMo-Run."""
 
     def preflight(self) -> None:
-        """Check that NeMo-Run is there, too."""
+        """Also check that NeMo-Run is installed."""
         _require_nemo_run()
         super().preflight()
 
@@ -69,7 +69,7 @@ class NemoRunSlurmClient(SlurmClient):
     """Slurm, with NeMo-Run to submit runs of the embedded loop; the upstream launcher calls NeMo-Run itself."""
 
     def preflight(self) -> None:
-        """Check that NeMo-Run is there and can carry the system's options, too."""
+        """Also check that NeMo-Run is installed and can pass the system's options."""
         _require_nemo_run()
         for option in self._system.extra_sbatch_args:
             _named_option(option)
@@ -108,7 +108,7 @@ def render(plan: RunPlan, system: System) -> dict[str, str]:
     return {CONFIG: json.dumps(config, indent=2) + "\n", **scripts}
 
 
-# options that NeMo-Run gives itself, or that its driver sets
+# options that NeMo-Run or its driver sets
 _ITS_OWN = ("requeue", "no_requeue", "open_mode")
 
 
@@ -143,7 +143,7 @@ def _local_script(plan: RunPlan) -> str:
 
 
 def _rank_script(plan: RunPlan, system: System) -> str:
-    """Render what NeMo-Run's torchrun starts once per rank."""
+    """Render the script that NeMo-Run's torchrun starts once per rank."""
     return _script(
         f"# mbridge run {plan.key}: one rank, started by NeMo-Run's torchrun",
         "set -u",
@@ -154,9 +154,9 @@ def _rank_script(plan: RunPlan, system: System) -> str:
 
 
 def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
-    """Render what NeMo-Run's batch script reads before its srun; `head_node` is a variable of that script.
+    """Render the file that NeMo-Run's batch script reads before its srun; `head_node` is a variable of that script.
 
-    "all" is srun's word for its own output, which is the batch script's: NeMo-Run would name a file of its own.
+    "all" makes srun write to the batch script's output: NeMo-Run would name a separate file.
     """
     srun = ["--output=all", "--error=all", *srun_options(plan, system)]
     mounts = "".join(f",{shlex.quote(mount)}" for mount in plan.container_mounts)
@@ -172,7 +172,7 @@ def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
 
 
 def _node_script(plan: RunPlan, system: System) -> str:
-    """Render what NeMo-Run's srun starts once per node: a torchrun, rendezvous on the first node."""
+    """Render the script that NeMo-Run's srun starts once per node: a torchrun, rendezvous on the first node."""
     torchrun = ["--nnodes", str(plan.num_nodes), "--nproc-per-node", str(plan.ranks_per_node)]
     return _script(
         f"# mbridge run {plan.key}: one node, started by NeMo-Run's srun",

@@ -22,7 +22,7 @@ _UNDER = "--under"
 
 
 def main(arguments: list[str]) -> int:
-    """Start the second process, or be it; return the script's exit code."""
+    """Start the second process, or act as it; return the script's exit code."""
     if arguments[0] == _UNDER:
         return _train(int(arguments[1]), Path(arguments[2]))
     module = "cloudai_mbridge.integrations.standalone"
