@@ -115,7 +115,7 @@ class Kit:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End what is left of a command: SIGTERM, which mbridge passes on to its ranks, then SIGKILL to its group."""
+    """End a command's remaining processes: SIGTERM, which mbridge passes on to its ranks, then SIGKILL to its group."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -142,20 +142,20 @@ def needs_gpu(kit: Kit) -> None:
 
 
 def needs_known_gpu(kit: Kit) -> None:
-    """Need a GPU that the estimates know."""
+    """Require a GPU that the estimates support."""
     needs_gpu(kit)
     if kit.device.gpu_type is None:
         raise PartSkipped(f"no estimates for {kit.device.gpu}")
 
 
 def needs_muon(kit: Kit) -> None:
-    """Need the package of Muon."""
+    """Require the package of Muon."""
     needs_gpu(kit)
     if kit.device.packages.get(MUON) is None:
         raise PartSkipped(f"no {MUON}: pip install 'cloudai-mbridge[emerging]'")
 
 
 def needs_transformer_engine(kit: Kit) -> None:
-    """Need Transformer Engine."""
+    """Require Transformer Engine."""
     if kit.device.no_transformer_engine:
         raise PartSkipped(f"no Transformer Engine: {kit.device.no_transformer_engine}")

@@ -17,7 +17,7 @@ _DETERMINISTIC_ENV = {
 }
 _WINDOW = {"profiling.profile_step_start": 3, "profiling.profile_step_end": 5}
 LINE = "line"
-# Exit codes of `mbridge gate` with which it has judged; with others it could not
+# Exit codes of `mbridge gate` with a verdict; others mean that it could not judge
 _JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
 _REFUSED = 15  # of `mbridge baseline promote`
 _POLICY = """name = "gpu_check"

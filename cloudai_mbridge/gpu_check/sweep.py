@@ -110,7 +110,7 @@ def train(kit: Kit, name: str, trainings: Sequence[Training], *, again: str = ""
 
 
 def hide_transformer_engine(kit: Kit) -> dict[str, str]:
-    """Return the variable with which Transformer Engine is as if it were not installed."""
+    """Return the variable that hides Transformer Engine."""
     directory = kit.work / "hidden"
     path = directory / "transformer_engine/__init__.py"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from cloudai_mbridge.gpu_check.sweep import Trained, Training, largest_differenc
 CONFIG = "training.json"
 CAPTURED_MARK = "CUDA graphs captured:"  # of `training.loop.graphs`
 # Relative, against bf16: of the first loss, which the weights decide, and of the mean decrease of the others from it,
-# which the optimizer decides. Ten losses of a model that has just begun to learn are close whatever it does.
+# which the optimizer decides. Ten losses of a model that has just begun to learn are close in any case.
 FP8_FIRST_LOSS_TOLERANCE = 5e-3
 FP8_DECREASE_TOLERANCE = 0.1
 GRAPH_TOLERANCE = 1e-2  # relative, of the loss at any of ten steps
@@ -73,7 +73,7 @@ def _fp8(kit: Kit, name: str, dtype: str) -> Figures:
 
 
 def mean_decrease(curve: Sequence[float]) -> float:
-    """Return how far below its first loss a curve is in the mean."""
+    """Return a curve's mean decrease from its first loss."""
     return curve[0] - statistics.fmean(curve[1:])
 
 

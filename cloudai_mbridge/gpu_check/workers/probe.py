@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def why_no_gpu(cuda: str | None) -> str:
-    """Return why torch cannot use one. cuda: the version that torch was built for."""
+    """Return why torch cannot use a GPU. cuda: the version that torch was built for."""
     if cuda is None:
         return "torch is a CPU build"
     return "CUDA_VISIBLE_DEVICES hides all GPUs" if is_hidden() else "no GPU that torch can use"
