@@ -11,7 +11,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class _Finder:
-    """Finds modules of this package that have no file. It is the last finder, so that files win."""
+    """Finder for modules of this package without a file. It is the last finder, so that files win."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
@@ -25,5 +25,5 @@ class _Finder:
 
 
 def install() -> None:
-    """Serve the modules from now on; nothing is imported before one of them is."""
+    """Serve the modules from now on; nothing is imported before their first import."""
     sys.meta_path.append(_Finder())
