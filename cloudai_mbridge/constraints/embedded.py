@@ -1,4 +1,4 @@
-"""Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
+"""Rules E01...: limits of the embedded loop, so that no argument is silently ignored."""
 
 from collections.abc import Iterator
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
-# Of what `extra_cmd_args` set, the rules do not know the value of these; others they read from the recipe
+# Fields set by `extra_cmd_args` whose value the rules do not read; they read other fields from the recipe
 JUDGED_WITHOUT = frozenset(
     {"sequence_parallel", "moe_expert_capacity_factor", "ddp.data_parallel_sharding_strategy", *CHECKPOINTS.values()}
 )

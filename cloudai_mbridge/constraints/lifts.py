@@ -1,7 +1,7 @@
-"""Which rules of CloudAI's later releases of Megatron-Bridge have lifted, and for which points.
+"""Rules of CloudAI that later releases of Megatron-Bridge have lifted, and for which points.
 
-Each row is a fact about a release, with the place where it shows. 0.3 is the oldest release that is known here. The
-embedded loop trains what these releases train, where its Megatron-Core is new enough.
+Each row is a fact about a release, with its source. 0.3 is the oldest known release. The embedded loop trains the same
+points as these releases, if its Megatron-Core is new enough.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What a rule sees and what it answers."""
+"""Input and answers of a rule."""
 
 import re
 from collections.abc import Callable, Mapping

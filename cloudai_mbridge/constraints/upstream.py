@@ -1,7 +1,7 @@
-"""How rules look at a point of Megatron-Bridge's launcher, which fills in what the point leaves out.
+"""Views of a point of Megatron-Bridge's launcher for rules; the launcher fills in unset arguments.
 
-All rules look at what will be trained, whoever sets it. C01-C18 look at what is written first, as CloudAI does, and at
-that alone where the rest is not known; not so C02 and C08, which accept everything in CloudAI. An unknown argument that
+All rules check the trained values, whoever sets them. C01-C18 check the written values first, as CloudAI does, and only
+these if the others are unknown; except C02 and C08, which accept everything in CloudAI. An unknown argument that
 upstream decides makes a rule *not evaluated*.
 """
 
@@ -31,12 +31,12 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
-# Of what the user says twice, the launcher keeps one.
+# Of two contradicting user settings, the launcher keeps one.
 ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
 _ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
 _TAKES_UNSET_AS_1 = {*rules_in(sizes), pipeline.c18_deepseek_v3_is_split_as_its_recipe_can}
 _DECIDED = frozenset(UPSTREAM_DECIDES)
-# The arguments that choose a preset, but for the number of GPUs
+# The arguments that choose a preset, except the number of GPUs
 CHOOSING = ("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant")
 
 
@@ -105,7 +105,7 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
 def _filled_in(rule: Rule, of_written: Answer, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return what a rule of CloudAI's, which what is written does not break, says of what will be trained."""
     if _lift(rule_id(rule), trained, upstream):
-        return of_written  # which CloudAI accepts: a note would be about a rule that nobody has
+        return of_written  # CloudAI accepts the written values; a note would refer to a lifted rule
     answer = _of_trained(rule, written, trained, upstream)
     return of_written if isinstance(answer, NotEvaluated) else answer
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-# Also what the gate, the reports and the estimates import
+# Including packages that the gate, the reports and the estimates import
 _NEEDED = (
     *("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "toml", "tomlkit", "click", "rich", "psutil"),
     *("scipy", "ruptures"),

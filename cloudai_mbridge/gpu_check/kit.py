@@ -1,4 +1,4 @@
-"""What every part is given: the machine's facts, a directory, a deadline, and processes that end with it."""
+"""Context of every part: the machine's facts, a directory, a deadline, and processes that end with it."""
 
 import contextlib
 import json
@@ -106,7 +106,7 @@ class Kit:
         return dict(json.loads(lines[-1]))
 
     def tail(self, log: str) -> str:
-        """Return the end of what a command wrote, stderr before stdout."""
+        """Return the end of a command's output, stderr before stdout."""
         for stream in ("stderr", "stdout"):
             text = (self.work / f"{log}.{stream}").read_text(encoding="utf-8", errors="replace").strip()
             if text:
@@ -115,7 +115,7 @@ class Kit:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End what is left of a command: SIGTERM, which mbridge passes on to its ranks, then SIGKILL to its group."""
+    """End a command's remaining processes: SIGTERM, which mbridge passes on to its ranks, then SIGKILL to its group."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,13 +127,13 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """Return what to call a command: its module and first argument."""
+    """Return a command's display name: its module and first argument."""
     words = list(argv[argv.index("-m") + 1 :]) if "-m" in argv else list(argv)
     return " ".join(words[:2])
 
 
 def needs_gpu(kit: Kit) -> None:
-    """Need a GPU that torch can use; where there is nvidia-smi, its absence is a failure."""
+    """Require a GPU that torch can use; if nvidia-smi exists, a missing GPU is a failure."""
     if kit.device.gpu is not None:
         return
     if kit.device.has_nvidia_smi:
@@ -142,20 +142,20 @@ def needs_gpu(kit: Kit) -> None:
 
 
 def needs_known_gpu(kit: Kit) -> None:
-    """Need a GPU that the estimates know."""
+    """Require a GPU that the estimates support."""
     needs_gpu(kit)
     if kit.device.gpu_type is None:
         raise PartSkipped(f"no estimates for {kit.device.gpu}")
 
 
 def needs_muon(kit: Kit) -> None:
-    """Need the package of Muon."""
+    """Require the package of Muon."""
     needs_gpu(kit)
     if kit.device.packages.get(MUON) is None:
         raise PartSkipped(f"no {MUON}: pip install 'cloudai-mbridge[emerging]'")
 
 
 def needs_transformer_engine(kit: Kit) -> None:
-    """Need Transformer Engine."""
+    """Require Transformer Engine."""
     if kit.device.no_transformer_engine:
         raise PartSkipped(f"no Transformer Engine: {kit.device.no_transformer_engine}")

@@ -6,7 +6,7 @@ from cloudai_mbridge.gpu_check.proxy import PROXY, RECIPE, SAME_LOSS, SIZES, pro
 from cloudai_mbridge.gpu_check.sweep import Trained, Training
 
 EXPERTS = "qwen3_30b_a3b"
-# 2 of 48 layers: 1.9 B parameters. The router is forced into balance: no expert gets twice its share of 256 tokens
+# 2 of 48 layers: 1.9 B parameters. The router is forced to balance: no expert gets twice its share of 256 tokens
 EXPERT_SIZES = {"num_layers": 2, "seq_length": 4096, "mb": 1, "gb": 4, "compute_dtype": "bf16", "ep": 1}
 ROOM = {"model.moe_expert_capacity_factor": 2.0, "model.moe_pad_expert_input_to_capacity": True}
 

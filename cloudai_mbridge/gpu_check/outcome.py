@@ -1,4 +1,4 @@
-"""How a part ends, and the run of all of them."""
+"""Outcomes of parts, and the run of all parts."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,9 +40,9 @@ class Outcome:
 
 
 def run_parts(parts: Sequence[Part], kit: Kit, end: float, patience: float = 1.0) -> Iterator[Outcome]:
-    """Run the parts in order and yield how each ended.
+    """Run the parts in order and yield each outcome.
 
-    end: on the monotonic clock; none starts after it, and the commands of all are ended at it. patience: factor on the
+    end: on the monotonic clock; no part starts after it, and all commands are ended at it. patience: factor on the
     budgets, for a machine that is slow or busy.
     """
     for part in parts:
@@ -64,7 +64,7 @@ def _run(part: Part, kit: Kit) -> tuple[Status, str, Figures]:
         return Status.SKIPPED, _one_line(error), {}
     except PartFailed as error:
         return Status.FAILED, _one_line(error), error.figures
-    except Exception as error:  # a defect of one part must not cost the others
+    except Exception as error:  # a defect of one part must not stop the others
         return Status.FAILED, f"{type(error).__name__}: {_one_line(error)}", {}
 
 

@@ -9,7 +9,7 @@ STEPS = 10
 REFERENCE = "cpu_reference"
 # Relative, of the loss at any of ten steps. fp32 differs by the order of sums alone; experts may change for a token.
 TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2}
-# Transformer Engine multiplies fp32 as TF32, with 10 bits of mantissa, unless cuBLAS is told not to
+# Transformer Engine multiplies fp32 as TF32, with 10 bits of mantissa, unless cuBLAS is configured otherwise
 FULL_FP32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 # Weights drawn on the CPU are the same on every device
 SAME_WEIGHTS = {"model.use_cpu_initialization": True}

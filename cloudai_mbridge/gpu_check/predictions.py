@@ -1,4 +1,4 @@
-"""What `mbridge estimate` says of ten points, beside what the GPU measures.
+"""Predictions of `mbridge estimate` for ten points, next to measurements on the GPU.
 
 Torch's allocator does not count the CUDA context, so it is taken off the predicted memory.
 """
@@ -15,7 +15,7 @@ from cloudai_mbridge.gpu_check.sweep import Training, speed, train
 PREDICTIONS = "predictions"
 _MEASURES = ("peak_memory_gib", "step_time_s")
 _BASE: dict[str, Any] = {"num_layers": 2, "seq_length": 2048, "mb": 1, "gb": 4, "compute_dtype": "bf16"}
-# One size changes at a time, so that a term of the estimate that is off shows
+# One size changes at a time, to expose a wrong term of the estimate
 POINTS: Mapping[str, Mapping[str, Any]] = {
     "base": {},
     "layers1": {"num_layers": 1},

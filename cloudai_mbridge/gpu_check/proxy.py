@@ -21,7 +21,7 @@ def matmul(kit: Kit) -> Figures:
 
 
 def proxy(kit: Kit) -> Figures:
-    """Train the proxy in bf16, with Transformer Engine where it can be imported."""
+    """Train the proxy in bf16, with Transformer Engine if it can be imported."""
     trained = sweep.train(kit, PROXY, [Training(PROXY, RECIPE, SIZES)])
     kit.shared[PROXY] = trained
     return with_share(kit, sweep.speed(trained.good(PROXY)))

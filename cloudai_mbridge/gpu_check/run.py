@@ -1,4 +1,4 @@
-"""All parts of one check, and the file that holds what they found."""
+"""All parts of one check, and the file of their results."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ LOGS, MOST_LOGGED = ".logs.tar.gz", 2**20
 
 
 def run(out: Path, work: Path, only: Sequence[str] | None, patience: float, started: float) -> int:
-    """Run the parts; return the exit code. started: when the command was, on the monotonic clock."""
+    """Run the parts; return the exit code. started: start time of the command, on the monotonic clock."""
     names = [part.name for part in PARTS]
     if unknown := [name for name in only or () if name not in names]:
         print(f"error: --only {unknown[0]}: no such part; use one of {', '.join(names)}", file=sys.stderr)
@@ -45,7 +45,7 @@ def run(out: Path, work: Path, only: Sequence[str] | None, patience: float, star
 
 
 def run_and_write(parts: Sequence[Part], kit: Kit, out: Path, end: float, patience: float = 1.0) -> list[Outcome]:
-    """Run the parts; the file is whole after each of them, whatever ends this process, and so are the logs."""
+    """Run the parts; the file and the logs are complete after each part, even if this process is killed."""
     outcomes: list[Outcome] = []
     started = datetime.now(UTC).isoformat(timespec="seconds")
     write(out, started, kit.device, outcomes)
@@ -58,7 +58,7 @@ def run_and_write(parts: Sequence[Part], kit: Kit, out: Path, end: float, patien
 
 
 def probe(work: Path, deadline: float) -> Device:
-    """Ask a process of its own, so that this one holds no memory of the GPU."""
+    """Probe in a separate process, so that this process holds no memory of the GPU."""
     facts = Kit(work, Device(), deadline).worker("probe", log="probe")
     gpu = find_gpu(facts["gpu"]) if facts["gpu"] else None
     return Device(**facts, gpu_type=gpu.name if gpu else None)
@@ -77,7 +77,7 @@ def write(out: Path, started: str, device: Device, outcomes: Sequence[Outcome]) 
 
 
 def pack_logs(work: Path, out: Path) -> None:
-    """Replace OUT.logs.tar.gz, beside the file: what the commands wrote, without checkpoints and traces."""
+    """Replace OUT.logs.tar.gz, next to the file: the commands' output, without checkpoints and traces."""
     archive = out.with_name(out.name + LOGS)
     with tarfile.open(archive.with_name(archive.name + ".new"), "w:gz") as tar:
         for path in sorted(work.rglob("*")):

@@ -8,7 +8,7 @@ from cloudai_mbridge.gpu_check.sweep import Training, losses, speed, train, writ
 
 _RECIPE = "gpt_tiny"
 _STEPS, _SAVED_AT = 6, 3
-# A GPU's backward passes, and the products of cuBLAS, are the same twice only when asked
+# A GPU's backward passes, and the products of cuBLAS, are reproducible only with these settings
 _DETERMINISTIC = {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False}
 _DETERMINISTIC_ENV = {
     "NCCL_ALGO": "Ring",
@@ -17,7 +17,7 @@ _DETERMINISTIC_ENV = {
 }
 _WINDOW = {"profiling.profile_step_start": 3, "profiling.profile_step_end": 5}
 LINE = "line"
-# Exit codes of `mbridge gate` with which it has judged; with others it could not
+# Exit codes of `mbridge gate` with a verdict; others mean that it could not judge
 _JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
 _REFUSED = 15  # of `mbridge baseline promote`
 _POLICY = """name = "gpu_check"
@@ -29,14 +29,14 @@ name = "step_time_s"
 
 
 def checkpoint(kit: Kit) -> Figures:
-    """Save after half of the steps; a run that resumes there goes on with the same losses. Both are deterministic."""
+    """Save after half of the steps; a run that resumes there continues with the same losses. Both are deterministic."""
     args, directory = {"compute_dtype": _dtype(kit)}, str(kit.work / "checkpoint")
     same = {**_DETERMINISTIC, "checkpoint.save_interval": _SAVED_AT, "scheduler.lr_decay_iters": _STEPS}
     first = Training("save", _RECIPE, args, {**same, "checkpoint.save": directory}, _STEPS, 1)
     resume = {**same, "checkpoint.load": directory, "checkpoint.ckpt_step": _SAVED_AT}
     second = Training("resume", _RECIPE, args, resume, _STEPS, 1)
     whole = train(kit, "checkpoint_save", [first], **_DETERMINISTIC_ENV).good("save")
-    # Half of the steps are not in its log: the report calls that a failure, the log says what happened
+    # Half of the steps are not in its log: the report counts that as a failure, the log contains the cause
     second_run = train(kit, "checkpoint_resume", [second], **_DETERMINISTIC_ENV)
     rest = second_run.points["resume"][0]
     resumed = [step["step"] for step in rest["steps"]]
@@ -91,7 +91,7 @@ def line(kit: Kit) -> Figures:
 
 
 def _gate(kit: Kit, first: Path, second: Path) -> str:
-    """Promote the first sweep and judge the second. What the gate says of so few runs of a tiny model is a figure."""
+    """Promote the first sweep and judge the second. The gate's verdict on so few runs of a tiny model is a figure."""
     policy, baseline = kit.work / "policy.toml", kit.work / "baseline.toml"
     policy.write_text(_POLICY, encoding="utf-8")
     options = ["--min-runs", "2", "--max-noise", "1", "--by", "gpu_check", "--reason", "the first sweep", "--yes"]

@@ -11,7 +11,7 @@ from typing import Any
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, OutOfTime, PartFailed
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-_POINT_FAILED = 1  # exit code of `mbridge run`; its report says which
+_POINT_FAILED = 1  # exit code of `mbridge run`; its report lists the points
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Trained:
         return point
 
     def each(self, tests: Sequence[str], judge: Callable[[str, Figures], Figures]) -> tuple[dict[str, Figures], str]:
-        """Return what `judge` finds in the first point of each test, and why it found nothing in the others."""
+        """Return the figures of `judge` for the first point of each test, and the reasons of tests without figures."""
         found: dict[str, Figures] = {}
         missing = []
         for test in tests:
@@ -71,7 +71,7 @@ class Trained:
         return found, "; ".join(missing)
 
     def directory(self, test: str) -> Path:
-        """Return where the first point of a test has run."""
+        """Return the run directory of a test's first point."""
         return self.root / str(self.good(test)["key"])
 
 
@@ -89,9 +89,9 @@ def write_sweep(kit: Kit, name: str, trainings: Sequence[Training]) -> list[str]
 
 
 def train(kit: Kit, name: str, trainings: Sequence[Training], *, again: str = "", **env: str) -> Trained:
-    """Run them one after the other; a point that fails is in the result. again: names a further run of the same.
+    """Run them one after the other; a failed point is in the result. again: names a further run of the same.
 
-    A run that is ended at the deadline writes its report all the same: what has trained by then is in the result.
+    A run that is ended at the deadline still writes its report: points trained by then are in the result.
     """
     options, cut, log = write_sweep(kit, name, trainings), "", f"{name}{again}"
     out = kit.work / "results" / log
@@ -110,7 +110,7 @@ def train(kit: Kit, name: str, trainings: Sequence[Training], *, again: str = ""
 
 
 def hide_transformer_engine(kit: Kit) -> dict[str, str]:
-    """Return the variable with which Transformer Engine is as if it were not installed."""
+    """Return the variable that hides Transformer Engine."""
     directory = kit.work / "hidden"
     path = directory / "transformer_engine/__init__.py"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def losses(point: Figures) -> list[float]:
 
 
 def speed(point: Figures) -> Figures:
-    """Return what a report measured of a point, in short."""
+    """Return a summary of a point's measurements in a report."""
     metrics = point["metrics"]
     return {
         "step_time_s": metrics["step_time_s"]["median"],

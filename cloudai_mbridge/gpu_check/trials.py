@@ -1,4 +1,4 @@
-"""Features tried on the proxy: number formats, and what the loop refuses so far."""
+"""Features tried on the proxy: number formats, and features that the loop rejects so far."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from cloudai_mbridge.gpu_check.sweep import Trained, Training, largest_differenc
 CONFIG = "training.json"
 CAPTURED_MARK = "CUDA graphs captured:"  # of `training.loop.graphs`
 # Relative, against bf16: of the first loss, which the weights decide, and of the mean decrease of the others from it,
-# which the optimizer decides. Ten losses of a model that has just begun to learn are close whatever it does.
+# which the optimizer decides. Ten losses of a model that has just begun to learn are close in any case.
 FP8_FIRST_LOSS_TOLERANCE = 5e-3
 FP8_DECREASE_TOLERANCE = 0.1
 GRAPH_TOLERANCE = 1e-2  # relative, of the loss at any of ten steps
@@ -73,7 +73,7 @@ def _fp8(kit: Kit, name: str, dtype: str) -> Figures:
 
 
 def mean_decrease(curve: Sequence[float]) -> float:
-    """Return how far below its first loss a curve is in the mean."""
+    """Return a curve's mean decrease from its first loss."""
     return curve[0] - statistics.fmean(curve[1:])
 
 
@@ -135,7 +135,7 @@ def activation_offload(kit: Kit) -> Figures:
 
 
 def muon(kit: Kit) -> Figures:
-    """Train the proxy with distributed Muon: the losses begin where those of Adam do, and fall."""
+    """Train the proxy with distributed Muon: the losses begin like Adam's, and fall."""
     expected = proxy_losses(kit)
     point = train(kit, "muon", [Training("muon", RECIPE, {**SIZES, "optimizer_type": "muon"})]).good("muon")
     ours = losses(point)
@@ -164,7 +164,7 @@ def _same_losses(kit: Kit, name: str, overrides: Sequence[str]) -> Figures:
 def _try(
     kit: Kit, name: str, lift: Sequence[str], overrides: Sequence[str], config: Path | None = None
 ) -> tuple[Figures, list[float], list[float]]:
-    """Train the proxy with overrides, or as `config`; return its figures, its losses and those of the plain proxy."""
+    """Train the proxy with overrides, or as `config`; return its figures, its losses and the plain proxy's losses."""
     expected = proxy_losses(kit)
     trained: Trained = kit.shared[PROXY]
     config = config or trained.directory(PROXY) / CONFIG

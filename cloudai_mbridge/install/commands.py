@@ -76,7 +76,7 @@ def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[Tes
 
 
 def _install_path(system_config: Path) -> Path:
-    """Return the system's install_path; a relative one is below the current directory, as output_path is."""
+    """Return the system's install_path; a relative path is below the current directory, like output_path."""
     path = load_system(system_config).install_path
     if not path:
         raise BadInput(f"{system_config}: install_path: is missing; write the directory to install into")

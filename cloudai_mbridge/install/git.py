@@ -11,7 +11,7 @@ from cloudai_mbridge.install.process import run_tool
 from cloudai_mbridge.megatron_bridge.pins import repo_path
 
 _HASH = re.compile(r"[0-9a-fA-F]{4,64}")
-# Set where mbridge is started from a git hook or alias; they would lead git to that repository
+# Set if mbridge is started from a git hook or alias; they would redirect git to that repository
 _CALLERS_REPOSITORY = {
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -51,7 +51,7 @@ class RepoInstall(Installable):
         return super().accepts(marker, path) and has_submodules and (path / ".git").exists()
 
     def build(self, payload: Path, path: Path) -> Facts:
-        """Clone; a branch or tag is resolved now and stays where it is."""
+        """Clone; a branch or tag is resolved now and not updated later."""
         payload.mkdir()
         _git(payload, "init", "--quiet")
         _git(payload, "remote", "add", "--", "origin", self.url)
@@ -65,7 +65,7 @@ class RepoInstall(Installable):
         return {"resolved": resolved_commit(payload), "submodules": self.init_submodules}
 
     def _fetch(self, payload: Path) -> str:
-        """Fetch the commit alone, else, for a hash that the server will not send alone, all; return its name."""
+        """Fetch the commit alone, or everything if the server does not serve its hash alone; return its name."""
         commit = self.commit
         try:
             _git(payload, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", "origin", commit)

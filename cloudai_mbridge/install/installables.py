@@ -1,4 +1,4 @@
-"""What tests need on disk before they can run."""
+"""Clones, environments and images that tests need on disk before they can run."""
 
 import os
 import re
@@ -49,9 +49,9 @@ def installables_of(
     packages: tuple[str, ...] = EXTRA_PACKAGES,
     exists: Callable[[Path], bool] = Path.exists,
 ) -> list[Installable]:
-    """Return what the tests of the upstream launcher need, each once; embedded tests need nothing.
+    """Return the installables of the upstream launcher's tests, without duplicates; embedded tests need none.
 
-    packages: what the environment holds beside NeMo-Run. exists: tells which container images are files already.
+    packages: contents of the environment in addition to NeMo-Run. exists: whether a container image is a file already.
     BadInput: values that git, pip or enroot cannot be given, one line each.
     """
     items: list[Installable] = []
@@ -69,7 +69,7 @@ def installables_of(
 def _needed(
     definition: TestDefinition, packages: tuple[str, ...], exists: Callable[[Path], bool]
 ) -> Iterator[tuple[str, Installable]]:
-    """Yield what one test needs, with the key that says so."""
+    """Yield the installables of one test, with the key that requires each."""
     for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]
         if (image := image.strip()) and not (image.startswith(("/", ".")) and exists(Path(image))):
             yield f"cmd_args.container_image {image}", ImageInstall(image)
@@ -100,7 +100,7 @@ def _problems(needed: dict[str, Installable]) -> Iterator[str]:
 
 
 def _with_submodules(items: list[Installable]) -> Iterator[Installable]:
-    """Give a repository its submodules everywhere if any test wants them: there is one clone for all."""
+    """Enable a repository's submodules for all tests if any test needs them: all share one clone."""
     full = {(repo.url, repo.commit) for item in items if (repo := _repo_of(item)) and repo.init_submodules}
     for item in items:
         if (repo := _repo_of(item)) is None:
@@ -116,7 +116,7 @@ def _repo_of(item: Installable) -> RepoInstall | None:
     return item if isinstance(item, RepoInstall) else None
 
 
-# What git forbids in the name of a ref, and a leading + or ^, which a refspec would give a meaning to
+# Characters that git forbids in ref names, and a leading + or ^, which have a meaning in a refspec
 _NO_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[+/]|[/.]$|//|\.lock$")
 _DASH_HOST = re.compile(r"(?:://|@)-")
 _HELPER = re.compile(r"[A-Za-z0-9+.-]+::")
@@ -132,7 +132,7 @@ _IMAGE = re.compile(
 
 
 def problem_of_url(url: str) -> str | None:
-    """Return why git cannot be given this url. A credential has no place in one: it would show in argv and on disk."""
+    """Return why git cannot be given this url. Credentials are rejected: they would show in argv and on disk."""
     shown = redacted(url)
     if re.search(r"[\x00-\x20\x7f]", url) or not url:
         return f"{shown!r} is empty or holds blanks or control characters; write the repository's address"
@@ -190,7 +190,7 @@ def problem_of_requirement(requirement: str) -> str | None:
 def enroot_uri(image: str) -> str:
     """Return docker://[USER@][REGISTRY#]IMAGE[:TAG] for an image in this or in Docker's spelling, registry/image:tag.
 
-    Enroot takes everything before the first # for the registry, and asks Docker Hub where there is none.
+    Enroot takes everything before the first # for the registry; the default is Docker Hub.
     """
     if (match := _parse_image(image)) is None:
         raise ValueError(f"{image!r} is not an image")

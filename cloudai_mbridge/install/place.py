@@ -1,8 +1,8 @@
-"""Put a clone, an environment or an image into its place at once, with a marker that says what it is.
+"""Put a clone, an environment or an image into its place atomically, with a marker that identifies it.
 
-Work happens in a directory beside the place, so that a kill leaves nothing at the place itself. A directory carries its
-marker inside. A file has it beside it, written first and with the file's size and time: it vouches for no other file.
-What has no marker is not ours: it is moved aside, never removed.
+Work happens in a directory next to the place, so that a kill leaves nothing at the place itself. A directory contains
+its marker. A file has it next to it, written first and with the file's size and time: it is valid for no other file.
+A file or directory without a marker is not ours: it is moved aside, never removed.
 """
 
 import json
@@ -30,23 +30,23 @@ class Installable(ABC):
 
     @abstractmethod
     def place(self, install_path: Path) -> Path:
-        """Return where it is installed below `install_path`."""
+        """Return its path below `install_path`."""
 
     @property
     @abstractmethod
     def identity(self) -> Facts:
-        """What the marker must say for the thing to be this one."""
+        """The marker's fields that identify this thing."""
 
     @abstractmethod
     def build(self, payload: Path, path: Path) -> Facts:
         """Make the thing at `payload`, for use at `path`; return facts for the marker."""
 
     def accepts(self, marker: Facts, path: Path) -> bool:
-        """Return whether what the marker tells of will do."""
+        """Return whether the thing that the marker describes can be used as is."""
         return all(marker.get(key) == value for key, value in self.identity.items())
 
     def is_same(self, marker: Facts) -> bool:
-        """Return whether the marker tells of this thing, be it outdated."""
+        """Return whether the marker describes this thing, even if outdated."""
         return all(marker.get(key) == self.identity.get(key) for key in ("kind", "url", "commit"))
 
     def is_installed(self, path: Path) -> bool:
@@ -78,7 +78,7 @@ class Installable(ABC):
             payload.rename(path)
 
     def uninstall(self, path: Path) -> bool:
-        """Remove the thing if its marker says that it is ours; return whether it was there and is gone."""
+        """Remove the thing if its marker identifies it as ours; return whether it was removed."""
         marker = read_marker(path)
         if marker is None or not self.is_same(marker):
             return False
@@ -89,7 +89,7 @@ class Installable(ABC):
 
 
 def read_marker(path: Path) -> Facts | None:
-    """Return what the marker of the thing at `path` says; None where there is none, or of another file."""
+    """Return the marker of the thing at `path`; None if it is missing, invalid or of another file."""
     if path.is_symlink() or not path.exists():
         return None
     try:
@@ -102,7 +102,7 @@ def read_marker(path: Path) -> Facts | None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed installs left in a directory. The caller holds the lock: no other install works there now."""
+    """Remove leftovers of killed installs from a directory. The caller holds the lock: no other install works there."""
     for left in directory.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
 

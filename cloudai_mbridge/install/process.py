@@ -1,4 +1,4 @@
-"""Run git, pip and enroot: no shell, no terminal to ask on, nothing left running, their error messages in one line."""
+"""Run git, pip and enroot: no shell, no terminal prompts, no leftover processes, their error messages in one line."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _SHORTEST_SECRET = 4
 def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path | None = None) -> str:
     """Run a command to its end and return its output.
 
-    env: its whole environment. missing: what to do where the command is not installed.
+    env: its whole environment. missing: the remedy if the command is not installed.
     ToolFailure: it is not installed, or failed: with its own message.
     """
     code, out, err = _communicate([str(word) for word in argv], env, missing, cwd)
@@ -45,7 +45,7 @@ def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # no terminal to ask for a password on, and a group of its own to end
+            start_new_session=True,  # no terminal for a password prompt, and a group of its own to end
         )
     except BaseException as error:
         signals.act()
@@ -64,7 +64,7 @@ def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd
 
 
 class _Signals:
-    """Keep the signals that end this process until `act`: one that comes while a tool starts would leave it behind."""
+    """Defer the signals that end this process until `act`: a signal while a tool starts would leave it running."""
 
     def __init__(self) -> None:
         self._came: list[int] = []
@@ -76,7 +76,7 @@ class _Signals:
         self._came.append(number)
 
     def act(self) -> None:
-        """Put the handlers back, and let act what has come."""
+        """Restore the handlers, and raise the deferred signals."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         for came in self._came:
@@ -84,7 +84,7 @@ class _Signals:
 
 
 def last_words(text: str, env: Mapping[str, str]) -> str:
-    """Return the last lines that tell of an error, else the last line, in one line and without credentials."""
+    """Return the last lines that report an error, else the last line, in one line and without credentials."""
     plain = (re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in text.splitlines())  # without colours
     lines = list(filter(None, ("".join(filter(str.isprintable, line)).strip() for line in plain)))
     telling = [line for line in lines if _ERROR_LINE.search(line)] or lines[-1:]

@@ -11,10 +11,10 @@ from cloudai_mbridge.install.place import Facts, Installable
 from cloudai_mbridge.install.process import run_tool
 from cloudai_mbridge.megatron_bridge.pins import venv_path
 
-# What CloudAI's wrapper installs beside NeMo-Run. wandb is pinned: the launchers of Megatron-Bridge 0.3 to 0.6 call
+# Packages that CloudAI's wrapper adds to NeMo-Run. wandb is pinned: the launchers of Megatron-Bridge 0.3 to 0.6 call
 # wandb.util.generate_id, which 0.18.7 has and 0.31 does not.
 EXTRA_PACKAGES = ("wandb==0.18.7", "numpy==1.26.4")
-# They would put packages elsewhere, or let pip take the caller's for installed ones
+# They would redirect packages, or make pip treat the caller's packages as installed
 _CALLERS_PYTHON = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"}
 
 
@@ -67,7 +67,7 @@ def _run(*argv: str | Path) -> None:
 
 
 def _move_scripts(payload: Path, path: Path) -> None:
-    """Make the scripts name the place where the environment will be: their first lines hold its full path."""
+    """Rewrite the scripts for the environment's final path: their first lines contain its full path."""
     before, after = os.fsencode(payload), os.fsencode(path)
     for script in (payload / "bin").iterdir():
         if script.is_file() and not script.is_symlink() and before in (text := script.read_bytes()):

@@ -30,9 +30,9 @@ class InstallResult:
 def install_all(
     definitions: Definitions, install_path: Path, notify: Notify, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> InstallResult:
-    """Install what is not there yet; one failure does not stop the others.
+    """Install everything missing; one failure does not stop the others.
 
-    packages: what the NeMo-Run environment holds beside NeMo-Run.
+    packages: contents of the NeMo-Run environment in addition to NeMo-Run.
     BadInput: a value that cannot be used, or an install_path that cannot be written. Nothing was installed.
     """
 
@@ -57,7 +57,7 @@ def install_all(
 def uninstall_all(
     definitions: Definitions, install_path: Path, notify: Notify, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> InstallResult:
-    """Remove what an install put there, not what has no marker of ours; BadInput: a value that cannot be used."""
+    """Remove installed things, but nothing without a marker of ours; BadInput: a value that cannot be used."""
 
     def work(item: Installable, path: Path) -> None:
         if item.uninstall(path):
@@ -78,13 +78,13 @@ def uninstall_all(
 def is_everything_installed(
     definitions: Definitions, install_path: Path, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> bool:
-    """Return whether nothing would be left to install."""
+    """Return whether nothing is left to install."""
     places = _places(definitions, packages, install_path.absolute())
     return all(item.is_installed(path) for path, item in places.items())
 
 
 def _places(definitions: Definitions, packages: tuple[str, ...], install_path: Path) -> dict[Path, Installable]:
-    """Return what is installed where, an environment's repository before it; BadInput if two would have one place."""
+    """Return path -> installable, an environment's repository before it; BadInput if two would share a path."""
     found: dict[Path, Installable] = {}
     for needed in installables_of(definitions, packages):
         for item in (needed.repo, needed) if isinstance(needed, PythonEnvInstall) else (needed,):
@@ -122,7 +122,7 @@ def _for_each(
 def locked(directory: Path, notify: Notify) -> Iterator[None]:
     """Hold the directory's lock; it ends with the process. Wait for another holder.
 
-    Some shared file systems have no locks. There the install goes on, and says so.
+    Some shared file systems have no locks. There the install continues, and reports it.
     """
     with open(os.open(directory / ".mbridge-install.lock", os.O_RDWR | os.O_CREAT, 0o666), "rb") as lock:
         try:

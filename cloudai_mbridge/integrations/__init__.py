@@ -1,1 +1,1 @@
-"""Other people's tools: NeMo-Run as a launcher, CloudAI as a host. Neither is imported unless it is used."""
+"""Third-party tools: NeMo-Run as a launcher, CloudAI as a host. Each is imported only if used."""

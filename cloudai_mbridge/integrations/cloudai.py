@@ -1,7 +1,7 @@
 """Put this workload into CloudAI's registry, as `test_template_name = "MegatronBridgeEmbedded"`.
 
 `mbridge-cloudai` does it and then runs CloudAI's own command line. A program that uses CloudAI as a library calls
-`register()`. CloudAI's MegatronBridge stays what it is.
+`register()`. CloudAI's MegatronBridge is unchanged.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Registration:
 
 
 def register() -> Registration:
-    """Add test definition, commands and report to CloudAI's registry. Never raises; twice is once."""
+    """Add test definition, commands and report to CloudAI's registry. Never raises; idempotent."""
     try:
         from cloudai.core import Registry
 

@@ -1,7 +1,7 @@
 """The console script `mbridge-cloudai`: CloudAI's own command line, with MegatronBridgeEmbedded among its workloads.
 
-Every argument is CloudAI's. `run` and `generate-report` end with exit code 1 if a point of ours failed, where CloudAI
-itself ends with 0.
+Every argument is CloudAI's. `run` and `generate-report` end with exit code 1 if a point of ours failed; CloudAI itself
+ends with 0.
 """
 
 import functools
@@ -16,7 +16,7 @@ _JUDGED = ("run", "generate-report")
 
 
 def main() -> None:
-    """Register the workload, then do what CloudAI's `main` does."""
+    """Register the workload, then run CloudAI's `main`."""
     if not (registration := register()):
         print(f"error: {registration.message}", file=sys.stderr)
         sys.exit(ToolFailure.exit_code)

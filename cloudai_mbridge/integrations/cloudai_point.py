@@ -41,7 +41,7 @@ _SHARED = {
     *("name", "description", "extra_env_vars", "extra_cmd_args", "extra_container_mounts", "nsys", "metrics"),
     *("training_report", "dse_excluded_args"),
 }
-# CloudAI's system has more, and some of the same name with another content
+# CloudAI's system has more fields, and some with the same name and other contents
 _SYSTEM = (
     *("name", "default_partition", "account", "distribution", "mpi", "gpus_per_node", "container_mount_home"),
     *("extra_srun_args", "extra_sbatch_args", "global_env_vars"),
@@ -59,9 +59,9 @@ class Refused(click.ClickException):
 def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition: Any = None) -> ScenarioPlan:
     """Plan a test run, or a whole sweep that CloudAI has not expanded yet.
 
-    placement: the number of nodes and their names, where CloudAI has chosen them.
+    placement: the number of nodes and their names, if CloudAI has chosen them.
 
-    Refused: it asks for what this tool refuses.
+    Refused: this tool rejects it.
     """
     if getattr(tr, "pre_test", None) or getattr(tr, "post_test", None):
         raise Refused(f"{tr.name}: {TEMPLATE} runs no pre_test or post_test; remove them from the scenario")
@@ -90,9 +90,9 @@ def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition
 
 
 def known_of(tr: Any, system: Any, actions: Sequence[Mapping[str, Any]]) -> list[SearchPlan | None]:
-    """Return what is known beforehand of every point of a sweep, None for one that breaks a rule.
+    """Return the search plan of every point of a sweep, None for a point that breaks a rule.
 
-    actions: the points as CloudAI names them. Refused: it is not a test of Megatron-Bridge, or not one as we know it.
+    actions: the points as CloudAI names them. Refused: not a test of Megatron-Bridge, or not in a known form.
     """
     template = tr.test.test_template_name
     if template not in (TEMPLATE, OUR_TEMPLATE):
@@ -122,7 +122,7 @@ def _place(coordinates: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 def refuse(tr: Any, system: Any) -> None:
     """Refuse a test run that cannot run, before anything is submitted. The points of a sweep are rejected one by one.
 
-    Refused: a rule rejects the point, or something asked for is not implemented.
+    Refused: a rule rejects the point, or a requested feature is not implemented.
     """
     if system.scheduler not in _SCHEDULERS:
         raise Refused(f"{tr.name}: {TEMPLATE} runs on {' and '.join(_SCHEDULERS)} systems, not on {system.scheduler}")
@@ -146,7 +146,7 @@ def the_run(plan: ScenarioPlan) -> RunPlan:
 def prepare(tr: Any, system: Any, placement: Placement | None = None) -> Path:
     """Write a test run's files, once, and return the directory that its script starts in.
 
-    Refused: a rule rejects the point, or something asked for is not implemented.
+    Refused: a rule rejects the point, or a requested feature is not implemented.
     """
     root = Path(tr.output_path).absolute()
     if not (root / ROOT_FILES.plan).exists():
@@ -166,9 +166,9 @@ def is_prepared(output_path: Path) -> bool:
 
 
 def judged(output_path: Path) -> PointReport:
-    """Write down how the job ended, by its own marker, write the reports, and return the point.
+    """Record the job's end from its own marker, write the reports, and return the point.
 
-    BadInput: the directory is not one that `prepare` has written, or a file in it cannot be read or written.
+    BadInput: the directory was not written by `prepare`, or a file in it cannot be read or written.
     """
     root = Path(output_path).absolute()
     try:
@@ -192,7 +192,7 @@ def judged(output_path: Path) -> PointReport:
 def _definition(theirs: Any, launcher: Launcher = Launcher.EMBEDDED) -> TestDefinition:
     shared = _SHARED if launcher is Launcher.EMBEDDED else _SHARED | {"git_repos"}
     data = theirs.model_dump(mode="json", include=shared, exclude_none=True)
-    # CloudAI writes every default out when a scenario refers to a test; only what differs was asked for
+    # CloudAI writes every default out when a scenario refers to a test; only other values were requested
     args = theirs.cmd_args.model_dump(mode="json", exclude_defaults=True)
     return TestDefinition.model_validate(
         {**data, "test_template_name": OUR_TEMPLATE, "cmd_args": {**args, "launcher": launcher}}
@@ -200,7 +200,7 @@ def _definition(theirs: Any, launcher: Launcher = Launcher.EMBEDDED) -> TestDefi
 
 
 def _asked_for(tr: Any) -> Placement:
-    """Return nodes as the scenario names them; of CloudAI's PARTITION:GROUP:NUMBER only the number is known yet."""
+    """Return nodes as the scenario names them; CloudAI's PARTITION:GROUP:NUMBER only gives the number so far."""
     if not any(":" in spec for spec in tr.nodes):
         return tr.num_nodes, list(tr.nodes)
     counts = [spec.rpartition(":")[2] for spec in tr.nodes]

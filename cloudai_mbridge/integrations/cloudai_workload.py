@@ -24,7 +24,7 @@ class EmbeddedCmdArgs(MegatronBridgeCmdArgs):
     @model_validator(mode="before")
     @classmethod
     def _no_blank_defaults(cls, data: Any) -> Any:
-        """CloudAI writes every default out and reads it again, also the blank ones of keys that may not be blank."""
+        """CloudAI writes every default out and reads it again, also blank defaults of keys that may not be blank."""
         return {key: value for key, value in data.items() if value != ""} if isinstance(data, dict) else data
 
 
@@ -34,7 +34,7 @@ class EmbeddedTestDefinition(TestDefinition):
     __test__ = False
 
     cmd_args: EmbeddedCmdArgs
-    metrics: MetricsConfig | None = None  # not a default that CloudAI writes out and that then counts as asked for
+    metrics: MetricsConfig | None = None  # None: CloudAI would write a default out, which then counts as requested
 
     @property
     def installables(self) -> list[Any]:
@@ -76,7 +76,7 @@ class EmbeddedReport(ReportGenerationStrategy):
         judged(self.test_run.output_path)
 
     def get_metric(self, metric: str) -> Any:
-        """Return a capped mean after the warm-up, or CloudAI's METRIC_ERROR; of a failed run always the latter."""
+        """Return a capped mean after the warm-up, or CloudAI's METRIC_ERROR, always for a failed run."""
         try:
             point = judged(self.test_run.output_path)
         except BadInput:

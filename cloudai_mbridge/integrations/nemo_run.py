@@ -1,10 +1,9 @@
 """Launch runs through NeMo-Run: `executor = "nemo_run"` in a system file.
 
 NeMo-Run 0.11 pastes environment values, arguments, srun options and paths unquoted into shell lines, substitutes names
-in some of them, and without a container replaces the text "/nemo_run" anywhere in its batch script. So it is given none
-of that: variables and srun options stand quoted in scripts of ours, which it starts or reads, and its own directory is
-named relatively to the run's. What remains are sbatch options, which it quotes. Credentials travel past it in the
-environment.
+in some of them, and without a container replaces the text "/nemo_run" anywhere in its batch script. So it gets none
+of these: variables and srun options are quoted in scripts of ours, which it starts or reads, and its own directory is
+named relatively to the run's. It gets sbatch options only, which it quotes. Credentials bypass it in the environment.
 
 NeMo-Run itself is imported by `nemo_run_driver` only, in a process per run.
 """
@@ -48,7 +47,7 @@ INSTALL = "pip install 'cloudai-mbridge[nemo-run]'"
 SUBMIT_TIMEOUT_S = 180
 _DRIVER = ("-P", "-m", "cloudai_mbridge.integrations.nemo_run_driver")
 _REPLACED = "/nemo_run"
-# What torchrun tells its ranks; a variable of the run must not hide it.
+# Variables that torchrun sets for its ranks; a variable of the run must not override them.
 _TORCHRUN_OWNS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -61,7 +60,7 @@ class NemoRunLocalClient(LocalClient):
     """This machine, where a run's job is the script that waits for NeMo-Run."""
 
     def preflight(self) -> None:
-        """Check that NeMo-Run is there, too."""
+        """Also check that NeMo-Run is installed."""
         _require_nemo_run()
         super().preflight()
 
@@ -70,14 +69,14 @@ class NemoRunSlurmClient(SlurmClient):
     """Slurm, with NeMo-Run to submit runs of the embedded loop; the upstream launcher calls NeMo-Run itself."""
 
     def preflight(self) -> None:
-        """Check that NeMo-Run is there and can carry the system's options, too."""
+        """Also check that NeMo-Run is installed and can pass the system's options."""
         _require_nemo_run()
         for option in self._system.extra_sbatch_args:
             _named_option(option)
         super().preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Submit every run by itself."""
+        """Submit every run separately."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
@@ -87,7 +86,7 @@ class NemoRunSlurmClient(SlurmClient):
 
 
 def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
-    """Replace the scripts that `write_runs` wrote by what NeMo-Run is given.
+    """Replace the scripts of `write_runs` by NeMo-Run's input.
 
     BadInput: an option cannot be handed to NeMo-Run unharmed.
     """
@@ -109,12 +108,12 @@ def render(plan: RunPlan, system: System) -> dict[str, str]:
     return {CONFIG: json.dumps(config, indent=2) + "\n", **scripts}
 
 
-# options that NeMo-Run gives itself, or that its driver sets
+# options that NeMo-Run or its driver sets
 _ITS_OWN = ("requeue", "no_requeue", "open_mode")
 
 
 def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
-    """Return the options of our own batch script as NeMo-Run takes them, but for its own.
+    """Return the options of our own batch script as NeMo-Run takes them, except NeMo-Run's own.
 
     BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
     """
@@ -144,7 +143,7 @@ def _local_script(plan: RunPlan) -> str:
 
 
 def _rank_script(plan: RunPlan, system: System) -> str:
-    """Render what NeMo-Run's torchrun starts once per rank."""
+    """Render the script that NeMo-Run's torchrun starts once per rank."""
     return _script(
         f"# mbridge run {plan.key}: one rank, started by NeMo-Run's torchrun",
         "set -u",
@@ -155,9 +154,9 @@ def _rank_script(plan: RunPlan, system: System) -> str:
 
 
 def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
-    """Render what NeMo-Run's batch script reads before its srun; `head_node` is a variable of that script.
+    """Render the file that NeMo-Run's batch script reads before its srun; `head_node` is a variable of that script.
 
-    "all" is srun's word for its own output, which is the batch script's: NeMo-Run would name a file of its own.
+    "all" makes srun write to the batch script's output: NeMo-Run would name a separate file.
     """
     srun = ["--output=all", "--error=all", *srun_options(plan, system)]
     mounts = "".join(f",{shlex.quote(mount)}" for mount in plan.container_mounts)
@@ -173,7 +172,7 @@ def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
 
 
 def _node_script(plan: RunPlan, system: System) -> str:
-    """Render what NeMo-Run's srun starts once per node: a torchrun, rendezvous on the first node."""
+    """Render the script that NeMo-Run's srun starts once per node: a torchrun, rendezvous on the first node."""
     torchrun = ["--nnodes", str(plan.num_nodes), "--nproc-per-node", str(plan.ranks_per_node)]
     return _script(
         f"# mbridge run {plan.key}: one node, started by NeMo-Run's srun",

@@ -1,4 +1,4 @@
-"""Start one run through NeMo-Run. A process of its own, in the run's directory: `python -P -m` this module.
+"""Start one run through NeMo-Run, in a separate process in the run's directory: `python -P -m` this module.
 
 On Slurm its argument is a JSON object of further sbatch options.
 
@@ -24,10 +24,10 @@ SRUN_ARRAY = "mbridge_srun"  # of the batch script: srun's options, each an elem
 
 
 def main() -> int:
-    """Run what the config file says; return the exit code."""
+    """Run the command in the config file; return the exit code."""
     config = json.loads(Path(CONFIG).read_text(encoding="utf-8"))
     os.environ["NEMORUN_HOME"] = HOME  # relative: NeMo-Run's shell lines must not hold a path
-    os.environ.pop("SLURM_PROCID", None)  # NeMo-Run would take itself for a rank that prepares nothing
+    os.environ.pop("SLURM_PROCID", None)  # with it, NeMo-Run would act as a rank that prepares nothing
     with contextlib.redirect_stdout(sys.stderr):
         try:
             import nemo_run
@@ -47,7 +47,7 @@ def _experiment(nemo_run: Any) -> Any:
         TITLE,
         clean_mode=True,
         enable_goodbye_message=False,
-        skip_status_at_exit=True,  # asks sacct, which a cluster may not have
+        skip_status_at_exit=True,  # needs sacct, which a cluster may lack
         serialize_metadata_for_scripts=False,
     )
 
@@ -63,7 +63,7 @@ def _run_local(nemo_run: Any, config: dict[str, Any]) -> int:
         experiment.add(nemo_run.Script(path="bash", args=[config["task"]]), executor=executor, name=JOB)
         experiment.run()
     (job,) = experiment.jobs
-    for log in sorted(Path(job.executor.job_dir).rglob("stderr.log")):  # what torchrun itself said
+    for log in sorted(Path(job.executor.job_dir).rglob("stderr.log")):  # torchrun's own output
         sys.stderr.write(log.read_text(encoding="utf-8", errors="replace"))
     return 0 if job.state.name == "SUCCEEDED" else 1
 
@@ -86,7 +86,7 @@ def _submit(nemo_run: Any, config: dict[str, Any], options: dict[str, str]) -> s
             script = nemo_run.Script(path=f'"$SLURM_SUBMIT_DIR"/{config["task"]}')  # likewise
             experiment.add(script, executor=executor, name=JOB)
             experiment.run(detach=True)
-    except Exception as error:  # whatever NeMo-Run raises, the run was not submitted; sbatch's words are in the result
+    except Exception as error:  # on any error of NeMo-Run, the run was not submitted; sbatch's message is in the result
         print(getattr(getattr(error, "result", None), "stderr", None) or error, file=sys.stderr)
         return None
     (job,) = experiment.jobs
@@ -95,7 +95,7 @@ def _submit(nemo_run: Any, config: dict[str, Any], options: dict[str, str]) -> s
 
 
 def _release(job_id: str) -> bool:
-    """Let a held job run that will never be requeued; cancel it if that cannot be had."""
+    """Release a held job with requeueing off; cancel it if that fails."""
     for argv in (["scontrol", "update", f"JobId={job_id}", "Requeue=0"], ["scontrol", "release", job_id]):
         code, said = _call(argv)
         if code != 0:
@@ -107,7 +107,7 @@ def _release(job_id: str) -> bool:
 
 
 def _call(argv: list[str]) -> tuple[int, str]:
-    """Return the exit code of a command and what it said of an error."""
+    """Return the exit code of a command and its error message."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Train a point on this machine for CloudAI, which ends a job with SIGKILL to one process: `python -m ... DIRECTORY`.
 
-The process that CloudAI knows starts another one, which starts the point's script, learns from the kernel when the
-first one is gone, and then ends every process of the point.
+The process that CloudAI starts runs a second process, which starts the point's script, is notified by the kernel when
+the first process ends, and then ends every process of the point.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _UNDER = "--under"
 
 
 def main(arguments: list[str]) -> int:
-    """Start the second process, or be it; return the script's exit code."""
+    """Start the second process, or act as it; return the script's exit code."""
     if arguments[0] == _UNDER:
         return _train(int(arguments[1]), Path(arguments[2]))
     module = "cloudai_mbridge.integrations.standalone"

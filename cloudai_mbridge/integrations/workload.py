@@ -71,7 +71,7 @@ class MegatronBridgeTestDefinition(models.TestDefinition):
 
     @property
     def megatron_bridge_repo(self) -> GitRepo:
-        """The Megatron-Bridge repository among `git_repos`, mounted where the launcher expects it.
+        """The Megatron-Bridge repository among `git_repos`, mounted at the path that the launcher expects.
 
         ValueError: `git_repos` has none.
         """
@@ -88,7 +88,7 @@ class MegatronBridgeTestDefinition(models.TestDefinition):
         return [*image, self.python_executable, self.megatron_bridge_repo]
 
     def constraint_check(self, tr: Any = None, system: System | None = None) -> bool:
-        """Return whether rules C01-C18 hold. `tr` is there for CloudAI, and is not read.
+        """Return whether the point satisfies rules C01-C18. `tr` is part of CloudAI's signature, and is not read.
 
         TypeError: an argument is still a list; expand the sweep first.
         """
@@ -100,7 +100,7 @@ class MegatronBridgeTestDefinition(models.TestDefinition):
         return not any(violation.rule_id.startswith("C") for violation in result.violations)
 
     def was_run_successful(self, tr: HasOutputPath) -> JobStatusResult:
-        """Return success if the launcher's log holds at least one record, as the reference has it."""
+        """Return success if the launcher's log contains at least one record, as in the reference."""
         log = tr.output_path / LAUNCHER_LOG
         if not log.is_file():
             return JobStatusResult(False, f"Megatron-Bridge launcher log not found in {tr.output_path}.")

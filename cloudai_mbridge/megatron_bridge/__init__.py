@@ -1,4 +1,4 @@
-"""Facts about releases of Megatron-Bridge: which one a test pins, its presets, its launcher's options."""
+"""Facts about releases of Megatron-Bridge: a test's pinned release, its presets, its launcher's options."""
 
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 

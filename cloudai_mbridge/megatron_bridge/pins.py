@@ -1,4 +1,4 @@
-"""The Megatron-Bridge that a test pins, and where `mbridge install` puts it. Pure naming."""
+"""The Megatron-Bridge that a test pins, and its path below the install_path. Pure naming."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 
 
 def install_root(system: System) -> Path:
-    """Return the absolute directory of what `mbridge install` installs."""
+    """Return the absolute install_path of a system."""
     return Path(system.install_path or "").expanduser().absolute()
 
 
@@ -31,7 +31,7 @@ def pin_of(version: str) -> dict[str, Any]:
 
 
 def repo_path(install_path: Path, url: str, commit: str) -> Path:
-    """Return where `mbridge install` clones a repository at a commit: one safe path component, whatever the URL."""
+    """Return the path of a repository's clone at a commit: one safe path component, whatever the URL."""
     name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
     return install_path / f"{slug(name)}__{slug(commit)}"
 

@@ -1,7 +1,7 @@
-"""Which release of Megatron-Bridge a test pins.
+"""The release of Megatron-Bridge that a test pins.
 
 The pinned commit is a tag (`v0.3.0`), a release branch (`r0.3.0`), or the commit of a release. For any other commit the
-version is that in `package_info.py` of an installed clone, and the presets are unknown.
+version is read from `package_info.py` of an installed clone, and the presets are unknown.
 """
 
 import re
@@ -42,7 +42,7 @@ class Release:
 
     @property
     def core(self) -> str | None:
-        """The release of Megatron-Core that it holds, such as 0.18; that of the minor version for an unknown patch."""
+        """Its release of Megatron-Core, such as 0.18; the minor version's for an unknown patch."""
         minor = ".".join(self.version.split(".")[:2])
         alike = [known for known in known_releases() if known["version"].startswith(f"{minor}.")]
         exact = [known for known in alike if known["version"] == self.version]
@@ -51,9 +51,9 @@ class Release:
 
 
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
-    """Return the release of a pinned commit, or None where it is not known.
+    """Return the release of a pinned commit, or None if unknown.
 
-    clone: where the repository is installed at that commit, if it is.
+    clone: path of the repository's clone at that commit, if installed.
     """
     released = _tagged(commit) or _patch_of_branch(commit)
     installed = _version_of(clone) if clone is not None else None
@@ -72,7 +72,7 @@ def _patch_of_branch(commit: str) -> str | None:
 
 
 def _tagged(commit: str) -> str | None:
-    """Return the release that a commit is; its package_info.py may say another: that of v0.6.0 says 0.6.1."""
+    """Return the release tagged at a commit; its package_info.py may differ: v0.6.0 has 0.6.1."""
     for known in known_releases():
         if commit.removeprefix("v") == known["version"] or (len(commit) >= 7 and known["commit"].startswith(commit)):
             return str(known["version"])

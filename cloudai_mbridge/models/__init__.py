@@ -1,4 +1,4 @@
-"""What users write: systems, test definitions, scenarios. Same keys and meaning as CloudAI's."""
+"""Models of the users' TOML files: systems, test definitions, scenarios. Same keys and meaning as CloudAI's."""
 
 from importlib import import_module
 from typing import Any
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Serve the model providers to scripts that were written for Megatron-Bridge; ImportError: it is not here."""
+    """Serve the model providers to scripts that were written for Megatron-Bridge; ImportError: not served here."""
     from cloudai_mbridge.training.upstream import missing
     from cloudai_mbridge.upstream.tables import MORE
 

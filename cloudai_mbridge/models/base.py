@@ -1,4 +1,4 @@
-"""The strictness shared by all models, and the types of their values."""
+"""Base class with the strictness of all models, and the types of their values."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ class StrictModel(BaseModel):
     @field_validator("*")
     @classmethod
     def _no_credential_after_its_option(cls, value: Any) -> Any:
-        """Refuse a list of arguments in which an option stands before a credential: ["--hf_token", "x"]."""
+        """Reject a list of arguments with an option followed by a credential: ["--hf_token", "x"]."""
         is_arguments = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if is_arguments and (found := find_in_arguments(value)):
             raise ValueError(found)
@@ -35,7 +35,7 @@ class StrictModel(BaseModel):
 
 
 def _refusing(problem_of: Callable[[str], str | None]) -> AfterValidator:
-    """Return what refuses a text, or any text of a list of them. No message repeats a credential."""
+    """Return a validator that rejects a text, or any text of a list. No message repeats a credential."""
 
     def refuse(value: Any) -> Any:
         for text in value if isinstance(value, list) else [value]:
@@ -60,13 +60,13 @@ def _environment_name(value: str) -> str:
     return value
 
 
-# Of Megatron-Bridge's launcher: argparse takes any beginning of a long option that no other option shares
+# Of Megatron-Bridge's launcher: argparse accepts unambiguous prefixes of long options
 _CREDENTIAL_OPTIONS = ("-hf", "-wdk", "--hf_token", "--wandb_key")
 _VARIABLE_OPTIONS = ("-cb", "--custom_bash_cmds", "-E", "--env", "-ce", "--custom_env_vars")
 
 
 def _override_key(value: str) -> str:
-    """Take what CloudAI takes, a.b, a[2].b, +a, ~a, --option or a.b=1, but for what no process should be given."""
+    """Accept CloudAI's forms, a.b, a[2].b, +a, ~a, --option or a.b=1, except keys that no process should get."""
     key = value.partition("=")[0]
     if not key.strip():
         raise ValueError(f"{shown_value(value)} is not a key such as optimizer.lr or --option; write key = value")
@@ -86,7 +86,7 @@ def _credential_in(key: str) -> str:
 
 
 def _overrides(overrides: dict[str, str]) -> dict[str, str]:
-    """Split "key=value" without a value, which CloudAI passes on as it is; refuse values that hold a credential."""
+    """Split "key=value" keys without a value, which CloudAI passes on unchanged; reject values with a credential."""
     split = dict(_split_override(key, value) for key, value in overrides.items())
     for key, value in split.items():
         assigned = re.findall(r"(\w+)=", value) if _is_option(key, _VARIABLE_OPTIONS) else []
@@ -103,7 +103,7 @@ def _split_override(key: str, value: str) -> tuple[str, str]:
 
 
 def _list_of_paths(value: Any) -> Any:
-    """Return a list for a single path; as in CloudAI, blanks around a path and an empty table mean nothing."""
+    """Return a list for a single path; as in CloudAI, blanks around a path and an empty table are ignored."""
     paths = [value] if isinstance(value, str) else [] if value == {} else value
     return [path.strip() if isinstance(path, str) else path for path in paths] if isinstance(paths, list) else paths
 
@@ -113,7 +113,7 @@ def _nul(text: str) -> str | None:
 
 
 def _not_blank(value: Any) -> Any:
-    """Strip a text, or every text of a list, and refuse one that is empty then."""
+    """Strip a text, or every text of a list, and reject empty texts."""
     if isinstance(value, list):
         return [_not_blank(item) for item in value]
     if not value.strip():
@@ -142,12 +142,12 @@ def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
-# Text that may hold a credential, because it is never written to a file as it is.
+# Text that may contain a credential, because it is never written to a file unredacted.
 PrivateText = Annotated[str, _refusing(_nul)]
 Text = Annotated[PrivateText, _refusing(find_credential)]
 # Arguments in one text, split at blanks.
 Arguments = Annotated[Text, _refusing(lambda text: find_in_arguments(text.split()))]
-# A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
+# A value that becomes part of an sbatch directive: a line break would start a new line of the script.
 OneLine = Annotated[Arguments, _refusing(_control_characters)]
 ShellWords = Annotated[PrivateText, _refusing(_open_quote), _refusing(find_credential_in_words)]
 NameIfSet = Annotated[Text, AfterValidator(_name_if_set)]
@@ -162,7 +162,7 @@ ListOfPaths = Annotated[
     Field(json_schema_extra={"type": ["array", "string", "object"], "maxProperties": 0}),
 ]
 EnvName = Annotated[str, AfterValidator(_environment_name)]
-# Variables of a job: those that hold a credential travel in the environment, the others stand in its script.
+# Variables of a job: variables with a credential travel in the environment, the others are in its script.
 NoSlurmCredential = AfterValidator(_no_credential_for_slurm)
 
 

@@ -15,7 +15,7 @@ from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, Stric
 from cloudai_mbridge.models.values.number_formats import FP8, fp8_format
 from cloudai_mbridge.models.values.time_limit import SlurmTime
 
-# CloudAI's default: where the ranks' container keeps the resolved configuration
+# CloudAI's default: path of the resolved configuration in the ranks' container
 SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"
 
 _NO_SLURM = ("kubeflow_", "dgxc_", "csp")
@@ -58,7 +58,7 @@ class _LauncherArgs(StrictModel):
         return data
 
 
-# What fine-tunes: all weights, or adapters. Megatron-Bridge's launcher has lora until 0.5, and peft since
+# Fine-tuning of all weights, or of adapters. Megatron-Bridge's launcher has lora until 0.5, and peft since
 ADAPTER_TASKS: Final = ("lora", "peft")
 FINE_TUNING: Final = ("sft", *ADAPTER_TASKS)
 TASKS: Final = ("pretrain", *FINE_TUNING)
@@ -127,7 +127,7 @@ class ResolvedCmdArgs(_LauncherArgs):
         others = {key: value for key, value in data.items() if key != "fp8_recipe"}
         return data if name is None else {**others, "compute_dtype": name}
 
-    # ours: which launcher; the rest are CloudAI's
+    # ours: the launcher; the others are CloudAI's
     launcher: Launcher = _argument(
         "embedded | megatron_bridge",
         default=Launcher.MEGATRON_BRIDGE,
@@ -312,7 +312,7 @@ class ResolvedCmdArgs(_LauncherArgs):
         flag=None, config="ddp.num_distributed_optimizer_instances", estimated=READ
     )
 
-    # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI does not know
+    # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI lacks
     offline: bool | None = _argument(means="goes to the environment as HF_HUB_OFFLINE", compared=False)
     packager: Text | None = _argument(
         refused="the loop is installed, and no repository is packed", harmless=("none",), compared=False

@@ -1,6 +1,6 @@
-"""JSON Schemas of the TOML files, for editors: what `verify-configs` finds in a file by itself, and nothing it accepts.
+"""JSON Schemas of the TOML files, for editors: the single-file errors of `verify-configs`, without false positives.
 
-Draft 7, which taplo reads. A schema sees one file only, and TOML's dates as text.
+Draft 7, which taplo reads. A schema covers one file only, and TOML's dates are text.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 Schema = dict[str, Any]
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
-# Texts that pydantic takes for numbers and truth values; JSON Schema has no flag to ignore case
+# Texts that pydantic converts to numbers and booleans; JSON Schema has no flag to ignore case
 _INTEGER = r"^\s*[+-]?[0-9_]+(\.0*)?\s*$"
 _NUMBER = r"^\s*[+-]?([0-9_.]+([eE][+-]?[0-9_]+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?|[nN][aA][nN])\s*$"
 _BOOLEAN = (
@@ -29,7 +29,7 @@ class _TomlSchema(GenerateJsonSchema):
     """The schema of a model in TOML, where there is no null."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # the key says it already
+        return False  # the key implies it already
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -41,7 +41,7 @@ class _TomlSchema(GenerateJsonSchema):
         return made
 
     def union_schema(self, schema: core_schema.UnionSchema) -> JsonSchemaValue:
-        """Return one schema for options of different types: a validator then says what is wrong, and where."""
+        """Return one schema for options of different types: a validator then reports the error and its place."""
         made = super().union_schema(schema)
         options = made.get("anyOf", [])
         types = [name for option in options for name in _types(option)]
@@ -59,7 +59,7 @@ class _LaxTomlSchema(_TomlSchema):
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
         types = ["number", "boolean", "string"]
         if schema.get("allow_inf_nan", True):
-            types.append("null")  # what taplo makes of inf
+            types.append("null")  # taplo's value for inf
         return {**super().float_schema(schema), "type": types, "pattern": _NUMBER}
 
     def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
@@ -84,9 +84,9 @@ def toml_schema(model: type[BaseModel], title: str) -> Schema:
 
 
 def _inlined(schema: Any, definitions: Schema) -> Any:
-    """Put definitions where they are referred to: in draft 7, nothing beside a reference counts.
+    """Inline referenced definitions: draft 7 ignores keys next to a reference.
 
-    An unknown key gets an error of its own: at `false`, taplo marks the whole table.
+    An unknown key gets a separate error: at `false`, taplo marks the whole table.
     """
     if isinstance(schema, list):
         return [_inlined(item, definitions) for item in schema]
@@ -102,7 +102,7 @@ def _inlined(schema: Any, definitions: Schema) -> Any:
 
 
 def definition_schema() -> Schema:
-    """Return the schema of a test definition. Of another template's, it says nothing."""
+    """Return the schema of a test definition. It does not constrain other templates."""
     made = toml_schema(TestDefinition, "mbridge test definition")
     return {
         **{key: made.pop(key) for key in ("$schema", "title")},
@@ -112,9 +112,9 @@ def definition_schema() -> Schema:
 
 
 def scenario_schema() -> Schema:
-    """Return the schema of a scenario. What an entry sets of a definition is checked as in a definition.
+    """Return the schema of a scenario. An entry's settings of a definition are checked as in a definition.
 
-    Whether `test_name` is a test of another template stands in another file: it counts as ours.
+    The template of `test_name` is in another file: the schema assumes ours.
     """
     made = toml_schema(TestScenario, "mbridge scenario")
     entry = made["properties"]["Tests"]["items"]
@@ -126,7 +126,7 @@ def scenario_schema() -> Schema:
 
 
 def _if_ours(reference: str) -> Schema:
-    """Apply a definition where the template is ours. Editors look for keys in anyOf, which holds for everything."""
+    """Apply a definition if the template is ours. Editors look for keys in anyOf, which applies to everything."""
     return {
         "if": {"properties": {TEMPLATE_KEY: {"const": TEMPLATE}}},
         "then": {"$ref": reference},
@@ -135,7 +135,7 @@ def _if_ours(reference: str) -> Schema:
 
 
 def system_schema() -> Schema:
-    """Return the schema of a system. Of one with a scheduler that only CloudAI has, it says nothing else."""
+    """Return the schema of a system. For schedulers that only CloudAI has, it does not constrain other keys."""
     models = {model.__name__: toml_schema(model, "") for model in SCHEDULERS.values()}
     references = {name: {"$ref": f"#/definitions/{name}"} for name in models}
     for made in models.values():

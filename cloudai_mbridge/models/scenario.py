@@ -1,4 +1,4 @@
-"""A scenario: which tests run, on how many nodes, how often, after what."""
+"""A scenario: its tests, their nodes, repetitions and dependencies."""
 
 import graphlib
 from typing import Annotated, Any, Literal, Self
@@ -103,7 +103,7 @@ class TestRun(StrictModel):
     time_limit: SlurmTime | None = Field(None, description="of a run: HH:MM:SS, D-HH:MM:SS, minutes, or 90s, 10m, 2h")
     dependencies: list[Dependency] = Field([], description="other tests that this one waits for")
     extra_srun_args: ShellWords | None = Field(None, description="more options of srun, behind the system's")
-    # the definition itself, or what differs from the one named; merged and then checked as a test definition
+    # the definition itself, or overrides of the named definition; merged and then checked as a test definition
     name: Text | None = None
     description: Text | None = None
     test_template_name: Text | None = None
@@ -125,7 +125,7 @@ class TestRun(StrictModel):
     @field_validator("num_nodes", mode="before")
     @classmethod
     def _not_set(cls, value: Any) -> Any:
-        """Take 0 and an empty list as not set, as CloudAI does."""
+        """Treat 0 and an empty list as unset, as CloudAI does."""
         return None if value in (0, []) else value
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A system: where jobs run and with what defaults."""
+"""A system: the cluster or machine that runs jobs, and its defaults."""
 
 from datetime import date, time
 from enum import StrEnum
@@ -73,7 +73,7 @@ def _default_of(value: Any) -> Any:
 
 
 def _some(value: Any) -> Any:
-    """Return None for 0, by which CloudAI's files say that nothing is set."""
+    """Return None for 0, which means unset in CloudAI's files."""
     return None if isinstance(value, int | float) and not isinstance(value, bool) and value == 0 else value
 
 
@@ -82,7 +82,7 @@ def _or_zero(schema: dict[str, Any]) -> None:
     schema["minimum"] = 0
 
 
-_SCALAR = ["string", "number", "boolean", "null"]  # null: what taplo makes of inf
+_SCALAR = ["string", "number", "boolean", "null"]  # null: taplo's value for inf
 EnvValue = Annotated[
     PrivateText | int | float | bool,
     BeforeValidator(_default_of),
@@ -177,7 +177,7 @@ class SlurmSystem(_System):
 
     @property
     def asks_for_gpus(self) -> bool:
-        """Whether jobs say how many GPUs they want; nodes without GRES would refuse such a job."""
+        """Whether jobs request a number of GPUs; nodes without GRES would reject such a job."""
         return self.gpus_per_node is not None and self.supports_gpu_directives_cache is not False
 
 

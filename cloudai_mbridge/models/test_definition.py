@@ -71,7 +71,7 @@ class GitRepo(StrictModel):
         return value
 
 
-NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")  # where nemo_run_repo is not set
+NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")  # if nemo_run_repo is not set
 
 
 class NsysConfiguration(StrictModel):
@@ -92,7 +92,7 @@ class NsysConfiguration(StrictModel):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the words that go before the program, as CloudAI orders them; each report is named for its host."""
+        """Return the words that precede the program, in CloudAI's order; each report is named after its host."""
         valued = (("-s", self.sample), ("-o", self.output or DEFAULT_REPORT), ("-t", self.trace))
         options = (
             ("force-overwrite", None if self.force_overwrite is None else str(self.force_overwrite).lower()),
@@ -125,7 +125,7 @@ class MetricsConfig(StrictModel):
 class TestDefinition(StrictModel):
     """One benchmark; list values in `cmd_args` make it a sweep."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of its name
+    __test__ = False  # not a test class, despite its name
 
     name: Text = Field(description="by which scenarios find it")
     description: Text = Field(description="what it measures")
@@ -158,13 +158,13 @@ class TestDefinition(StrictModel):
 
     @property
     def warmup_key(self) -> str:
-        """The key that says how many steps the statistics leave out, "" if none does."""
+        """The key that sets how many steps the statistics exclude, "" if unset."""
         if "warmup_steps" in self.metrics.model_fields_set:
             return "metrics.warmup_steps"
         return "training_report.exclude_start_steps" if self.training_report else ""
 
     def warmup_steps(self, num_steps: int | None) -> int:
-        """Return how many steps a run of `num_steps` leaves out; the default leaves one step to measure."""
+        """Return how many steps a run of `num_steps` excludes; the default keeps one step to measure."""
         if self.training_report and self.warmup_key.startswith("training_report"):
             return self.training_report.exclude_start_steps
         if self.warmup_key or num_steps is None:

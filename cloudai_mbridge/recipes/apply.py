@@ -1,4 +1,4 @@
-"""From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` says where every argument goes."""
+"""From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` maps arguments to fields."""
 
 import re
 import tomllib
@@ -40,7 +40,7 @@ def place(key: str) -> tuple[str, str]:
     return section, field
 
 
-# cmd_args field -> (section, field) of the training config; of those passed on, extra_cmd_args may set them instead
+# cmd_args field -> (section, field) of the training config; extra_cmd_args may override PASSED_ON
 MAPPED = {name: place(argument.config) for name, argument in ARGUMENTS.items() if argument.config}
 PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.items() if argument.config_extra}
 
@@ -52,7 +52,7 @@ _PRECISION, _OVERLAP = "mixed_precision", "comm_overlap"
 _FORMAT = ("fp32", "fp16", "bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 _TWO_NAMES = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
-# What the section of overlaps writes to others
+# Fields of other sections that the section of overlaps sets
 _OF_PARAMETERS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step", "align_param_gather")
 _OVERLAPPED = {
     "ddp": (*_OF_PARAMETERS, "overlap_grad_reduce", "bucket_size", "delay_wgrad_compute"),
@@ -64,7 +64,7 @@ _OVERLAPPED = {
 _STATE = {f"optimizer.{name}" for name in ("use_precision_aware_optimizer", *OPTIMIZER_DTYPES)}
 _NO_GRAPHS, _FULL_ITERATION = ("", "none", "null"), "full_iteration"
 _ALL_TO_ALL = ("None", "none", "")
-# What a recipe chooses of it stays there: a machine without a GPU falls back, and refuses what a test names
+# A recipe's choice stays there: a machine without a GPU falls back, and rejects a choice of the test
 _BACKEND = "moe_flex_dispatcher_backend"
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -81,18 +81,18 @@ def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
 
 
 def why_unsupported(name: str) -> str:
-    """Return why the embedded loop would have to ignore an argument, or what to set instead."""
+    """Return why the embedded loop would have to ignore an argument, or the setting to use instead."""
     return ARGUMENTS[name].refused or f"no effect without {' or '.join(ARGUMENTS[name].needs)}"
 
 
 def _is_idle(name: str, args: ResolvedCmdArgs) -> bool:
-    """Return whether an argument belongs to something that is not switched on."""
+    """Return whether an argument belongs to a feature that is not enabled."""
     needs = ARGUMENTS[name].needs
     return bool(needs) and not any(getattr(args, other) for other in needs)
 
 
 def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
-    """Fill in what the recipe decides where the user said nothing, so that rules and reports see every size."""
+    """Fill in the recipe's values of arguments that the user left unset, so that rules and reports see every size."""
     missing = {
         name: default
         for name, (section, field) in MAPPED.items()
@@ -108,12 +108,12 @@ def with_model_facts(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str]
 
 
 def core_release(system: System | None) -> str | None:
-    """Return the release of Megatron-Core that trains on this system; None where a job finds that out itself."""
+    """Return the release of Megatron-Core that trains on this system; None if only the job can detect it."""
     return installed_release() if _is_this_environment(system) else None
 
 
 def lacking(system: System | None) -> frozenset[str]:
-    """Return what the machine of this system is known to lack, of `machine.GPU` and `machine.TRANSFORMER_ENGINE`."""
+    """Return which of `machine.GPU` and `machine.TRANSFORMER_ENGINE` this system's machine certainly lacks."""
     return machine.lacking() if _is_this_environment(system) else frozenset()
 
 
@@ -122,7 +122,7 @@ def _is_this_environment(system: System | None) -> bool:
 
 
 def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]:
-    """Return the arguments of the embedded loop that need what a machine lacks, with what that is."""
+    """Return the arguments of the embedded loop that need a capability that the machine lacks -> the capability."""
     is_quantized = args.compute_dtype in QUANTIZED and TRANSFORMER_ENGINE in lacking
     by_format = {"compute_dtype": TRANSFORMER_ENGINE} if is_quantized else {}
     found = by_format | {
@@ -148,8 +148,8 @@ def training_config(
 ) -> dict[str, Any]:
     """Return the training config as plain data, checked as the training process will check it.
 
-    core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: what the machine lacks.
-    BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need what the machine lacks.
+    core: the release of Megatron-Core; None: unknown, keys of any release pass. lacking: as `lacking` returns it.
+    BadInput: `extra_cmd_args` name an unknown key, have a value of the wrong type, or need a missing capability.
     """
     sections = sections_of(recipe, args, core, lacking)
     for name, (section, field) in MAPPED.items():
@@ -200,7 +200,7 @@ def training_config(
 
 
 def _in_both_sections(extra: Mapping[str, str], data: Mapping[str, Any]) -> Mapping[str, str]:
-    """Let act what extra_cmd_args set and a section that decides about it would overwrite."""
+    """Apply fields of extra_cmd_args that a section with precedence would overwrite."""
     found = dict(extra)
     if data.get(_PRECISION) and (text := extra.get("ddp.grad_reduce_in_fp32")) is not None:
         found.setdefault(f"{_PRECISION}.grad_reduce_in_fp32", text)
@@ -212,7 +212,7 @@ def _in_both_sections(extra: Mapping[str, str], data: Mapping[str, Any]) -> Mapp
 
 
 def _drop_other_names(data: dict[str, Any], extra: Mapping[str, str]) -> None:
-    """Let what extra_cmd_args set of weights in FP8 or FP4 replace the format's own, which may have the other name."""
+    """Let extra_cmd_args for FP8 or FP4 weights replace the format's own setting, which may have the other name."""
     for name, gather in _TWO_NAMES.items():
         for given, other in ((name, gather), (gather, name)):
             if f"{_PRECISION}.{given}" in extra and f"{_PRECISION}.{other}" not in extra:
@@ -229,7 +229,7 @@ def _ranks(value: Any) -> list[int]:
 
 
 def _refuse_not_done(data: Mapping[str, Any], lacking: Collection[str]) -> None:
-    """Refuse what the training loop would refuse, before a job is submitted for it."""
+    """Reject settings that the training loop would reject, before a job is submitted for it."""
 
     def get(section: str, name: str, default: Any) -> Any:
         values = data.get(section)
@@ -274,14 +274,14 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
 
 
 def _capture(sections: dict[str, dict[str, Any]]) -> None:
-    """Set what goes with CUDA graphs, as upstream's launcher does: the random numbers of Transformer Engine."""
+    """Set the companion setting of CUDA graphs, as upstream's launcher does: Transformer Engine's random numbers."""
     model = sections["model"]
     kind = str(model.pop("cuda_graph_impl", None) or "none").strip().lower()
     scopes = [name.lower() for name in names_in(model.pop("cuda_graph_scope", None))]
     if kind in _NO_GRAPHS:
         return
     sections["rng"] = {**sections.get("rng", {}), "te_rng_tracker": True}
-    if kind == _FULL_ITERATION:  # the words of every release
+    if kind == _FULL_ITERATION:  # the names in every release
         kind, scopes = "local", [_FULL_ITERATION, *(name for name in scopes if name != kind)]
     model["cuda_graph_impl"] = kind
     if scopes:
@@ -289,7 +289,7 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
 
 
 def _choose_dispatcher(model: dict[str, Any]) -> None:
-    """Let a backend choose the dispatcher that has backends, and "None" all-to-all."""
+    """Select the dispatcher with backends for a backend, and all-to-all for "None"."""
     if (backend := model.get("moe_flex_dispatcher_backend")) is None:
         return
     if backend in _ALL_TO_ALL:
@@ -298,7 +298,7 @@ def _choose_dispatcher(model: dict[str, Any]) -> None:
 
 
 def _overlap_experts(data: dict[str, Any]) -> None:
-    """Add what goes with the overlapped exchange of the experts, as upstream's launcher does."""
+    """Add the companion settings of the overlapped expert exchange, as upstream's launcher does."""
     name, overlap = "overlap_moe_expert_parallel_comm", data.get("comm_overlap", {})
     if overlap.get(name):
         data["comm_overlap"] = {"tp_comm_overlap": False, "delay_wgrad_compute": True, **overlap}

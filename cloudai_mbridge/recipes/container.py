@@ -1,7 +1,7 @@
 """From the sections of a recipe to a `ConfigContainer` as plain data.
 
-Recipes are short: what all of them share, and what follows from something else, is added here. Field names are those of
-`cloudai_mbridge.training.config`; names are checked there, and by `training.schema` where torch is not installed.
+Recipes are short: shared and derived settings are added here. Field names are the names of
+`cloudai_mbridge.training.config`; names are checked there, and by `training.schema` if torch is not installed.
 """
 
 import copy
@@ -26,8 +26,8 @@ _MIXED: dict[str, Any] = {
     "grad_reduce_in_fp32": False,
 }
 _FP8 = {**_MIXED, "fp8": "hybrid", "fp8_param_gather": True}
-# A format -> what upstream's launcher and performance recipes make of it; those do not know fp8_ds, their library does.
-# The layers in bf16 of fp8_cs are written down and not used
+# Format -> its settings in upstream's launcher and performance recipes; these lack fp8_ds, their library has it.
+# The layers in bf16 of fp8_cs are set, but not used
 _PRECISIONS: dict[str, dict[str, Any] | None] = {
     "fp32": None,
     "bf16": _MIXED,
@@ -39,12 +39,12 @@ _PRECISIONS: dict[str, dict[str, Any] | None] = {
 }
 _GATHERS_FP4_SINCE = "0.17"
 
-# Of a hybrid of Mamba: its class is in bf16 by itself, and attention in it needs no positions
+# Of a hybrid of Mamba: its class is always in bf16, and attention in it needs no positions
 HYBRID = {"position_embedding_type": "none"}
 _HYBRID_FP32 = {"bf16": False, "params_dtype": {"_target_": "torch.float32"}}
 
-# What all of our recipes share and Megatron's defaults have otherwise. Fusions, precision, NaN checks and garbage
-# collection are those of Megatron-Bridge's performance recipes; `startup.prepare` takes back what a device cannot do
+# Settings shared by all of our recipes that differ from Megatron's defaults. Fusions, precision, NaN checks and garbage
+# collection as in Megatron-Bridge's performance recipes; `startup.prepare` reverts settings that a device lacks
 MODEL_DEFAULTS: dict[str, Any] = {
     "position_embedding_type": "rope",
     "normalization": "RMSNorm",
@@ -94,9 +94,9 @@ _SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None = None) -> dict[str, Any]:
-    """Return the container of a recipe's sections, in which the arguments of a point are already set.
+    """Return the container of a recipe's sections, which already contain the arguments of a point.
 
-    core: the release of Megatron-Core; None: a new one.
+    core: the release of Megatron-Core; None: a new release.
     """
     given = {name: dict(values) for name, values in sections.items()}
     is_hybrid = "hybrid_layer_pattern" in given["model"]
@@ -148,8 +148,8 @@ def use_precision_aware_adam(data: dict[str, Any]) -> None:
     """Use the precision-aware optimizer in bf16, as upstream's launcher does with Adam.
 
     Megatron-Core 0.19 still keeps fp32 copies of the weights: `optimizer.fp8_recipe` is "tensorwise" in bf16, too. In
-    FP8 and FP4 it is the recipe's choice. Only the distributed optimizer and Adam can; where they do not, in fp32 and
-    for FP8 weights with delayed scaling a recipe's 16-bit state goes too.
+    FP8 and FP4 the recipe decides. Requires the distributed optimizer and Adam; without these, in fp32 and for FP8
+    weights with delayed scaling, a recipe's 16-bit state is removed too.
     """
     optimizer, precision = data["optimizer"], data["mixed_precision"]
     is_adam = optimizer.get("optimizer", "adam") == "adam"
@@ -163,10 +163,10 @@ def use_precision_aware_adam(data: dict[str, Any]) -> None:
 
 
 def gather_in_large_buckets(data: dict[str, Any], num_gpus: int) -> None:
-    """Reduce and gather in the buckets of upstream's performance recipes; what is set already stays.
+    """Reduce and gather in the buckets of upstream's performance recipes; keep existing settings.
 
-    Interleaved stages gather together, and with Adam during the optimizer's step, but for MXFP8 and NVFP4, where
-    upstream has seen gradients that are not numbers. num_gpus: ranks of the job.
+    Interleaved stages gather together, and with Adam during the optimizer's step, except with MXFP8 and NVFP4:
+    upstream has seen NaN gradients there. num_gpus: ranks of the job.
     """
     model, optimizer, ddp = data["model"], data["optimizer"], data["ddp"]
     optimizer.setdefault("overlap_param_gather", ddp.get("overlap_param_gather", False))

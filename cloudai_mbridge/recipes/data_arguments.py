@@ -13,7 +13,7 @@ _GPT, _FINETUNING = f"{_CONFIG}.dataset.GPTDatasetConfig", f"{_CONFIG}.finetunin
 _SPLIT = "99990,8,2"  # train, validation, test
 _C4_VALIDATION = "c4-validation-91205-samples.en_text_document"
 _C4_SHARDS, _C4_WEIGHT = (6,), 50.0
-# data -> the arguments that it needs, and those that it may have
+# data -> its required and its optional arguments
 _ARGUMENTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mock": ((), ()),
     "rp2": (("dataset_paths", "index_mapping_dir"), ()),
@@ -27,7 +27,7 @@ _TOKENIZERS = {"NullTokenizer": False, "HuggingFaceTokenizer": True, "SentencePi
 
 
 def wrong_data(args: ResolvedCmdArgs) -> tuple[str, str, str] | None:
-    """Return the argument that does not fit to `data` or `tokenizer_type`, what is wrong, and the remedy."""
+    """Return the argument that does not fit `data` or `tokenizer_type`, the problem, and the remedy."""
     if (data := args.data) is not None:
         if data not in _ARGUMENTS:
             return "data", f"data set {data!r} is unknown", f"use one of {', '.join(_ARGUMENTS)}"
@@ -55,7 +55,7 @@ def _wrong_tokenizer(args: ResolvedCmdArgs) -> tuple[str, str, str] | None:
 
 
 def set_data(data: dict[str, Any], args: ResolvedCmdArgs) -> None:
-    """Put the data set and the tokenizer that the arguments name into a container. args: of which nothing is wrong."""
+    """Put the data set and the tokenizer that the arguments name into a container. args: valid arguments."""
     if args.data in ("rp2", "c4"):
         base = {**data["dataset"], "_target_": _GPT, "split": _SPLIT, "path_to_cache": args.index_mapping_dir}
         own = _c4(args) if args.data == "c4" else {"data_path": args.dataset_paths}

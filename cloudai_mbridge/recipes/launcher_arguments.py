@@ -15,7 +15,7 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NVT
 
 
 def wrong_value(args: ResolvedCmdArgs) -> tuple[str, str, str] | None:
-    """Return an argument whose value nothing takes, what is wrong, and the remedy; None where nothing is."""
+    """Return an argument with an invalid value, the problem, and the remedy; None if all are valid."""
     kind, seconds = args.optimizer_type, args.preempt_time
     if args.task not in TASKS:
         return "task", f"task {args.task!r} is unknown", f"use one of {', '.join(TASKS)}"
@@ -51,7 +51,7 @@ def set_optimizer(data: dict[str, Any], kind: str | None) -> None:
 
 
 def set_deterministic(data: dict[str, Any], is_on: bool | None) -> None:
-    """Leave out what two runs of the same training may do differently."""
+    """Disable operations that may differ between two runs of the same training."""
     if is_on:
         data["model"] |= {"deterministic_mode": True, "cross_entropy_loss_fusion": False}
         if "comm_overlap" in data:
@@ -59,13 +59,13 @@ def set_deterministic(data: dict[str, Any], is_on: bool | None) -> None:
 
 
 def leave_on_signal(data: dict[str, Any], seconds: int | None) -> None:
-    """Save and leave at the signal that Slurm sends before the time limit."""
+    """Save and exit on the signal that Slurm sends before the time limit."""
     if seconds is not None:
         data["train"]["exit_signal_handler"] = True
 
 
 def register_buffers(ddp: dict[str, Any]) -> None:
-    """Add what goes with NCCL's user buffers: the kernels that use them have no average."""
+    """Add the companion settings of NCCL's user buffers: the kernels that use them have no average."""
     if ddp.get("nccl_ub"):
         ddp["average_in_collective"] = False
         if ddp.get("use_megatron_fsdp"):
@@ -73,7 +73,7 @@ def register_buffers(ddp: dict[str, Any]) -> None:
 
 
 def limit_experts(model: dict[str, Any], wanted: bool | None) -> None:
-    """Limit every expert to its share of the tokens, or lift its limit and force balance. Rule E09 demands experts."""
+    """Limit every expert to its share of the tokens, or lift its limit and force balance. Rule E09 requires experts."""
     if wanted is not None and model.get("num_moe_experts"):
         model["moe_expert_capacity_factor"] = 1.0 if wanted else None
         model["moe_pad_expert_input_to_capacity"] = wanted

@@ -64,7 +64,7 @@ def recipe_names() -> list[str]:
 
 @cache
 def load_recipe(name: str) -> Recipe:
-    """Read a recipe by name; BadInput, which suggests the nearest names, if there is none."""
+    """Read a recipe by name; BadInput, which suggests the nearest names, if it does not exist."""
     if name not in recipe_names():
         raise BadInput(f"cmd_args.model_recipe_name: unknown recipe {name!r}; {suggest(name, recipe_names())}")
     data = tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))

@@ -4,9 +4,9 @@ BLOCKS = "M*-EG"
 
 
 def fit_pattern(pattern: str, layers: int, mtp: int) -> str:
-    """Return a pattern of so many decoder layers, and of so many blocks of multi-token prediction behind them.
+    """Return a pattern of this many decoder layers, followed by this many blocks of multi-token prediction.
 
-    It goes on from its beginning. `|` between pipeline stages is kept where the number of layers is.
+    A longer pattern repeats from its beginning. `|` between pipeline stages is kept if the number of layers is.
     """
     whole, *prediction = pattern.split("/")
     blocks = [block for block in whole if block in BLOCKS]

@@ -1,11 +1,11 @@
-"""What upstream's performance recipes set beside the launcher's arguments, by GPU, number format, variant and size.
+"""Settings of upstream's performance recipes other than launcher arguments, by GPU, number format, variant and size.
 
 A `[[preset]]` of a recipe's file is a block of such settings: sections of a training config, and
 
-- `task`: a list of what its presets train; without it, of those for pre-training.
-- `of`: its presets, such as "gb200 fp8_mx", "gb300 fp8_mx large_scale" or "h100 bf16 - 64". Words are patterns, what is
-  left out fits all; without `of` it is of all.
-- `with`: arguments without whose own value in the preset the block has no meaning: it goes with them.
+- `task`: the list of its presets' tasks; default: pre-training.
+- `of`: its presets, such as "gb200 fp8_mx", "gb300 fp8_mx large_scale" or "h100 bf16 - 64". Words are patterns, omitted
+  words match all; without `of` the block applies to all presets.
+- `with`: arguments on whose preset values the block depends: if one is changed, the block is dropped.
 - `unset`: fields that the preset leaves empty.
 
 Source: the containers of Megatron-Bridge 0.6.0's launcher. `make interop` compares them with ours.
@@ -44,7 +44,7 @@ class _Trained:
 
 
 def with_preset_of(recipe: Recipe, preset: Preset | None) -> Recipe:
-    """Return the recipe with what it sets for a preset of the embedded loop: for one preset always the same object."""
+    """Return the recipe with its blocks for a preset of the embedded loop: the same object for the same preset."""
     if preset is None or not recipe.blocks:
         return recipe
     row = preset.row
@@ -70,10 +70,10 @@ def _fits(label: str, pattern: str) -> bool:
 
 
 def sections_of(recipe: Recipe, args: ResolvedCmdArgs, core: str | None, lacking: Collection[str]) -> Sections:
-    """Return the sections that a point trains: of its preset without blocks that an argument or the machine rules out.
+    """Return a point's sections: its preset's sections without blocks that an argument or the machine rules out.
 
-    core: the release of Megatron-Core; None: a new one. lacking: what the machine is known to lack.
-    What these cannot do falls back where a recipe chose it, and is refused where a user names it.
+    core: the release of Megatron-Core; None: a new release. lacking: capabilities that the machine certainly lacks.
+    Unsupported settings fall back if a recipe chose them, and are rejected if a user names them.
     """
     if (chosen := recipe.chosen) is None:
         return {name: dict(values) for name, values in recipe.sections.items()}
@@ -92,7 +92,7 @@ def _is_field(path: str, core: str) -> bool:
 
 
 def _is_changed(name: str, args: ResolvedCmdArgs, recipe: Recipe) -> bool:
-    """Return whether a point has another value of an argument than its preset, or the recipe with it, has."""
+    """Return whether a point's value of an argument differs from its preset's, or from the recipe's with it."""
     section, _, field_name = (ARGUMENTS[name].config or "").partition(".")
     own = recipe.chosen.own if recipe.chosen else {}
     return bool(_plain(getattr(args, name)) != _plain(own.get(name, recipe.default(section, field_name))))
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 def _needs(block: Block, lacking: Collection[str]) -> bool:
-    """Return whether something in a block needs what is lacking."""
+    """Return whether a block needs a missing capability."""
     return any(
         _NEEDS[path][0] in lacking and value not in _NEEDS[path][1] for path, value in _fields(block) if path in _NEEDS
     )

@@ -1,4 +1,4 @@
-"""What goes with Megatron-FSDP and with offloaded layers, as upstream's launcher sets it.
+"""Settings that accompany Megatron-FSDP and offloaded layers, as in upstream's launcher.
 
 Source: Megatron-Bridge 0.6.0, scripts/performance/utils/overrides.py.
 """

@@ -1,4 +1,4 @@
-"""Overrides of either launcher with which a run cannot succeed, or has rates of other steps than its log's."""
+"""Overrides of either launcher that prevent a run's success, or change the steps behind its logged rates."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _IsHiding = Callable[[Any, int | None], bool]
 
 
 def _ends_early(interval: Any, num_steps: int | None) -> bool:
-    """Return whether a training that leaves after the first iteration that `interval` divides leaves before its end."""
+    """Return whether a training that exits after the first iteration divisible by `interval` exits early."""
     return _is_number(interval) and interval > 0 and num_steps is not None and interval < num_steps
 
 
@@ -34,7 +34,7 @@ _HIDING: Mapping[str, tuple[_IsHiding, str]] = {
     "validation.skip_train": (_is_on, "trains no step"),
 }
 _RESIZING = ("train.rampup_batch_size", "train.step_batch_size_schedule")
-# The embedded loop writes its records all the same
+# The embedded loop writes its records anyway
 _HIDING_UPSTREAM: Mapping[str, tuple[_IsHiding, str]] = {
     "logger.skip_train_metrics_log": (_is_on, f"prints no line for any step, and {_NOT_PRINTED}")
 }

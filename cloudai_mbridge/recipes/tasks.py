@@ -1,7 +1,7 @@
-"""What fine-tuning recipes set otherwise than those for pre-training, and the adapters of LoRA.
+"""Settings of fine-tuning recipes that differ from pre-training recipes, and the adapters of LoRA.
 
-Source: Megatron-Bridge 0.6.0, megatron.bridge.recipes.common. What single models have beside it is in the tables `sft`
-and `lora` of their files.
+Source: Megatron-Bridge 0.6.0, megatron.bridge.recipes.common. Settings of single models are in the tables `sft` and
+`lora` of their files.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ _OF_TASK: dict[str, Sections] = {
 
 
 def one_name(task: str) -> str:
-    """Return a task as `Recipe.task` and `[[preset]]` blocks call it: "peft" is LoRA."""
+    """Return a task's name in `Recipe.task` and `[[preset]]` blocks: "peft" is LoRA."""
     return LORA if task in ADAPTER_TASKS else task
 
 
 def recipe_for(name: str, task: str) -> Recipe:
-    """Return a recipe for a task; the same object every time. BadInput: unknown recipe.
+    """Return a recipe for a task, always the same object. BadInput: unknown recipe.
 
-    A task without sections of its own, or an unknown one, takes those for pre-training.
+    A task without its own sections, or an unknown task, uses the sections for pre-training.
     """
     return _recipe_for(name, one_name(task)) if one_name(task) in _OF_TASK else load_recipe(name)
 
@@ -62,7 +62,7 @@ def _add(sections: Sections, more: dict[str, dict[str, Any]]) -> None:
 
 
 def set_adapters(data: dict[str, Any], task: str) -> None:
-    """Set what goes with adapters: upstream's order of ranks, and no delayed gradients of weights that have none."""
+    """Set the companion settings of adapters: upstream's rank order, and no delayed gradients of frozen weights."""
     if task not in ADAPTER_TASKS:
         return
     if data["model"]["pipeline_model_parallel_size"] > 1 and not data["ddp"].get("use_megatron_fsdp"):
@@ -72,7 +72,7 @@ def set_adapters(data: dict[str, Any], task: str) -> None:
 
 
 def check_adapters(data: Mapping[str, Any], args: ResolvedCmdArgs) -> None:
-    """Raise BadInput for adapters without weights to adapt, and for settings of adapters that are not there."""
+    """Raise BadInput for adapters without weights to adapt, and for settings of missing adapters."""
     if args.task in ADAPTER_TASKS:
         if not data["checkpoint"].get("pretrained_checkpoint"):
             raise BadInput(f"cmd_args.task = {args.task!r} needs the weights to adapt; set pretrained_checkpoint")

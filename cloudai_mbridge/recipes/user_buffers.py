@@ -19,7 +19,7 @@ TUNED = tuple(_TUNED)
 
 
 def user_buffers(name: str) -> dict[str, Any]:
-    """Return the settings of a name of `TUNED` as a training config has them."""
+    """Return the settings of a name of `TUNED` in the form of a training config."""
     bulk, chunks = _TUNED[name][:4], _TUNED[name][4:]
     slots: dict[str, Any] = {slot: _ring() for slot in ("qkv_fprop", "proj_dgrad", "fc1_fprop", "fc2_dgrad")}
     for slot, num_sm in zip(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), bulk, strict=True):

@@ -1,7 +1,7 @@
 """Modules of Megatron-Bridge outside `training`, under this package's name, for scripts with renamed imports.
 
-`tables` lists what is served from where; `training.upstream.absent` what is not here, and why. A module of this package
-goes before one of Megatron-Bridge with the same name.
+`tables` maps served names to their modules; `training.upstream.absent` lists the missing modules, with reasons. A
+module of this package precedes a Megatron-Bridge module with the same name.
 """
 
 import sys
@@ -11,7 +11,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class _Finder:
-    """Finds modules of this package that have no file. It is the last finder, so that files win."""
+    """Finder for modules of this package without a file. It is the last finder, so that files win."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
@@ -25,5 +25,5 @@ class _Finder:
 
 
 def install() -> None:
-    """Serve the modules from now on; nothing is imported before one of them is."""
+    """Serve the modules from now on; nothing is imported before their first import."""
     sys.meta_path.append(_Finder())

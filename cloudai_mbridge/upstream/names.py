@@ -12,17 +12,17 @@ DEFAULT_NULL_TOKENIZER_VOCAB_SIZE = 32000
 
 
 def get_rank_safe() -> int:
-    """Return this rank: of the process group, before there is one of `RANK`."""
+    """Return this rank from the process group, or from `RANK` before its initialization."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def get_world_size_safe() -> int:
-    """Return the number of ranks, as of `get_rank_safe`."""
+    """Return the number of ranks from the process group, or from `WORLD_SIZE` before its initialization."""
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def get_local_rank_preinit() -> int:
-    """Return the rank on this machine, of `LOCAL_RANK`."""
+    """Return the rank on this machine, from `LOCAL_RANK`."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -51,7 +51,7 @@ def distributed_fused_adam_with_cosine_annealing(
 ) -> tuple[OptimizerConfig, SchedulerConfig]:
     """Return Adam with the distributed optimizer, and a cosine schedule in iterations.
 
-    options: those of `_adam_and_cosine`.
+    options: passed to `_adam_and_cosine`.
     """
     return _adam_and_cosine(
         precision, {"lr_warmup_iters": lr_warmup_iters, "lr_decay_iters": lr_decay_iters}, *args, **options
@@ -85,7 +85,7 @@ def _adam_and_cosine(
     weight_decay_incr_style: Any = "constant",
     lr_decay_style: Any = "cosine",
 ) -> tuple[OptimizerConfig, SchedulerConfig]:
-    """Return both sections. min_lr: by default a tenth of max_lr."""
+    """Return the sections of optimizer and schedule. min_lr: by default a tenth of max_lr."""
     formats = {"bf16": precision == "bf16-mixed", "fp16": precision == "16-mixed"}
     rates = {"lr": max_lr, "min_lr": 0.1 * max_lr if min_lr is None else min_lr}
     adam = {"adam_beta1": adam_beta1, "adam_beta2": adam_beta2, "adam_eps": adam_eps, "weight_decay": weight_decay}

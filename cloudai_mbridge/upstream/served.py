@@ -12,7 +12,7 @@ from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
 
 
 def spec_of(full_name: str, below: str) -> ModuleSpec | None:
-    """Return how to make a module, None where no table has it. Raises ModuleNotFoundError: absent on purpose."""
+    """Return the spec of a module, None if no table has it. Raises ModuleNotFoundError: absent on purpose."""
     top, _, rest = below.partition(".")
     if below in MODULES or (top == "recipes" and rest.partition(".")[0] in FAMILIES):
         return ModuleSpec(full_name, _Loader(), is_package=True)
@@ -29,7 +29,7 @@ class _Loader(Loader):
         return ServedModule(spec.name, homes_in(package, MODULES[below]))
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: a name is imported when it is asked for."""
+        """Do nothing: a name is imported on first access."""
 
 
 def homes_in(package: str, homes: Mapping[str, str]) -> dict[str, str]:

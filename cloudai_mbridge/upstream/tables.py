@@ -1,4 +1,4 @@
-"""Which names of Megatron-Bridge are served from where."""
+"""Names of Megatron-Bridge and the modules that serve them."""
 
 _DATA = {"training.config.dataset": "DataloaderConfig DatasetBuildContext DatasetProvider"}
 _SFT = {
@@ -10,7 +10,7 @@ _PACKING = {"training.config.finetuning": "PackedSequenceSpecs"}
 _HYBRID = {"training.models.hybrid_provider": "HybridModelProvider MambaModelProvider"}
 _HERE = "upstream.names"
 
-# Module -> home -> names, all below this package; modules with further ones below them are packages
+# Module -> home -> names, all below this package; modules with submodules are packages
 MODULES: dict[str, dict[str, str]] = {
     "data": {**_DATA, **_SFT},
     "data.base": _DATA,

@@ -1,4 +1,4 @@
-"""C05, C11-C17: what CUDA graphs can capture, and what they cannot run with."""
+"""C05, C11-C17: scopes that CUDA graphs can capture, and incompatible settings."""
 
 from cloudai_mbridge.constraints.rule import Answer, Point
 
@@ -56,7 +56,7 @@ def c13_graph_implementation_is_known(point: Point) -> Answer:
     """
     if not point.graph_impl or point.graph_impl in _IMPLEMENTATIONS:
         return None
-    if point.is_embedded and point.graph_impl == "full_iteration":  # which the rule is lifted for elsewhere
+    if point.is_embedded and point.graph_impl == "full_iteration":  # the rule is lifted for it elsewhere
         fact, remedy = "this implementation came with Megatron-Core 0.18", "use local with scope full_iteration"
         return point.breaks("C13", "cuda_graph_impl", fact, remedy, *_SHOWN, core=point.core)
     remedy = f"use one of none, {', '.join(_IMPLEMENTATIONS)}"

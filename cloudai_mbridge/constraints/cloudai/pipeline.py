@@ -47,7 +47,7 @@ def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
     if (layers := point.num_layers) is None:
         return NotEvaluated("C08", "num_layers")
     if point.pipeline_layout:
-        return None  # C02 has looked at the layout's stages
+        return None  # C02 checks the layout's stages
     split = _layers_to_split(point, layers)
     if point.pp < 1 or split % point.pp:
         return NotEvaluated("C08", "a pp that divides the layers")

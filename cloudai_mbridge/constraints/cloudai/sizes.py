@@ -1,4 +1,4 @@
-"""C01, C03, C04, C06, C07, C09, C10: parallel sizes, batch sizes and what excludes what."""
+"""C01, C03, C04, C06, C07, C09, C10: parallel sizes, batch sizes and their mutual exclusions."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 

@@ -3,7 +3,7 @@
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 
 _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-# what cores of later releases of Megatron-Bridge have beside these
+# additional modules in the cores of later releases of Megatron-Bridge
 _RECOMPUTABLE_SINCE_0_5 = ("mhc", "gdn_norm_out")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _HOPPER = ("h100", "h200", "gh200")

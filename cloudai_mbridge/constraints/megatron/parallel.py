@@ -104,7 +104,7 @@ def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
     Source: megatron.core.parallel_state.initialize_model_parallel.
     """
     if (point.args.ep or 1) == 1 and point.args.et is None:
-        return None  # C01 says all
+        return None  # C01 reports it
     if point.args.et is None and not (point.is_embedded or point.is_resolved):
         return NotEvaluated("M07", "et, which upstream recipes set themselves")
     et, ep = point.expert_tp, point.args.ep or 1

@@ -1,4 +1,4 @@
-"""Measure what this GPU reaches in a large bf16 matrix product: the ceiling that a training step is compared with."""
+"""Measure this GPU's throughput in a large bf16 matrix product: the reference peak of training steps."""
 
 import json
 import statistics
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def timed(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the seconds of one product, over a round of them, by the device's own clock."""
+    """Return the seconds per product, over a round of products, by the device's own clock."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(PRODUCTS):

@@ -30,7 +30,7 @@ CPU_MODEL = {
     "seq_length": 128,
     "dtype": "fp32",
 }
-# Steps long enough that the GPU, and not the CPU that feeds it, decides
+# Steps long enough to be limited by the GPU, not by the CPU
 GPU_MODEL = {
     "num_layers": 8,
     "hidden_size": 2048,

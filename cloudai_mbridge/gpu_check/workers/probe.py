@@ -1,4 +1,4 @@
-"""Say what this machine has: the GPU, the packages, whether Transformer Engine can be imported."""
+"""Print the facts of this machine: the GPU, the packages, whether Transformer Engine can be imported."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def why_no_gpu(cuda: str | None) -> str:
-    """Return why torch cannot use one. cuda: the version that torch was built for."""
+    """Return why torch cannot use a GPU. cuda: the version that torch was built for."""
     if cuda is None:
         return "torch is a CPU build"
     return "CUDA_VISIBLE_DEVICES hides all GPUs" if is_hidden() else "no GPU that torch can use"
@@ -40,7 +40,7 @@ def is_hidden() -> bool:
 
 
 def why_no_transformer_engine(has_gpu: bool) -> str:
-    """Return why it cannot be used; nothing if it can. It is not imported without a GPU, where that may crash."""
+    """Return why it is unusable, "" if usable. It is not imported without a GPU, as that may crash."""
     if not has_gpu:
         return "no GPU"
     try:

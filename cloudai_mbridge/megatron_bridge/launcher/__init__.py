@@ -1,1 +1,1 @@
-"""Megatron-Bridge's own launcher: what it is passed, and the script around it."""
+"""Megatron-Bridge's own launcher: its command line, and the script around it."""

@@ -32,7 +32,7 @@ class Option:
 
 
 def read_options(path: Path) -> dict[str, Option]:
-    """Return every option of an argument_parser.py, by name: none where it cannot be read."""
+    """Return every option of an argument_parser.py, by name; empty if it cannot be read."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -79,7 +79,7 @@ def _name(node: ast.expr | None) -> str:
 
 
 def _value(node: ast.expr | None, constants: Mapping[str, Any]) -> Any:
-    """Return a literal, a named constant or its keys; None for what only a run would tell."""
+    """Return a literal, a named constant or its keys; None if the value is only known at run time."""
     if node is None:
         return None
     if isinstance(node, ast.Name):

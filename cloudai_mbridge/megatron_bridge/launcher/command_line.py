@@ -1,6 +1,6 @@
 """The command line of Megatron-Bridge's `scripts/performance/setup_experiment.py`, flag by flag as CloudAI gives it.
 
-`-hf` and `-wdk` name a variable where CloudAI gives the credential itself: the launcher repeats its command line in its
+`-hf` and `-wdk` name a variable; CloudAI passes the credential itself. The launcher repeats its command line in its
 log, in the batch script that it writes and in the command line of every rank. See `start_launcher.py`.
 docs/launcher.md lists all differences from CloudAI's command line.
 """
@@ -53,7 +53,7 @@ class Word:
 def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[Word]:
     """Return the launcher's arguments, in the order of the table; as text, each is quoted for the script.
 
-    exists: whether an image file is there; the image's address is given to Slurm where none is.
+    exists: whether an image file exists; if it does not, Slurm gets the image's address.
     """
     assert plan.upstream is not None
     launch = _LauncherCommand(plan, plan.upstream, system, exists)
@@ -61,18 +61,18 @@ def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Pat
 
 
 def launcher_argv(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
-    """Return the launcher's arguments as they are written; a shell has expanded nothing yet."""
+    """Return the launcher's arguments as written, before expansion by a shell."""
     return [word.text for word in launcher_words(plan, system, exists)]
 
 
 def launcher_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
-    """Return the launcher in the installed clone of Megatron-Bridge; of an unknown release, where the newest has it."""
+    """Return the launcher's path in the installed clone; for an unknown release, its path in the newest release."""
     launcher = find_launcher(release_of(plan, system)) or known_launchers()[-1]
     return clone_path(plan, system) / launcher.path
 
 
 def release_of(plan: UpstreamPlan, system: SlurmSystem) -> Release | None:
-    """Return the release of Megatron-Bridge that a run's launcher is of."""
+    """Return the release of Megatron-Bridge of a run's launcher."""
     return find_release(plan.megatron_bridge.commit, clone_path(plan, system))
 
 
@@ -92,7 +92,7 @@ def _text(value: Any) -> str:
     return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
-# Arguments whose text is another than that of the value
+# Arguments whose text differs from the value's
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("cuda_graph_scope", "recompute_modules"), lambda value: ",".join(names_in(value))),
     "vp": lambda value: "None" if value == 1 else _text(value),
@@ -102,12 +102,12 @@ _SWITCHES = frozenset({
     "dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only", "profiling_gpu_metrics",
     "list_config_variants", "offline", "dump_env", "deterministic", "export_nsys_sqlite", "retry_on_testing_failure",
 })  # fmt: skip
-# Arguments whose values are a word each
+# Arguments with one word per value
 _OF_WORDS = frozenset({"dataset_paths", "c4_train_shards"})
 
 
 def _option(flag: str, value: Any, show: Callable[[Any], str] = _text) -> list[str]:
-    """Return a flag with its value, or nothing. A value that looks like a flag must hang on its own, for argparse."""
+    """Return a flag with its value, or nothing. argparse needs flag=value for a value that looks like a flag."""
     text = "" if value is None else show(value)
     if not text:
         return []
@@ -193,7 +193,7 @@ _TABLE: tuple[Row, ...] = (
     ),
     _slurm_params,
     *map(_field, ("config_variant", "list_config_variants")),
-    # what CloudAI does not know
+    # options that CloudAI lacks
     *map(_field, ("offline", "packager", "optimizer_type", "moe_flex_dispatcher_backend", "dump_env", "deterministic")),
     *map(_field, ("lock_gpu_freq", "enable_pct_binding", "export_nsys_sqlite", "distributed_timeout_minutes")),
     *map(_field, ("retry_on_testing_failure", "c4_root", "c4_train_shards", "num_moe_experts", "peak_mem_clk")),

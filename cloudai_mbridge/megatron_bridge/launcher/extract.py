@@ -1,6 +1,6 @@
 """Write data/launchers.toml: python -m cloudai_mbridge.megatron_bridge.launcher.extract VERSION=DIR...
 
-Each DIR is a repository of Megatron-Bridge at VERSION's tag; its own package_info.py may say another patch version.
+Each DIR is a repository of Megatron-Bridge at VERSION's tag; its package_info.py may have another patch version.
 """
 
 import sys
@@ -31,7 +31,7 @@ def main(given: Iterable[str]) -> None:
 
 
 def _options(releases: list[tuple[str, dict[str, Option]]]) -> Iterator[dict[str, Any]]:
-    """Yield each form of each option once, with the releases that have it so."""
+    """Yield each form of each option once, with the releases that have this form."""
     having: dict[Option, list[str]] = {}
     for version, options in releases:
         for option in options.values():

@@ -1,7 +1,7 @@
-"""Megatron-Bridge's launcher by release: where it lies, and the options and values that it takes.
+"""Megatron-Bridge's launcher by release: its path, and the options and values that it accepts.
 
-An installed clone says so itself. Without one, shipped data do, for the releases that they describe; the launcher of
-any other release is not known, and its options are not checked.
+The source is an installed clone, else the shipped data; the launcher of any other release is unknown, and its options
+are not checked.
 """
 
 import tomllib
@@ -55,7 +55,7 @@ def _options_of(version: str, table: Iterable[Mapping[str, Any]]) -> dict[str, O
 
 
 def find_launcher(release: Release | None) -> LauncherOptions | None:
-    """Return the launcher of a release: as its installed clone has it, else as shipped; None where it is not known."""
+    """Return the launcher of a release, from its installed clone, else from the shipped data; None if unknown."""
     if release is None:
         return None
     return (release.clone and _read(release.clone, release.version)) or _shipped(release.version)
@@ -70,14 +70,14 @@ def _shipped(version: str) -> LauncherOptions | None:
 
 @cache
 def _read(clone: Path, version: str) -> LauncherOptions | None:
-    """Read an installed launcher where a known one lies."""
+    """Read an installed launcher at the path of a known launcher."""
     launcher = _shipped(version) or known_launchers()[-1]
     options = read_options((clone / launcher.path).with_name("argument_parser.py"))
     return LauncherOptions(version, launcher.path, options) if options else None
 
 
 def problems_of(argv: Sequence[str], launcher: LauncherOptions) -> Iterator[tuple[str, str]]:
-    """Yield (flag, what is wrong with it) for every flag or value that the launcher would refuse or pass over.
+    """Yield (flag, problem) for every flag or value that the launcher would reject or ignore.
 
     argv: each flag alone or as flag=value; values that look like a flag do not stand alone.
     """
@@ -105,7 +105,7 @@ def _is_flag(text: str) -> bool:
 
 
 def _releases_with(flag: str, value: str | None = None) -> str:
-    """Say which releases have an option, one that takes this value; "" where none has."""
+    """Return the releases that have an option, or have it with this value; "" without any."""
     found = {known.version: known.option(flag) for known in known_launchers()}
     having = [version for version, option in found.items() if option and (value is None or option.takes(value))]
     is_rest = having and list(found)[-len(having) :] == having

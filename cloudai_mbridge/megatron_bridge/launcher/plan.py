@@ -1,4 +1,4 @@
-"""Decide what Megatron-Bridge's own launcher is passed for a point."""
+"""Decide the arguments of Megatron-Bridge's own launcher for a point."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
 
 # Passed even if the user left the default, unless empty. CloudAI leaves out gpu_type, which the launcher requires.
 _ALWAYS_PASSED = ("gpu_type", "num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
-# Relative ones are meant from where the command was started; the launcher is started elsewhere
+# Relative paths are resolved against the command's current directory; the launcher starts in another directory
 _HOST_PATHS = ("log_dir", "nemo_home")
 # Arguments without a flag of their own that CloudAI drops; the training takes them as overrides.
 _AS_OVERRIDES = {
@@ -100,7 +100,7 @@ def may_be_upstream(definition: TestDefinition) -> bool:
 
 
 def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
-    """Yield a line for everything that the upstream launcher needs and the files do not say."""
+    """Yield a line for every setting that the upstream launcher needs and the files lack."""
     where, args = f"test {test.run.id!r}", test.definition.cmd_args
     if not isinstance(system, SlurmSystem):
         yield (
@@ -128,7 +128,7 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
 
 
 def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> UpstreamPlan:
-    """Decide about a point that `refuse_upstream` has nothing against; BadInput for a Slurm option that cannot pass."""
+    """Plan a point that passed `refuse_upstream`; BadInput for a Slurm option that cannot be passed."""
     definition = test.definition
     repo = megatron_bridge_of(definition)
     assert repo is not None
@@ -151,8 +151,8 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
 def is_passed(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
     """Return whether an argument is passed to the launcher.
 
-    CloudAI passes what was set, by the user or the sweep. Of a test that a scenario refers to by name it passes the
-    defaults, too: it writes the definition out and reads it back, and everything counts as set then.
+    CloudAI passes the arguments set by the user or the sweep. For a test that a scenario refers to by name it also
+    passes the defaults: it writes the definition out and reads it back, which marks everything as set.
     """
     return name in args.model_fields_set or name in _ALWAYS_PASSED or run.test_name is not None
 
@@ -162,7 +162,7 @@ def launcher_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     values = {name: value for name, value in args.model_dump(mode="json").items() if is_passed(name, args, run)}
     if "moe_a2a_overlap" in values:
         values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI passes it
-    if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes
+    if values.get("cuda_graph_impl") == "full_iteration":  # no launcher's parser accepts it
         values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
     return {
         name: absolute(value) if name in _HOST_PATHS else value
@@ -172,7 +172,7 @@ def launcher_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
 
 
 def graph_note(args: ResolvedCmdArgs) -> str | None:
-    """Return what is lost of CUDA graph arguments that contradict each other."""
+    """Return a note about a CUDA graph scope without effect, or None."""
     scope = args.cuda_graph_scope
     if args.cuda_graph_impl != "full_iteration" or not scope or "full_iteration" in str(scope).lower():
         return None
@@ -190,7 +190,7 @@ def _repo(repo: GitRepo) -> Repo:
 
 
 def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) -> tuple[str, ...]:
-    """Return sbatch options as the launcher reads them; excluded nodes are not among those that are named."""
+    """Return sbatch options as the launcher reads them; named nodes replace excluded nodes."""
     nodes = sorted(name for text in run.nodes for name in expand_hostlist(text))
     named: Mapping[str, str] = {"nodelist": ",".join(nodes)} if nodes else {"exclude": ",".join(run.exclude_nodes)}
     params = [f"{name}={value}" for name, value in named.items() if value]

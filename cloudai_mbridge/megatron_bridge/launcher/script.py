@@ -1,4 +1,4 @@
-"""The script around Megatron-Bridge's launcher. It runs where Slurm's commands are, and stays until the job has ended.
+"""The script around Megatron-Bridge's launcher. It runs on a host with Slurm's commands, until the job has ended.
 
 It starts in the run's directory, names that directory's files relatively, and the installed ones absolutely.
 """
@@ -18,7 +18,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 _CONTAINER_VARIABLES = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES")
 
 _LOG, _JOB_ID, _EXIT = POINT_FILES.launcher_log, POINT_FILES.slurm_job_id, POINT_FILES.exit_code
-# As sbatch and NeMo-Run write it. The same expression in grep's language and in Python's.
+# As sbatch and NeMo-Run write it. The same expression in the syntax of grep and of Python.
 _GREP_JOB_ID = "(submitted batch job|job id)[: ]+[0-9]+"
 _PYTHON_JOB_ID = re.compile(rb"(?:submitted batch job|job id)[: ]+([0-9]+)", re.IGNORECASE)
 
@@ -26,7 +26,7 @@ _PYTHON_JOB_ID = re.compile(rb"(?:submitted batch job|job id)[: ]+([0-9]+)", re.
 def render_launcher_script(plan: LauncherRun, system: SlurmSystem, claim: Iterable[str]) -> str:
     """Render the script that starts the launcher, keeps its log and its exit code, and finds the job's id.
 
-    claim: lines that end the script unless it is the one of its attempt that may run.
+    claim: lines that end the script unless it holds its attempt's claim.
     """
     assert plan.upstream is not None
     clone, python, launcher = (
@@ -70,12 +70,12 @@ def python_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
 
 
 def find_job_ids(log: bytes) -> list[str]:
-    """Return the ids of the jobs that the launcher says it submitted, in order."""
+    """Return the ids of the jobs that the launcher reports as submitted, in order."""
     return list(dict.fromkeys(found.decode() for found in _PYTHON_JOB_ID.findall(log)))
 
 
 def _argument_lines(words: list[Word], num_overrides: int) -> Iterable[str]:
-    """Write a flag and its values on a line of their own, and so the overrides, which come last."""
+    """Write each flag and its values on a separate line, and the overrides last."""
     groups: list[list[Word]] = []
     for i, word in enumerate(words):
         if not groups or re.match(r"-(?![0-9.])", word.text) or i >= len(words) - num_overrides:

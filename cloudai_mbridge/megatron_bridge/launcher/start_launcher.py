@@ -1,9 +1,9 @@
 """Start Megatron-Bridge's launcher so that it writes no credential: python start_launcher.py LAUNCHER ARGUMENT...
 
-A copy of this file lies beside every launcher's script and runs in the launcher's environment; it needs the standard
-library only. `-hf` and `-wdk` name a variable in place of its value: that switches online mode and W&B on, in the
-launcher and in the ranks, which only look whether a value is there. The launcher would export the two into the batch
-script and NeMo-Run would keep them in its records, so both are taken out before NeMo-Run sees them. The values stay in
+A copy of this file lies next to every launcher's script and runs in the launcher's environment; it needs the standard
+library only. `-hf` and `-wdk` name a variable in place of its value: that enables online mode and W&B, in the
+launcher and in the ranks, which only check whether a value exists. The launcher would export the two into the batch
+script and NeMo-Run would keep them in its records, so both are removed before NeMo-Run sees them. The values stay in
 this process's environment; sbatch and srun carry it into the job.
 """
 
@@ -21,13 +21,13 @@ def main(launcher: str, arguments: list[str]) -> None:
     """Run the launcher in this process, as if it had been started itself."""
     sys.argv = [launcher, *arguments]
     sys.path[0] = str(Path(launcher).parent)
-    with contextlib.suppress(ModuleNotFoundError):  # the launcher will say so itself
+    with contextlib.suppress(ModuleNotFoundError):  # the launcher reports it
         guard(import_module("nemo_run"))
     runpy.run_path(launcher, run_name="__main__")
 
 
 def guard(nemo_run: Any) -> None:
-    """Have nemo_run.run drop credentials from what an executor exports."""
+    """Make nemo_run.run drop credentials from an executor's exports."""
     submit = nemo_run.run
 
     def run(*args: Any, **kwargs: Any) -> Any:

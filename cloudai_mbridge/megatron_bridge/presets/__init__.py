@@ -1,1 +1,1 @@
-"""What Megatron-Bridge's launcher uses where a point says nothing: its performance presets."""
+"""Performance presets of Megatron-Bridge's launcher: its values for arguments that a point leaves unset."""

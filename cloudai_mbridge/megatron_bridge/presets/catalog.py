@@ -1,4 +1,4 @@
-"""Find the preset of a point among those of a release, which mbridge ships."""
+"""Find the preset of a point among a release's presets, which mbridge ships."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,7 +63,7 @@ class PresetCatalog:
 
 @lru_cache(maxsize=32)
 def catalog(release: Release) -> PresetCatalog | None:
-    """Return the presets of a release, or None where they are not known."""
+    """Return the presets of a release, or None if unknown."""
     known = next((one for one in known_releases() if one["version"] == release.version), None)
     if known is None or not release.is_known:
         return None

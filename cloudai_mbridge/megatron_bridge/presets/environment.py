@@ -1,6 +1,6 @@
-"""Variables of the environment that upstream's recipes set: their `env_vars`, fitted to what a point changes.
+"""Variables of the environment that upstream's recipes set: their `env_vars`, adapted to a point's changes.
 
-Values that the job has already win, as upstream sets a variable only where it is missing
+Existing values of the job win, as upstream sets a variable only if it is missing
 (Megatron-Bridge 0.6.0, `training/config.py`, `apply_environment_variables`).
 """
 
@@ -15,7 +15,7 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALLOCATOR, _RECORD_STREAMS = "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS"
 _DOMAIN, _DOMAIN_RANKS = "NVLINK_DOMAIN_SIZE", "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN"
 _CHUNK = "NCCL_P2P_NET_CHUNKSIZE"
-# Before Blackwell, kernels of one queue start in the order of their launch: what overlaps tensor- or context-parallel
+# Before Blackwell, kernels of one queue start in the order of their launch: the overlap of tensor- or context-parallel
 # communication relies on that.
 _IN_ORDER = ("a100", "h100", "h200", "gh200")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
@@ -23,9 +23,9 @@ _LARGE_CHUNKS = ("llama3_70b", "llama31_405b")
 
 
 def gpu_label(args: ResolvedCmdArgs, system: System | None) -> str:
-    """Return the GPU that a point of the embedded loop is made for, "" if that is not known.
+    """Return the GPU that a point of the embedded loop is made for, "" if unknown.
 
-    It is the test's `gpu_type`, else the cluster's. What this machine has does not change what a test trains.
+    It is the test's `gpu_type`, else the cluster's. The GPUs of this machine do not change a test's training.
     """
     if "gpu_type" in args.model_fields_set:
         return args.gpu_type.lower()
@@ -33,9 +33,9 @@ def gpu_label(args: ResolvedCmdArgs, system: System | None) -> str:
 
 
 def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -> dict[str, str]:
-    """Return what the recipe sets of a job's environment; {} for a GPU that is not known.
+    """Return the variables that the recipe sets in a job's environment; {} for an unknown GPU.
 
-    args: as they will be trained. preset: without one, or one of a release before 0.6, only the connections are known.
+    args: as they will be trained. preset: without it, or for a release before 0.6, only the connections are set.
     """
     env = dict(text.split("=", 1) for text in preset.values.get("env_vars", ())) if preset else {}
     if preset is None or not env:
@@ -58,7 +58,7 @@ def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -
 
 
 def connections(args: ResolvedCmdArgs, gpu: str) -> int | None:
-    """Return the hardware queues of a GPU that upstream's recipes use, or None for a GPU that is not known.
+    """Return the hardware queues of a GPU that upstream's recipes use, or None for an unknown GPU.
 
     Source: all performance recipes of Megatron-Bridge 0.6.0; its `scripts/performance/utils/overrides.py`.
     """
@@ -77,12 +77,12 @@ def _has_large_chunks(args: ResolvedCmdArgs) -> bool:
 
 
 def _deciding(values: Mapping[str, Any]) -> tuple[int, int, bool]:
-    """Return what of a layout decides about the connections."""
+    """Return the settings of a layout that decide the connections."""
     return values.get("tp") or 1, values.get("cp") or 1, bool(values.get("moe_a2a_overlap"))
 
 
 def _without_graphs(env: dict[str, str], args: ResolvedCmdArgs) -> None:
-    """Drop what only a graph of the full iteration needs; older releases of torch refuse the allocator's option."""
+    """Drop the settings for a full-iteration graph; older releases of torch reject the allocator's option."""
     if (args.cuda_graph_impl or "none") == "none" and _RECORD_STREAMS in env:
         env[_RECORD_STREAMS] = "1"
         if _ALLOCATOR in env:

@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's launcher uses where a point says nothing: its performance presets."""
+"""Find and apply the performance preset that Megatron-Bridge's launcher uses for arguments left unset."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from cloudai_mbridge.megatron_bridge.presets.rows import PresetRequest
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
 
-# The arguments of which the launcher fills in what the user leaves out.
+# Arguments that the launcher fills in if the user leaves them unset.
 UPSTREAM_DECIDES = (
     "tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length",
     "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap",
@@ -42,7 +42,7 @@ class Resolved:
 
 
 def find_preset(args: ResolvedCmdArgs, release: Release | None) -> Preset | None:
-    """Return the preset that the launcher takes for these arguments, or None where it is not known."""
+    """Return the preset that the launcher takes for these arguments, or None if unknown."""
     if release is None or args.use_recipes or args.launcher is not Launcher.MEGATRON_BRIDGE:
         return None
     return _preset(release, _request(args), args.num_gpus)
@@ -54,9 +54,9 @@ def newest_release() -> Release:
 
 
 def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
-    """Return the preset of the newest release for a point of the embedded loop on a GPU; None where it has none.
+    """Return the preset of the newest release for a point of the embedded loop on a GPU; None if it lacks one.
 
-    gpu: as `gpu_label` returns it; "" where it is not known.
+    gpu: as `gpu_label` returns it; "" if unknown.
     """
     if args.launcher is not Launcher.EMBEDDED or not gpu or args.use_recipes:
         return None
@@ -64,7 +64,7 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
 
 
 def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
-    """Say why `loop_preset` returns None for a point that names a variant."""
+    """Return why `loop_preset` returns None for a point that names a variant."""
     if args.use_recipes:
         return "use_recipes = true takes no preset"
     known = catalog(newest_release())
@@ -78,7 +78,7 @@ def _loop_request(args: ResolvedCmdArgs, gpu: str) -> PresetRequest:
 
 
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
-    """Say in a few words why `find_preset` returns None."""
+    """Return a short reason why `find_preset` returns None."""
     if args.launcher is not Launcher.MEGATRON_BRIDGE:
         return f"the embedded loop takes presets of {newest_release().version} without being asked"
     if release is None:
@@ -94,17 +94,17 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
 
 
 def given_by(args: ResolvedCmdArgs) -> dict[str, Any]:
-    """Return what a point says itself of `UPSTREAM_DECIDES`, lists as lists."""
+    """Return the arguments of `UPSTREAM_DECIDES` that a point sets, lists as lists."""
     return given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES if name in args.model_fields_set})
 
 
 def given_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are set: lists as lists, and nothing that is unset."""
+    """Return the values that are set, lists as lists."""
     return {name: names_in(value) if name in LISTS else value for name, value in values.items() if value not in UNSET}
 
 
 def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
-    """Return the arguments as the launcher resolves them: what the point says, else the preset, batch scaled."""
+    """Return the arguments as the launcher resolves them: the point's, else the preset's, with the batch scaled."""
     given = given_by(args)
     if preset is None:
         return Resolved(args, None, frozenset(), frozenset(UPSTREAM_DECIDES) - given.keys())
@@ -135,12 +135,12 @@ def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset |
 
 
 def origin(preset: Preset) -> str:
-    """Return where a value of a preset comes from, in a few words."""
+    """Return a short description of a preset value's source."""
     return f"preset {preset.name}, {preset.release.version}"
 
 
 def describe(resolved: Resolved, overridden: frozenset[str] = frozenset()) -> str:
-    """Return what the launcher fills in for a point and no override replaces; "" if that is nothing."""
+    """Describe the values that the launcher fills in for a point and no override replaces; "" without any."""
     if resolved.preset is None or not resolved.from_preset:
         return ""
     filled_in = resolved.from_preset - overridden

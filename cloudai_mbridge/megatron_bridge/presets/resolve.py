@@ -1,4 +1,4 @@
-"""How the launcher joins a preset and what the user says: `set_user_overrides` and `set_post_overrides`, by release."""
+"""Join a preset with the user's arguments as the launcher's `set_user_overrides`, `set_post_overrides`, by release."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from typing import Any
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
 
-# An option that switches one of these on does; one that switches it off does nothing.
+# Options that switch these on take effect; options that switch them off do nothing.
 _SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap")
 _RECOMPUTE = ("recompute_num_layers", "recompute_modules")
 _GRAPH = ("cuda_graph_impl", "cuda_graph_scope")
-# What Megatron-Core recomputes selectively when no modules are named (transformer_config.py).
+# Default modules of Megatron-Core's selective recomputation (transformer_config.py).
 _SELECTIVE = ["core_attn"]
-# Said of these, the preset alone does not tell what comes out.
+# If the user sets any of these, the result does not follow from the preset alone.
 _INVOLVED = frozenset((*_SWITCHES, *_RECOMPUTE, *_GRAPH, "activation_offload_layers"))
 
 
@@ -41,7 +41,7 @@ class Preset:
 
 
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with what has no effect left out: of recomputation, and the scope of CUDA graphs that are off."""
+    """Return values without settings that have no effect: of recomputation, and the scope of disabled CUDA graphs."""
     result = dict(values)
     if {"recompute_granularity", *_RECOMPUTE} <= values.keys():
         _recompute(result, values["recompute_granularity"])
@@ -64,9 +64,9 @@ def _recompute(result: dict[str, Any], granularity: str | None) -> None:
 
 
 def resolve_sizes(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
-    """Return the sizes as the launcher resolves them; what is not in the result is not known.
+    """Return the sizes as the launcher resolves them; missing sizes are unknown.
 
-    given: what the point says of `UPSTREAM_DECIDES`, as `given_by` returns it.
+    given: the point's values of `UPSTREAM_DECIDES`, as `given_by` returns them.
     """
     result = _joined(given, preset)
     if preset.layouts:
@@ -81,7 +81,7 @@ def resolve_sizes(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> di
 
 
 def _joined(given: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
-    """Return what comes out for a preset and what is given, but for the batch."""
+    """Return a preset joined with the given values, with the batch unscaled."""
     result = {**preset.values, **given}
     if "tp" in given:
         result["sequence_parallel"] = given["tp"] > 1
@@ -99,7 +99,7 @@ def _joined(given: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
 
 
 def _keep(result: dict[str, Any], known: Mapping[str, Any], name: str) -> None:
-    """Let the preset's value stand, unknown if it is."""
+    """Keep the preset's value, or drop the name if that is unknown."""
     result.pop(name, None)
     if name in known:
         result[name] = known[name]
@@ -144,10 +144,10 @@ def _rederive_layout(result: dict[str, Any], given: Mapping[str, Any], preset: P
 
 
 def _scaled_batch(result: Mapping[str, Any], num_gpus: int, preset: Preset) -> int | None:
-    """Return the global batch, scaled to the job's size; None where the launcher refuses to scale it.
+    """Return the global batch, scaled to the job's size; None if the launcher rejects scaling it.
 
-    It follows the data-parallel size from 0.6 on, else the number of GPUs; one that the preset's builder has changed
-    does so only until 0.4.
+    It follows the data-parallel size from 0.6 on, else the number of GPUs; a batch that the preset's builder has
+    changed does so only until 0.4.
     """
     row, own = preset.row, preset.row.values.get("gb")
     if num_gpus == row.num_gpus or not isinstance(own, int):
@@ -164,7 +164,7 @@ def _scaled_batch(result: Mapping[str, Any], num_gpus: int, preset: Preset) -> i
 
 
 def _data_parallel(values: Mapping[str, Any], num_gpus: int) -> int | None:
-    """Return the data-parallel size, None where the sizes are not known or do not divide the job."""
+    """Return the data-parallel size, None if the sizes are unknown or do not divide the job."""
     sizes = [values.get(name) for name in ("tp", "pp", "cp")]
     size = prod(size if isinstance(size, int) else 0 for size in sizes)
     return None if size < 1 or num_gpus % size else num_gpus // size

@@ -1,7 +1,7 @@
 """The presets of one release as rows, and as the text of a data file.
 
-A data file is CSV. Its first lines begin with `#` and say what holds for the whole release. In a cell, nothing is None,
-`?` is not known, and a list stands in brackets.
+A data file is CSV. Its first lines begin with `#` and contain the settings of the whole release. An empty cell is None,
+`?` is unknown, and a list is in brackets.
 """
 
 import csv
@@ -11,7 +11,7 @@ from typing import Any
 
 KEY = ("family", "recipe", "task", "gpu", "compute_dtype", "variant", "num_gpus", "is_default", "base_gb")
 UNKNOWN = "?"
-# Our argument (or, after it, what its meaning depends on), and the field of the configuration that holds it.
+# Our argument (or, after it, a setting that its meaning depends on), and its field in the configuration.
 FIELDS = {
     "tp": "model.tensor_model_parallel_size",
     "pp": "model.pipeline_model_parallel_size",
@@ -90,7 +90,7 @@ class PresetSource:
 
 
 def chosen_variant(variants: Container[str], variant: str) -> str | None:
-    """Return the variant that the launcher of 0.3 to 0.5 takes for the one asked for, or None."""
+    """Return the variant that the launcher of 0.3 to 0.5 takes for the requested variant, or None."""
     if variant in variants:
         return variant
     if variant == "v2" and "v1" in variants:

@@ -1,1 +1,1 @@
-"""Read what users write, and say where a mistake is."""
+"""Read the users' TOML files, and report the place of every mistake."""

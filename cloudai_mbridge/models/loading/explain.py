@@ -26,7 +26,7 @@ _LONGEST_NAME = 100
 def explain(
     error: ValidationError, model: type[BaseModel], data: Any, source: TomlSource, prefix: Path = ()
 ) -> list[str]:
-    """Return one message per mistake, of many the first. `prefix` is where `data` stands in the file of `source`."""
+    """Return one message per mistake, at most the first few. `prefix`: path of `data` in the file of `source`."""
     mistakes: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors():
         mistakes.setdefault(_path_in_data(detail, data), []).append(detail)
@@ -39,7 +39,7 @@ def explain(
 
 
 def _path_in_data(detail: ErrorDetails, data: Any) -> Path:
-    """Cut the tags of union branches off pydantic's location: keep what leads to a value of the user's."""
+    """Drop the tags of union branches from pydantic's location: keep the path to the user's value."""
     path: Path = ()
     for part in detail["loc"]:
         try:
@@ -68,7 +68,7 @@ def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel
 
 
 def _shown(path: Path, value: Any) -> str:
-    """Show the value if it is short and no secret."""
+    """Show the value if it is short and not secret."""
     if any(is_secret(str(part)) for part in path) or "@" in repr(value) or holds_credential(value):
         return "(value hidden) "
     is_nested = isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
@@ -76,17 +76,17 @@ def _shown(path: Path, value: Any) -> str:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """Return a remedy for an unknown name: the nearest known one, or all of them."""
+    """Return a remedy for an unknown name: the nearest known name, or all names."""
     near = difflib.get_close_matches(name[:_LONGEST_NAME], known, 3, cutoff=0.4)
     return f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known)}"
 
 
-# Keys of releases of CloudAI and of files for them from before their names of today
+# Former names of keys, from earlier releases of CloudAI and their files
 _RENAMED = {"model_size": "model_recipe_name", "model_name": "model_family_name"}
 
 
 def suggest_field(name: str, fields: Mapping[str, FieldInfo]) -> str:
-    """Return a remedy for an unknown key: the argument that Megatron calls so, or a key that is spelt alike."""
+    """Return a remedy for an unknown key: the argument with this name in Megatron, or a key with similar spelling."""
     places = {key: getattr(field.json_schema_extra, "config", None) or "" for key, field in fields.items()}
     same = [key for key, place in places.items() if place.rpartition(".")[2] == name or key == _RENAMED.get(name)]
     return f"did you mean {same[0]!r}?" if same else suggest(name, list(fields))

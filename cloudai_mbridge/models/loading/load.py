@@ -35,7 +35,7 @@ FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
 
 
 def load_system(path: Path) -> System:
-    """Read a system file. Its calibration, if it has one, is an absolute path afterwards."""
+    """Read a system file. The path of its calibration, if set, becomes absolute."""
     source = read_toml(path)
     known = ", ".join(SCHEDULERS)
     if not is_system(source):
@@ -63,11 +63,11 @@ def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> Test
 def load_scenario(
     path: Path, tests: Path | TestFiles | None, on_unknown_arg: Warn | None = None, hooks: HookOptions | None = None
 ) -> LoadedScenario:
-    """Read a scenario and find every test that it names. Tests of other templates are named and left out.
+    """Read a scenario and find every test that it names. Tests of other templates are listed and left out.
 
     tests: the directory of the tests, or the files that were found in one.
-    on_unknown_arg: called with every unknown key of `cmd_args`, which is left out then; without it, one is an error.
-    hooks: without them, CloudAI's directory of hooks is looked into.
+    on_unknown_arg: called with every unknown key of `cmd_args`, which is then dropped; without it, an error.
+    hooks: default: CloudAI's directory of hooks.
     """
     files = tests if isinstance(tests, TestFiles) else find_test_files(tests)
     loaded = _load_tests(path, files, on_unknown_arg)
@@ -99,7 +99,7 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
 def _find_bases(
     scenario: TestScenario, source: TomlSource, files: TestFiles
 ) -> tuple[dict[int, TomlSource], dict[int, BadInput]]:
-    """Return the files of the tests that name one, by place in the scenario, and what is wrong with the others."""
+    """Return the definition files that tests name, by place in the scenario, and the errors of missing files."""
     bases: dict[int, TomlSource] = {}
     missing: dict[int, BadInput] = {}
     for i, run in enumerate(scenario.tests):
@@ -134,7 +134,7 @@ def _refuse_waiting_for_foreign(tests: list[LoadedTest], foreign: dict[str, str]
 def _with_hooks(
     loaded: LoadedScenario, source: TomlSource, files: TestFiles, warn: Warn | None, hooks: HookOptions
 ) -> LoadedScenario:
-    """Add what pre_test and post_test name: a hook's scenario, or for pre_test a test that checks every node."""
+    """Add the tests of pre_test and post_test: a hook's scenario, or for pre_test a test that checks every node."""
     scenario = loaded.scenario
     if hooks.skip:
         named = [f"{key} = {name!r}" for key in ("pre_test", "post_test") if (name := getattr(scenario, key))]
@@ -157,7 +157,7 @@ def _with_hooks(
 
 
 def _named(kind: str, hook: LoadedScenario | None) -> tuple[LoadedTest, ...]:
-    """Return a hook's tests under ids that no test of the scenario has."""
+    """Return a hook's tests under ids that are unique in the scenario."""
     return tuple(replace(test, run=_renamed(kind, test.run)) for test in (hook.tests if hook else ()))
 
 
@@ -167,7 +167,7 @@ def _renamed(kind: str, run: TestRun) -> TestRun:
 
 
 def _find_hook(name: str | None, directory: Path, warn: Warn | None) -> LoadedScenario | None:
-    """Return the hook of this name: a scenario in the directory, whose tests are in its subdirectory `test`."""
+    """Return the hook with this name: a scenario in the directory, whose tests are in its subdirectory `test`."""
     for path in sorted(directory.glob("*.toml")) if name else ():
         if read_toml(path).data.get("name") == name:
             tests = directory / "test"
@@ -212,7 +212,7 @@ def _definition(data: dict[str, Any], source: TomlSource, warn: Warn | None) -> 
 def _known(
     data: dict[str, Any], source: TomlSource, prefix: tuple[str | int, ...], warn: Warn | None
 ) -> dict[str, Any]:
-    """Leave the unknown keys of `cmd_args` out, and warn about each; without `warn`, they are errors later."""
+    """Drop the unknown keys of `cmd_args`, and warn about each; without `warn`, they are errors later."""
     args, known = data.get("cmd_args"), ResolvedCmdArgs.model_fields
     if warn is None or not isinstance(args, dict):
         return data
@@ -225,7 +225,7 @@ def _known(
 
 
 def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Lay overrides over a definition; tables merge key by key, everything else is replaced."""
+    """Merge overrides into a definition; tables merge key by key, everything else is replaced."""
     merged = dict(base)
     for key, value in overrides.items():
         both_tables = isinstance(value, dict) and isinstance(base.get(key), dict)

@@ -1,4 +1,4 @@
-"""What loading a scenario returns, and the options for its hooks."""
+"""Results of loading a scenario, and the options for its hooks."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ class LoadedTest:
 
 
 def with_path(path: Path | None, text: str) -> str:
-    """Return a message whose every line names a file: this one where it names none."""
+    """Return a message whose every line names a file, by default this one."""
     lines = (
         line if path is None or ".toml" in line.partition(": ")[0] else f"{path}: {line}" for line in text.split("\n")
     )
@@ -44,7 +44,7 @@ def with_path(path: Path | None, text: str) -> str:
 
 @contextmanager
 def naming_file(test: LoadedTest) -> Iterator[None]:
-    """Let what is wrong with a test name its file."""
+    """Prefix errors in a test with its file."""
     try:
         yield
     except BadInput as error:

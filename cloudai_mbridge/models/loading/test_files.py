@@ -13,7 +13,7 @@ from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.test_definition import TEMPLATE
 
 TEMPLATE_KEY = "test_template_name"
-_ALIKE = 0.85  # of spellings; MegatronRun, the nearest of CloudAI's, is at 0.64
+_ALIKE = 0.85  # similarity of spellings; MegatronRun, the nearest name in CloudAI, is at 0.64
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class TestFiles:
         return (source for sources in self.by_name.values() for source in sources)
 
     def find(self, name: str, where: str) -> TomlSource:
-        """Return the file of a test. As in CloudAI, a file of the directory itself goes before those of subdirectories.
+        """Return the file of a test. As in CloudAI, a file of the directory itself precedes files of subdirectories.
 
-        BadInput: there is none, or there are several; `where` is the place that names it.
+        BadInput: the file is missing or ambiguous; `where` is the place that names it.
         """
         if name not in self.by_name:
             names = list(self.by_name)
@@ -45,7 +45,7 @@ class TestFiles:
         return found[0]
 
     def choices(self, names: Iterable[str]) -> Iterator["TestFiles"]:
-        """Yield these files with one for each of the names, until every file of theirs was chosen once."""
+        """Yield selections of one file per name, until each of their files was selected once."""
         several = {name: found for name in names if len(found := self.by_name.get(name, [])) > 1}
         for i in range(max(map(len, several.values()), default=1)):
             chosen = {name: [found[min(i, len(found) - 1)]] for name, found in several.items()}
@@ -78,9 +78,9 @@ def is_baseline(source: TomlSource) -> bool:
 
 
 def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> TestFiles:
-    """Read the TOMLs below a directory. Systems, scenarios and files without a name are passed over.
+    """Read the TOMLs below a directory. Systems, scenarios and files without a name are skipped.
 
-    BadInput: no such directory, or broken TOML, if that is not to be skipped.
+    BadInput: no such directory, or invalid TOML, unless that is to be skipped.
     """
     if directory is None:
         return TestFiles(None, {})

@@ -14,7 +14,7 @@ from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.models.values.credentials import shown_key
 
 MOST_TOML = 128 << 20
-_TWICE = "Cannot overwrite a value"  # tomllib's words
+_TWICE = "Cannot overwrite a value"  # tomllib's message
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -40,7 +40,7 @@ class TomlSource:
 
 
 def dotted(key_path: Sequence[str | int]) -> str:
-    """Return a.b[0].c for ("a", "b", 0, "c"), without what a key may hold beside its name."""
+    """Return a.b[0].c for ("a", "b", 0, "c"), without the value that a key may contain after its name."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{shown_key(part)}" for part in key_path).lstrip(".")
 
 
@@ -91,7 +91,7 @@ def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:
 
 
 def _table_path(names: list[str], is_array: bool, arrays: dict[tuple[str | int, ...], int]) -> tuple[str | int, ...]:
-    """Return the key path of a header, with the index of the current element behind every array of tables."""
+    """Return the key path of a header, with the index of the current element after every array of tables."""
     path: tuple[str | int, ...] = ()
     for i, name in enumerate(names):
         path = (*path, name)

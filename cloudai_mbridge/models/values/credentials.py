@@ -25,7 +25,7 @@ _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
 _IN_ENVIRONMENT = "a variable of extra_env_vars or global_env_vars, which travels in the environment only"
 
 
-# What was recognised, without its value, and what to do instead
+# Kind -> description of the credential, without its value, and the remedy
 _BY_SHAPE = {
     CredentialKind.PASSWORD: (
         "user or password in a URL",
@@ -47,7 +47,7 @@ def is_secret_variable(name: str, value: object) -> bool:
 
 @lru_cache(maxsize=4096)  # the points of a sweep share nearly all of their texts
 def find_credential(text: str) -> str | None:
-    """Return, for a message, what credential a text holds first, without its value; None if it holds none."""
+    """Return a message about the first credential in a text, without its value; None without a credential."""
     found = next(credentials_in(text), None)
     if found is None:
         return None
@@ -62,14 +62,14 @@ def find_credential(text: str) -> str | None:
 
 
 def find_credential_in_words(text: str) -> str | None:
-    """Do so for a command line, where an option may stand before its value: `--password x`."""
+    """Find a credential in a command line, with options separate from their values: `--password x`."""
     words = shlex.split(text)
     alone = [word for option, word in pairwise(["", *words]) if not _is_option(option)]
     return find_credential(text) or next(filter(None, map(find_credential, alone)), None) or find_in_arguments(words)
 
 
 def find_in_arguments(words: Sequence[str]) -> str | None:
-    """Do so for a list of arguments, of those that stand after their option."""
+    """Find a credential in a list of arguments, among the arguments that follow their option."""
     pairs = [(option, word) for option, word in pairwise(words) if _is_option(option) and not word.startswith("--")]
     texts = [f"{SHORT_OPTIONS.get(option, option)}={word}" for option, word in pairs]
     return next(filter(None, map(find_credential, texts)), None)
@@ -80,7 +80,7 @@ def _is_option(word: str) -> bool:
 
 
 def shown_key(key: str) -> str:
-    """Return a key for a message: without the value that CloudAI lets stand in it, *** if it holds a credential."""
+    """Return a key for a message: without the value that CloudAI allows in it, *** if it contains a credential."""
     name = key.partition("=")[0]
     return MASK if any(start < len(name) for start, _ in credential_spans(key)) else name
 
@@ -91,7 +91,7 @@ def shown_value(value: object) -> str:
 
 
 def holds_credential(value: object) -> bool:
-    """Return whether a text, or a list of texts, holds a credential, maybe after its option."""
+    """Return whether a text, or a list of texts, contains a credential, possibly after its option."""
     texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
     return any(map(find_credential, texts)) or any(map(find_in_arguments, (texts, *map(str.split, texts))))
 

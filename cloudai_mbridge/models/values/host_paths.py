@@ -1,15 +1,15 @@
-"""Relative paths of this machine: from where the command was started, as in CloudAI."""
+"""Relative paths of this machine: resolved against the current directory of the command, as in CloudAI."""
 
 import re
 from pathlib import Path
 
-# Slurm expands %j and the like in the whole path of a job's output, its working directory included, and takes any
-# backslash in it for the sign that nothing is to be expanded
+# Slurm expands %j and the like in the whole path of a job's output, including its working directory; any backslash in
+# it turns expansion off
 _SLURM_EXPANDS = re.compile(r"%[%A-Za-z0-9]|\\")
 
 
 def slurm_pattern_in(path: str) -> str | None:
-    """Return what Slurm would expand in the path of a job's output, so that the job fails; None if it is safe."""
+    """Return the pattern that Slurm would expand in a job's output path, which fails the job; None if safe."""
     found = _SLURM_EXPANDS.search(path)
     return found[0] if found else None
 

@@ -1,4 +1,4 @@
-"""Nodes as a scenario names them: `gb200-[001-003,7],login` as Slurm does, or so many of a group of the system file."""
+"""Nodes of a scenario: `gb200-[001-003,7],login` as in Slurm, or a number of nodes of a group of the system file."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from itertools import product
 from cloudai_mbridge.errors import BadInput
 
 _MOST = 100_000  # nodes of a list
-_MOST_EXPANDED = 10 * _MOST  # with those that are named more than once
+_MOST_EXPANDED = 10 * _MOST  # including duplicates
 _LONGEST_SHOWN = 200
-MAX_AVAILABLE = "max_avail"  # as many as are free now
+MAX_AVAILABLE = "max_avail"  # all nodes that are free now
 
 
 def check_nodes(text: str) -> str:
-    """Return a node list or PARTITION:GROUP:COUNT as it is; ValueError if it is neither."""
+    """Return a node list or PARTITION:GROUP:COUNT unchanged; ValueError if it is neither."""
     try:
         if ":" in text:
             parse_group(text)
@@ -25,7 +25,7 @@ def check_nodes(text: str) -> str:
 
 
 def parse_group(text: str) -> tuple[str, str, int | None]:
-    """Return partition, group and number of nodes (None: as many as are free); BadInput for text of another form."""
+    """Return partition, group and number of nodes (None: all free nodes); BadInput for text of another form."""
     partition, _, rest = text.partition(":")
     group, _, count = rest.partition(":")
     if not (partition and group and (count == MAX_AVAILABLE or re.fullmatch("0*[1-9][0-9]*", count))):
@@ -34,7 +34,7 @@ def parse_group(text: str) -> tuple[str, str, int | None]:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Return the nodes' names, in order, each once; BadInput for broken brackets or more than 100,000 nodes."""
+    """Return the nodes' names, in order, without duplicates; BadInput for invalid brackets or over 100,000 nodes."""
     split = re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text)  # at commas outside brackets
     parts = [_pieces(part.strip(), text) for part in split if part.strip()]
     if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
@@ -45,7 +45,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 _NumberRange = tuple[range, int]  # FIRST-LAST, and the width of FIRST with its leading zeros
-_Piece = str | list[_NumberRange]  # what stands before, between and behind the brackets, and what stands in them
+_Piece = str | list[_NumberRange]  # text outside the brackets, or the ranges in them
 
 
 def _pieces(part: str, text: str) -> list[_Piece]:
@@ -64,7 +64,7 @@ def _numbers(text: str, whole: str) -> _NumberRange:
 
 
 def _num_names(pieces: list[_Piece]) -> int:
-    """Return how many names a part stands for, or a number beyond what is taken."""
+    """Return how many names a part expands to, or a number above the limit."""
     number = 1
     for piece in pieces:
         choices = 1 if isinstance(piece, str) else sum(len(numbers) for numbers, _ in piece)
@@ -96,10 +96,10 @@ _FREE = ("idle", "comp", "resv", "reserved")
 
 
 def is_out_of_service(state: str) -> bool:
-    """Return whether a node in this state runs nothing until an administrator acts; `*` is one that does not answer."""
+    """Return whether a node in this state runs nothing until an administrator acts; `*`: it does not respond."""
     return state.endswith("*") or state.startswith(_OUT_OF_SERVICE)
 
 
 def is_free(state: str) -> bool:
-    """Return whether CloudAI takes a node in this state for `max_avail`."""
+    """Return whether CloudAI counts a node in this state as free for `max_avail`."""
     return not is_out_of_service(state) and state.startswith(_FREE)

@@ -31,7 +31,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
 
 
 def _unroll(pattern: re.Pattern[str], text: str) -> str:
-    """Write repeated parts out."""
+    """Expand repeated parts."""
     pieces, end, length = [], 0, len(text)
     for match in pattern.finditer(text):
         times = int(match[2]) if len(match[2]) < len(str(_MOST_SYMBOLS)) else _MOST_SYMBOLS
@@ -52,7 +52,7 @@ def num_stages(text: str) -> int:
 
 
 def layout_fault(text: str, pp: int, vp: int | None, num_layers: int, mtp_num_layers: int) -> str | None:
-    """Return what is wrong with a layout for this pipeline and model, or None."""
+    """Return why a layout is invalid for this pipeline and model, or None."""
     try:
         stages = parse_layout(text)
     except ValueError as error:
@@ -77,7 +77,7 @@ def _order_fault(flat: str, num_layers: int, mtp_num_layers: int) -> str | None:
 
 
 def _mtp_fault(stages: tuple[str, ...], pp: int, mtp_num_layers: int) -> str | None:
-    """Megatron keeps all m layers together, in the last virtual stage, and off the first rank unless it is the only."""
+    """Megatron keeps all m layers together, in the last virtual stage, and off the first of several ranks."""
     with_mtp = [i for i, stage in enumerate(stages) if "m" in stage]
     if with_mtp and with_mtp[0] < len(stages) - pp:
         return "m must stand in the last virtual stage of its rank"

@@ -7,7 +7,7 @@ from cloudai_mbridge.training.credentials.shapes import REFERENCE
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 HOME = r"\A~(?=/|\Z)"
-# What a shell would act on, and is data here
+# Text that a shell would interpret, and that is data here
 _OTHER_FORM = re.compile(rf"`|\$(?!{_NAME}|\{{{_NAME}\}})[({{0-9!?#*@$-]")
 
 
@@ -16,7 +16,7 @@ def name_in(reference: str) -> str:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Return the text with the values of the variables that `env` has; a reference to another stays as it is."""
+    """Return the text with the values of variables in `env`; other references stay unchanged."""
 
     def value(match: re.Match[str]) -> str:
         piece = match[0]
@@ -33,5 +33,5 @@ def references(text: str) -> list[str]:
 
 
 def has_other_forms(text: str) -> bool:
-    """Return whether a shell would act on more of a text than on references: on commands, or on `${NAME:-word}`."""
+    """Return whether a shell would interpret more of a text than references: commands, or `${NAME:-word}`."""
     return bool(_OTHER_FORM.search(text.replace(r"\$", "")))

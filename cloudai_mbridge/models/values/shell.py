@@ -1,8 +1,8 @@
-"""Values in shell scripts: data, but for references to variables and the home directory.
+"""Values in shell scripts: data, except references to variables and the home directory.
 
-`$NAME` and `${NAME}` stand for that variable's value and `~` or a leading `~/` for the home directory, where the script
-runs, as in CloudAI; a variable that is not set stands for nothing, and `\\$` is a dollar sign. Nothing else is acted
-on: no command substitution, no `${NAME:-default}`, and no value is split into words.
+`$NAME` and `${NAME}` expand to that variable's value and `~` or a leading `~/` to the home directory, on the machine
+that runs the script, as in CloudAI; an unset variable expands to nothing, and `\\$` is a dollar sign. Nothing else is
+expanded: no command substitution, no `${NAME:-default}`, and no value is split into words.
 """
 
 import re
@@ -20,8 +20,8 @@ _QUOTED = {"$": r"\$", r"\$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\"}
 def shell_word(text: str, *, in_single_quotes: bool = False) -> str:
     """Quote for bash.
 
-    in_single_quotes: the launcher puts the word between single quotes of its own, in a shell without `set -u`. What
-    needs no quotes stays as it is then, as CloudAI writes it.
+    in_single_quotes: the launcher puts the word between single quotes of its own, in a shell without `set -u`. Words
+    that need no quotes stay unquoted then, as CloudAI writes them.
     """
     if re.fullmatch(rf"{_SAFE}+", text) or (in_single_quotes and _AS_CLOUDAI.fullmatch(text)):
         return text
@@ -30,7 +30,7 @@ def shell_word(text: str, *, in_single_quotes: bool = False) -> str:
 
 
 def launcher_word(text: str) -> str:
-    """Quote a word of the launcher's command line. A reference to what may be a credential stays text there."""
+    """Quote a word of the launcher's command line. References to possible credentials are not expanded there."""
     return shell_word(re.sub(rf"\\\$|{REFERENCE}", _without_secret, text))
 
 
@@ -39,8 +39,8 @@ def _without_secret(match: re.Match[str]) -> str:
 
 
 def _in_quotes(match: re.Match[str], single: str, unset: str) -> str:
-    """Write a piece of a value as it stands between double quotes."""
-    piece, is_home = match[0], match["home"] is not None  # `~` behind a quote is a character
+    """Write a piece of a value for use between double quotes."""
+    piece, is_home = match[0], match["home"] is not None  # `~` after a quote is literal
     if is_home or re.fullmatch(REFERENCE, piece):
         return f"${{{'HOME' if is_home else name_in(piece)}{unset}}}"
     return single if piece == "'" else _QUOTED.get(piece, piece)

@@ -1,6 +1,6 @@
-"""Options of sbatch and srun that would take a job out of mbridge's sight, or its output out of its directory.
+"""Options of sbatch and srun that would break job tracking, or move a job's output out of its directory.
 
-Both commands take any beginning of a long option that no other option shares.
+Both commands accept unambiguous prefixes of long options.
 """
 
 import shlex
@@ -35,20 +35,20 @@ _SRUN = {
     "version": _NOT_TRAINED,
 }
 _SRUN_SHORT = {"M": "clusters", "V": "version", "e": "error", "h": "help", "o": "output"}
-# Options of which a refused one is the beginning
+# Options that begin with the name of a refused option
 _OTHERS = frozenset({"wait-all-nodes"})
 _SHORTEST = 3
 
 
 def usable_with_sbatch(options: list[str]) -> list[str]:
-    """Refuse an option of sbatch that mbridge cannot follow a job with."""
+    """Reject an option of sbatch that breaks job tracking."""
     for option in options:
         _check(option, _SBATCH, _SBATCH_SHORT)
     return options
 
 
 def usable_with_srun(words: str) -> str:
-    """Refuse an option of srun that mbridge cannot follow a run with."""
+    """Reject an option of srun that breaks run tracking."""
     split: Sequence[str] = shlex.split(words)
     for word in split:
         _check(word, _SRUN, _SRUN_SHORT)

@@ -1,4 +1,4 @@
-"""Time limits as Slurm writes them, and as CloudAI's scenarios do."""
+"""Time limits in the formats of Slurm and of CloudAI's scenarios."""
 
 import re
 from typing import Annotated
@@ -15,7 +15,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 def parse_time_limit(text: str | None) -> float | None:
     """Return the seconds of minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS; None for no limit.
 
-    A limit of zero is none, as sbatch(1) has it.
+    Zero means no limit, as in sbatch(1).
     ValueError: the text has another form.
     """
     if text is None:
@@ -34,9 +34,9 @@ def parse_time_limit(text: str | None) -> float | None:
 
 
 def slurm_time(text: str) -> str | None:
-    """Return a TOML's time limit in a form that Slurm reads alike; None for an empty text.
+    """Return a TOML's time limit in a format with the same meaning in Slurm; None for an empty text.
 
-    As in CloudAI, 90s, 10m, 1h, 2d and 1w are durations and HH:MM is hours and minutes, where Slurm reads MM:SS.
+    As in CloudAI, 90s, 10m, 1h, 2d and 1w are durations and HH:MM is hours and minutes; Slurm reads it as MM:SS.
     ValueError: neither CloudAI nor Slurm reads the text, or it is longer than Slurm can count.
     """
     if not (text := text.strip()):
@@ -62,7 +62,7 @@ def _slurm_time(text: str) -> str | None:
 
 
 def format_time_limit(seconds: float | None) -> str | None:
-    """Write a limit as HH:MM:SS, or D-HH:MM:SS from a day on."""
+    """Format a limit as HH:MM:SS, or D-HH:MM:SS from a day on."""
     if seconds is None:
         return None
     minutes, rest = divmod(int(seconds), 60)
