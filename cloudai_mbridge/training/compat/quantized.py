@@ -1,6 +1,6 @@
 """Parameters that Transformer Engine keeps in 8 or 4 bits: their values, and gathering them outside of a forward pass.
 
-Every release of Megatron-Core acts here like 0.19. Before, a forced gather left the transposes of the step before (up to
+Here every release of Megatron-Core acts as 0.19. Before, a forced gather left the transposes of the step before (up to
 0.17), and MXFP8 parameters were not gathered again in the step after one, which left them in the gradients.
 """
 
