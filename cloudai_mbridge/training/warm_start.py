@@ -76,7 +76,7 @@ def _check_peer(connection: socket.socket) -> None:
 
 
 def serve() -> None:
-    """Fork until the owner has ended, or no fork has run for 3 minutes; return where one has ended."""
+    """Fork until the owner has ended, or no fork has run for 3 minutes; a fork returns once it has ended."""
     owner, listener = os.pidfd_open(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     signal.alarm(600)  # an import that hangs, in a file system, ends
     is_fit = _import()
@@ -132,7 +132,7 @@ def _become(connection: socket.socket) -> list[str]:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):  # not ignored, even under nohup
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         client.send(os.getpid())
-        client.recv()  # it is there: what ends the job finds it or, by its mark, this process
+        client.recv()  # it is there: a job's end finds it or, by its mark, this process
         client.close()
         return list(command)
     os._exit(1)

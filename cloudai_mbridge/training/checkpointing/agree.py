@@ -1,4 +1,4 @@
-"""One outcome on every rank: what fails on one rank fails on all of them, so that none waits forever."""
+"""Shared outcome of all ranks: a failure on one rank fails every rank, so that none waits forever."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from cloudai_mbridge.training.errors import CheckpointError
 
 T = TypeVar("T")
 FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException
-_LONGEST = 300  # characters of an error that others have worded
+_LONGEST = 300  # characters of another library's error message
 
 
 def on_first_rank(action: Callable[[], T]) -> T:
@@ -51,7 +51,7 @@ def on_each_rank(path: str, action: Callable[[], T]) -> T:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line. torch collects the ranks' errors in one: the first is taken."""
+    """Return an error as one line. torch collects the ranks' errors in one error: the first is taken."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (inner, _) = sorted(error.failures.items())[0]
         return f"{one_line(inner)} (rank {rank})"

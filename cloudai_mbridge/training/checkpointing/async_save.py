@@ -1,4 +1,4 @@
-"""Saves that go on while the training does: Megatron-Core's queue of them, for both strategies, "mcore" and "nvrx".
+"""Background saves: Megatron-Core's queue of saves, for both strategies, "mcore" and "nvrx".
 
 A GPU rank hands its tensors to a worker process; a CPU rank forks a process for each save, which keeps the old values
 while the optimizer changes the parameters.
@@ -25,7 +25,7 @@ from cloudai_mbridge.training.process.log_lines import write_line
 
 
 def uses_worker(config: CheckpointConfig) -> bool:
-    """Return whether a process of its own, not a forked one, writes."""
+    """Return whether a worker process writes, not a forked one."""
     on_gpu = current_device().type != "cpu" if dist.is_initialized() else torch.cuda.is_available()
     return config.async_save and config.use_persistent_ckpt_worker and on_gpu
 
@@ -38,7 +38,7 @@ def schedule(state: Any, request: Any) -> None:
 
 
 def open_queue(state: Any) -> None:
-    """Make the queue, unless there is one."""
+    """Create the queue unless it exists."""
     if state.async_calls_queue is None:
         if state.cfg.checkpoint.async_strategy == "nvrx" and (not dist.is_initialized() or dist.get_rank() == 0):
             write_line("checkpoint.async_strategy = 'nvrx' is done by Megatron-Core's own writer ('mcore')")
@@ -48,7 +48,7 @@ def open_queue(state: Any) -> None:
 def maybe_finalize_async_save(
     global_state: Any, ckpt_cfg: CheckpointConfig, blocking: bool = False, terminate: bool = False
 ) -> None:
-    """Complete the saves in the background that have come to their end. A collective.
+    """Complete the background saves that have finished. A collective.
 
     The callbacks of `on_checkpoint_save` are called for each of these. blocking: wait for all of them. terminate: end
     the worker as well; the run is over. Raises CheckpointError: a save failed, on any rank; raised on all of them.
@@ -64,7 +64,7 @@ def maybe_finalize_async_save(
             queue.close()
             global_state.async_calls_queue = None
     callbacks, global_state.completed_saves = global_state.completed_saves, []
-    for callback in callbacks:  # not inside: what a callback raises is not a failed save
+    for callback in callbacks:  # not inside: a callback's error is not a failed save
         callback()
 
 
@@ -85,13 +85,13 @@ class ForkedResults:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the save)
 
     def put(self, item: Any) -> None:
-        """Leave the item; on the disk's cache when this returns."""
+        """Write the item; it is in the disk cache when this returns."""
         self._file.seek(0)
         pickle.dump(item, self._file)
         self._file.flush()
 
     def get_nowait(self) -> Any:
-        """Take the item. Raises queue.Empty: none was left, or the process was killed while it wrote."""
+        """Take the item. Raises queue.Empty: no item was written, or the process was killed while it wrote."""
         self._file.seek(0)
         try:
             return pickle.load(self._file)  # noqa: S301 (our own file, which has no name)

@@ -1,4 +1,4 @@
-"""Refuse what this package does not do, before anything starts."""
+"""Refuse unsupported checkpoint settings, before anything starts."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from cloudai_mbridge.training.resilience.packages import NVRX
 
 
 def check_checkpoint_packages(cfg: Any) -> None:
-    """Check `cfg.checkpoint` against what is installed and what can be done. Any rank, no process group needed.
+    """Check `cfg.checkpoint` against installed packages and supported settings. Any rank, no process group needed.
 
     Raises ConfigError: one line with every field, its value and a remedy.
     """
@@ -78,7 +78,7 @@ def _local_problem(c: CheckpointConfig) -> str | None:
 
 
 def find_manager_class(path: str) -> Any:
-    """Return the class of checkpoint managers at a dotted path. Nothing is imported: the program has to have done it.
+    """Return the checkpoint manager class at a dotted path. Nothing is imported: the program must have imported it.
 
     Raises ConfigError: it cannot be found, or lacks a method.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint holds (the tree that Megatron-Core saves, or loads into), and who writes and reads it."""
+"""Content of a checkpoint (the tree that Megatron-Core saves, or loads into), its writer and its reader."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def content_metadata(config: CheckpointConfig, peft: AdapterConfig | None = None
     """Return how the optimizer state is cut up; it is saved with the checkpoint and used again to load it.
 
     "fully_reshardable" loads under any layout, "dp_reshardable" costs no communication and fits one model-parallel
-    layout. It matters to the distributed optimizer only. Where only some layers have adapters, each layer has its own
+    layout. It matters to the distributed optimizer only. If only some layers have adapters, each layer has its own
     keys.
     """
     fully = config.dist_ckpt_optim_fully_reshardable
@@ -70,7 +70,7 @@ _LONG_NAMES = {
 def saved_parallelism(directory: str, common: dict[str, Any]) -> dict[str, Any]:
     """Return the layout of the run that saved a checkpoint; {} if it cannot be read.
 
-    Megatron-Bridge has no such entry: then the sizes are those of `run_config.yaml`, and "world" is missing.
+    Megatron-Bridge has no such entry: then the sizes come from `run_config.yaml`, and "world" is missing.
     """
     if "parallelism" in common:
         layout: dict[str, Any] = common["parallelism"]
@@ -89,10 +89,10 @@ def model_keys(model: list[Any]) -> list[str]:
 
 
 def model_tree(model: list[Any], metadata: Metadata, *, adapters_only: bool = False) -> dict[str, Any]:
-    """Return the sharded state of every chunk: that of the bare module, as Megatron-Bridge saves it.
+    """Return the sharded state of the bare module of every chunk, as Megatron-Bridge saves it.
 
-    Megatron adds process groups to the metadata that it is given: it gets a copy. adapters_only: without what adapters
-    leave as it is.
+    Megatron adds process groups to the metadata that it is given: it gets a copy. adapters_only: without frozen
+    weights.
     """
     chunks = zip(model_keys(model), unwrap_model(model), strict=True)
     trees = {key: chunk.sharded_state_dict(metadata=dict(metadata)) for key, chunk in chunks}
@@ -121,7 +121,7 @@ def tree_to_save(
         **models,
     }
     rerun = get_rerun_state_machine().state_dict(data_iterator=data_iterator, ckpt_format=config.ckpt_format)
-    if rerun is not None:  # where Megatron-Bridge sees the key, it loads the state
+    if rerun is not None:  # if the key exists, Megatron-Bridge loads the state
         tree["rerun_state_machine"] = rerun
     if config.save_optim and optimizer is not None:
         tree["optimizer"] = optimizer_tree(optimizer, models, metadata, is_loading=False)

@@ -11,7 +11,7 @@ from cloudai_mbridge.training.checkpointing.optimizer_state import parts_of
 
 
 def like(loaded: Any, current: Any) -> Any:
-    """Return what was loaded for `current`: a DTensor if that is one."""
+    """Return the value loaded for `current`, as a DTensor if `current` is a DTensor."""
     if not isinstance(current, DTensor) or not torch.is_tensor(loaded) or isinstance(loaded, DTensor):
         return loaded
     local = current.to_local()
@@ -30,14 +30,14 @@ def like(loaded: Any, current: Any) -> Any:
 
 
 def weights_like(loaded: dict[str, Any], chunk: torch.nn.Module) -> dict[str, Any]:
-    """Return the loaded weights of a chunk, as its parameters are."""
+    """Return the loaded weights of a chunk in the form of its parameters."""
     current = dict(chunk.named_parameters())
     return {key: like(value, current.get(key)) for key, value in loaded.items()}
 
 
 @contextmanager
 def states_like_parameters(optimizer: Any) -> Iterator[None]:
-    """Give the optimizers that load inside `with` states that are as their parameters are."""
+    """Give the optimizers that load inside `with` states in the form of their parameters."""
     hooks = [part.optimizer.register_load_state_dict_pre_hook(_convert) for part in parts_of(optimizer)]
     copies = [_Copies(part) for part in parts_of(optimizer)]
     try:

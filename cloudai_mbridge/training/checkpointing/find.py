@@ -21,16 +21,16 @@ class Found:
 
 @dataclass
 class Nothing:
-    """There is nothing to load, and that is not an error."""
+    """Nothing to load, which is not an error."""
 
     notes: list[str] = field(default_factory=list)
 
 
 def find_checkpoint(config: CheckpointConfig, *, adapters_only: bool = False) -> Found | Nothing:
-    """Return what to load. A checkpoint in `load`, or a newer non-persistent one, wins over `pretrained_checkpoint`.
+    """Return the checkpoint to load. `load`, or a newer non-persistent checkpoint, wins over `pretrained_checkpoint`.
 
     adapters_only: the weights of `pretrained_checkpoint` are loaded already.
-    Raises CheckpointError: what was asked for by name is not there, or only an unusable part of it.
+    Raises CheckpointError: a checkpoint requested by name is missing or incomplete.
     """
     if (resume := _to_resume(config)) is not None:
         resume.weights_only = config.finetune
@@ -103,7 +103,7 @@ def _of_step(root: Path, step: int) -> Found:
 
 
 def pretrained(config: CheckpointConfig) -> Found:
-    """Return the weights to begin with. Raises CheckpointError: there are none."""
+    """Return the initial weights. Raises CheckpointError: they are missing."""
     path = Path(str(config.pretrained_checkpoint))
     for directory in (path, Path(layout.get_checkpoint_name(str(path), 0, release=True))):
         if layout.is_sharded_checkpoint(directory):
@@ -118,7 +118,7 @@ def pretrained(config: CheckpointConfig) -> Found:
 
 
 def _refuse_foreign(config: CheckpointConfig) -> None:
-    """Refuse a directory full of something else: starting from scratch beside it would hide a wrong path."""
+    """Refuse a directory full of other files: starting from scratch next to them would hide a wrong path."""
     root = Path(str(config.load))
     if root.is_file():
         raise CheckpointError(f"{root}: is a file; checkpoint.load has to be a directory")

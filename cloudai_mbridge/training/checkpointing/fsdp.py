@@ -1,6 +1,6 @@
 """Checkpoints of Megatron-FSDP, in the format "fsdp_dtensor": torch's own with DTensors, under Megatron-Bridge's names.
 
-It has no common part: everything is in one tree, of which a run loads what it needs.
+It has no common part: everything is in one tree, and a run loads the entries that it needs.
 """
 
 from typing import Any
@@ -58,9 +58,9 @@ def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool)
 
 
 def _complete_states(optimizer: Any) -> None:
-    """Give a state to the parameters of which other ranks have all: what follows are collectives. A collective.
+    """Give a state to parameters that are wholly on other ranks, for the collectives that follow. A collective.
 
-    Their number of steps is the others': one rank's is saved.
+    Their number of steps is the other ranks': one rank's is saved.
     """
     ensure_state(optimizer)
     states = [(param, state) for part in parts_of(optimizer) for param, state in part.optimizer.state.items()]
@@ -100,14 +100,14 @@ def _prepared(tree: Tree, chunk: Any) -> Tree:
 
 
 class _Named:
-    """A chunk whose parameters are found by their names below all wrappers, of which Megatron-Core expects one kind."""
+    """A chunk whose parameters are found by name below all wrappers; Megatron-Core expects one kind of wrapper."""
 
     def __init__(self, chunk: Any) -> None:
         self._chunk = chunk
         self._named = {_bare(name): param for name, param in chunk.named_parameters()}
 
     def get_parameter(self, name: str) -> Any:
-        """Return the parameter. Raises KeyError: there is none of this name."""
+        """Return the parameter. Raises KeyError: unknown name."""
         return self._named[_bare(name)]
 
     def __getattr__(self, name: str) -> Any:
@@ -125,7 +125,7 @@ def _is_swiglu(config: Any) -> bool:
 
 
 class FsdpLoad:
-    """A checkpoint that is going to be loaded: its names, and what of it this run takes."""
+    """A checkpoint to load: its names, and the entries that this run takes."""
 
     def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Any, *, strict: bool):
         self.config, self.path, self.weights_only = state.cfg.checkpoint, found.directory, found.weights_only
@@ -167,7 +167,7 @@ class FsdpLoad:
             raise CheckpointError(f"{self.path}: does not fit this model: {', '.join(missing[:3])}{more} not in it")
 
     def apply(self, tree: Tree) -> None:
-        """Take over what `read` has not loaded in place. A collective."""
+        """Apply the entries that `read` has not loaded in place. A collective."""
         self.model[0].load_state_dict(tree["model"], strict=self.strict)
         if self.optimizer is not None:
             keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))

@@ -35,7 +35,7 @@ def states_to_save(*, of_replicas: bool = False) -> ShardedObject:
 
 
 def own_states(*, of_replicas: bool) -> list[State]:
-    """Return the states of this rank, or those of its data-parallel ranks. A collective then."""
+    """Return the states of this rank, or, in a collective, of its data-parallel ranks."""
     own = state()
     return _gathered(own) if of_replicas else [own]
 
@@ -52,7 +52,7 @@ def _gathered(own: Any) -> list[Any]:
 
 
 def states_to_load(directory: str) -> ShardedObject:
-    """Return what to load of a checkpoint whose states can be restored."""
+    """Return the object to load from a checkpoint whose states can be restored."""
     shape = saved_shape(directory)
     if shape is not None and len(shape) == 1:
         return ShardedObject(KEY, None, shape, (dist.get_rank(),))
@@ -60,7 +60,7 @@ def states_to_load(directory: str) -> ShardedObject:
 
 
 def restore(loaded: Any) -> bool:
-    """Set this rank's generators; False, and nothing set, if they are of another kind of device."""
+    """Set this rank's generators; return False, and set nothing, if they belong to another kind of device."""
     states = loaded if isinstance(loaded, list) else [loaded]
     replicas = mpu.get_data_parallel_group(with_context_parallel=True)
     saved: State = states[replicas.rank() if len(states) == replicas.size() else 0]
@@ -85,7 +85,7 @@ def saved_shape(directory: str, key: str = KEY) -> tuple[int, ...] | None:
 
 
 def why_not(directory: str, *, is_same_layout: bool) -> str | None:
-    """Return why a checkpoint's states cannot be restored in this run, in words; None if they can."""
+    """Return a human-readable reason why this run cannot restore a checkpoint's states; None if it can."""
     shape, own = saved_shape(directory), _grid()[0]
     if shape is None:
         return "the checkpoint contains none"
@@ -122,7 +122,7 @@ def state() -> State:
 
 
 def _fingerprint(state: State) -> str:
-    """Return a text that differs where states do."""
+    """Return a text that differs if the states differ."""
     _, keys, *rest = state["np_rng_state"]
     digest = hashlib.sha256(repr((state["random_rng_state"], rest)).encode() + keys.tobytes())
     for tensor in (state["torch_rng_state"], state["cuda_rng_state"], *state["rng_tracker_states"].values()):

@@ -44,7 +44,7 @@ def check_optimizer(directory: str, model: Any) -> None:
     """Check that the optimizer's state of a checkpoint is in the order of this model's layers.
 
     Raises CheckpointError: the layers that saved it had blocks of another size. Nothing is checked without experts, or
-    where `run_config.yaml` cannot be read.
+    if `run_config.yaml` cannot be read.
     """
     if not getattr(model, "num_moe_experts", None):
         return
@@ -73,7 +73,7 @@ def _ordered(trees: Trees, chunks: Iterable[Any], order: _Order) -> Trees:
 
 
 def _sizes(chunk: Any) -> dict[str, int]:
-    """Return the rows of a block by the name of a layer, with a dot behind it."""
+    """Return name of a layer, with a trailing dot -> rows of a block."""
     made = {}
     for name, module in chunk.named_modules():
         for kind in type(module).__mro__:
@@ -84,7 +84,7 @@ def _sizes(chunk: Any) -> dict[str, int]:
 
 
 def _is_split(module: torch.nn.Module) -> bool:
-    """Tell whether a rank holds some of the rows of a matrix, those of torch's FSDP2: their order is kept."""
+    """Return whether a rank holds only some rows of a matrix, as in torch's FSDP2: their order is kept."""
     return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 

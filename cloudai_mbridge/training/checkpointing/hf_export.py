@@ -1,6 +1,6 @@
-"""Export of the weights to Hugging Face's format, beside a checkpoint, by Megatron-Bridge where it is installed.
+"""Export of the weights to Hugging Face's format, next to a checkpoint, by Megatron-Bridge if it is installed.
 
-Which tensor becomes which is Megatron-Bridge's knowledge of each model family; the checkpoint itself needs none of it.
+Megatron-Bridge maps the tensors of each model family; the checkpoint itself does not need this mapping.
 """
 
 import functools
@@ -30,7 +30,7 @@ def source_of(cfg: Any) -> str | None:
 
 
 def problems(cfg: Any) -> Iterator[str]:
-    """Yield the fields of `checkpoint` with which nothing can be exported, each with its value and a remedy."""
+    """Yield the fields of `checkpoint` that prevent an export, each with its value and a remedy."""
     c = cfg.checkpoint
     if not c.also_save_hf_checkpoint:
         return
@@ -52,16 +52,16 @@ def problems(cfg: Any) -> Iterator[str]:
 def check(cfg: Any) -> None:
     """Open the source of an export, if one is configured. Any rank, before the process group.
 
-    Raises ConfigError: Megatron-Bridge is not installed, or does not know the model.
+    Raises ConfigError: Megatron-Bridge is not installed, or does not support the model.
     """
     if cfg.checkpoint.also_save_hf_checkpoint:
         _open(source_of(cfg), cfg.checkpoint.hf_trust_remote_code)
 
 
 def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
-    """Write the weights, of a model with adapters these alone, into `hf/` of a checkpoint's directory. A collective.
+    """Write the weights, or a model's adapters alone, into `hf/` of a checkpoint's directory. A collective.
 
-    Raises what Megatron-Bridge raises, after the ranks' collectives: one that fails alone keeps no other waiting.
+    Raises Megatron-Bridge's errors, after the ranks' collectives: a rank that fails alone keeps no other waiting.
     """
     source, path = source_of(cfg), Path(checkpoint, DIRECTORY)
     bridge = _open(source, cfg.checkpoint.hf_trust_remote_code)
@@ -93,8 +93,8 @@ def _open(source: str | None, trusts_code: bool) -> Any:
 
         peft_bridge.ModuleDict = torch.nn.ModuleDict  # its own class and ours, of adapters for parts of a layer
         bridge = auto_bridge.AutoBridge.from_hf_pretrained(source, trust_remote_code=trusts_code)
-        with TemporaryDirectory() as unused:  # what would otherwise be found missing at the first checkpoint
+        with TemporaryDirectory() as unused:  # else a missing file is found at the first checkpoint
             bridge.hf_pretrained.save_artifacts(unused, original_source_path=source)
         return bridge
-    except Exception as error:  # of the import too: what Megatron-Bridge needs itself
+    except Exception as error:  # of the import too: Megatron-Bridge's own dependencies
         raise ConfigError(f"{_SWITCH}: Megatron-Bridge cannot export {source!r}: {one_line(error)}") from error

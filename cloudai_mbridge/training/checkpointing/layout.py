@@ -1,4 +1,4 @@
-"""Names inside a checkpoint directory, as in Megatron-Bridge, and what makes a checkpoint complete.
+"""Names inside a checkpoint directory, as in Megatron-Bridge, and completeness of a checkpoint.
 
 SAVE/
   iter_0000005/                         one checkpoint
@@ -6,7 +6,7 @@ SAVE/
                                         Megatron-FSDP's has no metadata.json
     run_config.yaml                     the configuration of the run
     train_state.pt                      progress counters; written last: without it the checkpoint is not complete
-  latest_train_state.pt                 a copy of the newest one's train_state.pt
+  latest_train_state.pt                 a copy of the newest checkpoint's train_state.pt
   latest_checkpointed_iteration.txt     its iteration
 """
 
@@ -32,7 +32,7 @@ def get_checkpoint_name(checkpoints_path: str, iteration: int, release: bool = F
 
 
 def get_checkpoint_train_state_filename(checkpoints_path: str, prefix: str | None = None) -> str:
-    """Return the file of the progress counters: inside one checkpoint, or with prefix "latest" beside all of them."""
+    """Return the file of the progress counters: inside one checkpoint, or with prefix "latest" next to them all."""
     return str(Path(checkpoints_path) / (TRAIN_STATE if prefix is None else f"{prefix}_{TRAIN_STATE}"))
 
 
@@ -60,7 +60,7 @@ def is_of_fsdp(directory: Path) -> bool:
 
 
 def is_complete(directory: Path) -> bool:
-    """Return whether a save into `directory` has come to its end."""
+    """Return whether a save into `directory` has finished."""
     return is_sharded_checkpoint(directory) and (directory / TRAIN_STATE).is_file()
 
 
@@ -71,7 +71,7 @@ def iteration_of(directory: Path) -> int | None:
 
 
 def saved_iterations(root: Path, *, complete: bool = True) -> list[int]:
-    """Return the iterations saved under `root`, in order; with complete=False all that a save was begun for."""
+    """Return the iterations saved under `root`, in order; with complete=False, unfinished saves too."""
     if not root.is_dir():
         return []
     found = [(iteration_of(path), path) for path in root.iterdir() if path.is_dir()]
@@ -79,12 +79,12 @@ def saved_iterations(root: Path, *, complete: bool = True) -> list[int]:
 
 
 def has_tracker(root: Path) -> bool:
-    """Return whether a save under `root` has ever come to its end."""
+    """Return whether a save under `root` has ever finished."""
     return (root / LATEST_TRAIN_STATE).is_file() or (root / LATEST_ITERATION).is_file()
 
 
 def tracked_iteration(root: Path) -> int | None:
-    """Return the iteration that the trackers name; None if there are none, or none that can be read."""
+    """Return the iteration that the trackers name; None if they are missing or unreadable."""
     with contextlib.suppress(Exception):  # missing, cut off or foreign: the other tracker counts
         return int(torch.load(root / LATEST_TRAIN_STATE, weights_only=True)["step"])
     try:
@@ -94,7 +94,7 @@ def tracked_iteration(root: Path) -> int | None:
 
 
 def checkpoint_exists(path: str | None) -> bool:
-    """Return whether there is something to load under `path`: a complete checkpoint, or a tracker that names one."""
+    """Return whether `path` holds something to load: a complete checkpoint, or a tracker that names one."""
     if path is None:
         return False
     return has_tracker(Path(path)) or bool(saved_iterations(Path(path)))

@@ -1,4 +1,4 @@
-"""Load a checkpoint: find it, check it, and put its content into the run. What fails on one rank fails on all."""
+"""Load a checkpoint: find it, check it, and put its content into the run. A failure on one rank fails all ranks."""
 
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,12 @@ def load_checkpoint(
     checkpointing_context: dict[str, Any] | None = None,
     skip_load_to_model_and_opt: bool = False,
 ) -> tuple[int, float]:
-    """Load what the configuration asks for, into the run. Every rank calls it, inside `cpu.megatron_device()`.
+    """Load the configured checkpoint into the run. Every rank calls it, inside `cpu.megatron_device()`.
 
     strict: False lets weights be missing, as of `torch.nn.Module.load_state_dict`.
     skip_load_to_model_and_opt: read the checkpoint, and leave model and optimizer as they are.
 
-    Returns (iteration, model FLOPs so far); (0, 0) if there is nothing to load, or only weights. Raises
+    Returns (iteration, model FLOPs so far); (0, 0) if nothing, or only weights, can be loaded. Raises
     CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
     """
     peft = state.cfg.peft
@@ -192,7 +192,7 @@ class _Load:
             self.with_generators = False
 
     def _tree(self) -> dict[str, Any]:
-        """Return what to load, without values."""
+        """Return the tree to load, without values."""
         models = content.model_tree(self.model, self.metadata, adapters_only=self.adapters_only)
         tree: dict[str, Any] = dict(models)
         if self.with_optimizer:
@@ -271,7 +271,7 @@ class _Load:
 
 
 class _LocalLoad(_Load):
-    """A local checkpoint: it holds what this run's layout needs, and nothing else is looked for."""
+    """A local checkpoint: it holds everything for this run's layout, and nothing else is searched."""
 
     def __init__(
         self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, manager: Any, *, strict: bool

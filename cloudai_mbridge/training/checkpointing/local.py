@@ -37,20 +37,20 @@ def open_manager(config: CheckpointConfig) -> Any:
 
 
 def newest(config: CheckpointConfig, context: dict[str, Any]) -> int:
-    """Return the iteration to resume from, -1 where there is none or another checkpoint is named. A collective."""
+    """Return the iteration to resume from, -1 if it is missing or another checkpoint is named. A collective."""
     if MANAGER not in context or config.finetune or config.ckpt_step is not None:
         return -1
     return int(context[MANAGER].find_latest())
 
 
 def persistent_iteration(config: CheckpointConfig) -> int:
-    """Return the iteration of the newest persistent checkpoint, -1 where there is none. Rank 0 only."""
+    """Return the iteration of the newest persistent checkpoint, -1 without any. Rank 0 only."""
     iterations = [-1] if config.load is None else layout.saved_iterations(Path(config.load))
     return max(iterations, default=-1)
 
 
 def save(config: CheckpointConfig, context: dict[str, Any], tree: dict[str, Any], progress: Any) -> AsyncRequest | None:
-    """Save `tree` and the counters; return what is to be done in the background with `async_save`. A collective."""
+    """Save `tree` and the counters; with `async_save`, return the request for the background. A collective."""
     tree[COUNTERS] = progress.state_dict()
     parts, structure = MCoreTensorAwareStateDict.from_state_dict(
         tree,

@@ -1,4 +1,4 @@
-"""What saves and loads for the loop, as an object under the names of Megatron-Bridge: a script can bring its own."""
+"""Checkpoint manager of the loop, under the names of Megatron-Bridge: a script can bring its own."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
 @dataclass
 class CheckpointSaveContext:
-    """What a save may need. pg_collection, module_name: None; the groups are Megatron's own, and there is one model."""
+    """Arguments of a save. pg_collection, module_name: None; the groups are Megatron's own, and there is one model."""
 
     state: Any
     model: list[Any]
@@ -29,7 +29,7 @@ class CheckpointSaveContext:
 
 @dataclass
 class CheckpointLoadContext:
-    """What a load may need; strict and the rest as of `load_checkpoint`."""
+    """Arguments of a load; strict and the rest as of `load_checkpoint`."""
 
     state: Any
     model: list[Any]
@@ -43,7 +43,7 @@ class CheckpointLoadContext:
 
 @runtime_checkable
 class CheckpointManager(Protocol):
-    """What `checkpoint.custom_manager_class` has to have. Every rank makes one and calls it."""
+    """Interface of `checkpoint.custom_manager_class`. Every rank makes one and calls it."""
 
     def __init__(self, checkpoint_config: CheckpointConfig) -> None:
         """Take the section of the configuration."""
@@ -52,7 +52,7 @@ class CheckpointManager(Protocol):
         """Save, and call the callbacks of `on_checkpoint_save` when that is done."""
 
     def load(self, ctx: CheckpointLoadContext) -> tuple[int, float]:
-        """Load into the run; return iteration and FLOPs so far, (0, 0) where nothing was loaded."""
+        """Load into the run; return iteration and FLOPs so far, (0, 0) if nothing was loaded."""
 
     def finalize_async_saves(self, state: Any, blocking: bool = False, terminate: bool = False) -> None:
         """Complete saves in the background; called before every step, and at the end with `terminate`."""
@@ -62,13 +62,13 @@ class DefaultCheckpointManager:
     """Saves and loads with the functions of this package."""
 
     def __init__(self, checkpoint_config: CheckpointConfig) -> None:
-        """Open what all saves and loads share. A collective with replicated local checkpoints."""
+        """Open the state shared by all saves and loads. A collective with replicated local checkpoints."""
         self.checkpoint_config = checkpoint_config
         self._context = init_checkpointing_context(checkpoint_config)
 
     @property
     def checkpointing_context(self) -> dict[str, Any]:
-        """What all saves and loads share."""
+        """State shared by all saves and loads."""
         return self._context
 
     def save(self, ctx: CheckpointSaveContext, callback_manager: callbacks.CallbackManager | None) -> None:
@@ -105,7 +105,7 @@ class DefaultCheckpointManager:
 
 
 def create_checkpoint_manager(checkpoint_config: CheckpointConfig) -> CheckpointManager:
-    """Make the manager that is configured. Raises ConfigError: its class cannot be found, or is none."""
+    """Make the configured manager. Raises ConfigError: its class is missing, or is not a manager class."""
     if checkpoint_config.custom_manager_class is None:
         return DefaultCheckpointManager(checkpoint_config)
     manager: CheckpointManager = find_manager_class(checkpoint_config.custom_manager_class)(checkpoint_config)
@@ -113,7 +113,7 @@ def create_checkpoint_manager(checkpoint_config: CheckpointConfig) -> Checkpoint
 
 
 def has_checkpoint(config: CheckpointConfig) -> bool:
-    """Return whether there is something to load where the configuration points to: else a manager is not called."""
+    """Return whether the configured paths hold something to load: else a manager is not called."""
     places = [config.load, config.pretrained_checkpoint]
     if config.load is not None and config.non_persistent_ckpt_type == "global":
         places.append(str(non_persistent_root(config, config.load)))

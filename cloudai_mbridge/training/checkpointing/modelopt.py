@@ -1,7 +1,7 @@
-"""What NVIDIA's ModelOpt (quantization, pruning, distillation) has made of a model, in its checkpoints.
+"""Checkpoints of models converted by NVIDIA's ModelOpt (quantization, pruning, distillation).
 
 `modelopt_state/` in a checkpoint holds the modes in which the model was converted; per-layer state is in the layers'
-extra state, beside the weights. As in Megatron-Bridge a model is converted before its weights are loaded.
+extra state, next to the weights. As in Megatron-Bridge a model is converted before its weights are loaded.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ _DISTILLATION = "kd_loss"  # a mode without a state of its own
 def convert_if_asked(config: Any, model: Any) -> None:
     """Convert a bare model as the checkpoint that the run begins from; its weights are not loaded yet. A collective.
 
-    Raises CheckpointError: there is no such checkpoint, or none of a converted model; on every rank.
+    Raises CheckpointError: the checkpoint is missing, or not of a converted model; on every rank.
     """
     if not getattr(config.model, "restore_modelopt_state", False):
         return
@@ -48,7 +48,7 @@ def _find(config: Any) -> str:
 
 
 def save_if_converted(config: Any, model: list[Any], directory: str) -> None:
-    """Save the modes of a converted model beside its weights. A collective."""
+    """Save the modes of a converted model next to its weights. A collective."""
     if not getattr(config.model, "restore_modelopt_state", False):
         return
     from modelopt.torch.opt.plugins.mcore_dist_checkpointing import save_sharded_modelopt_state

@@ -1,4 +1,4 @@
-"""Optimizer state in checkpoints: what torch's own optimizers need, and parameter groups arranged as this run has them.
+"""Optimizer state in checkpoints: needs of torch's own optimizers, and parameter groups arranged for this run.
 
 Megatron-Core 0.16 expects Transformer Engine's Adam, which counts its steps per parameter group. torch's Adam keeps a
 step tensor per parameter, and with the distributed optimizer Megatron then (1) refuses a state without steps, (2) looks
@@ -27,7 +27,7 @@ _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 def parts_of(optimizer: Any) -> list[Any]:
-    """Return Megatron's optimizers behind a chained one, without those that have nothing to train."""
+    """Return Megatron's optimizers behind a chained one, except any with nothing to train."""
     return [part for part in _parts(optimizer) if not getattr(part, "is_stub_optimizer", False)]
 
 
@@ -46,7 +46,7 @@ def ensure_state(optimizer: Any) -> None:
 
 
 def without_classes(tree: dict[Any, Any]) -> dict[Any, Any]:
-    """Return what is saved of the optimizer without classes: only plain values are read back."""
+    """Return the optimizer's saved state without classes: only plain values are read back."""
     for groups in saved_groups(tree):
         for group in groups:
             for name in _CLASSES:
@@ -118,7 +118,7 @@ def _own_steps(inner: torch.optim.Optimizer) -> None:
 
 
 def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
-    """Return the common part, fitted to the optimizer that is going to load it; without its part if there is none.
+    """Return the common part, fitted to the optimizer that will load it; without optimizer state if it is None.
 
     Megatron-Core keeps the experts' parameters in an optimizer of its own while they are spread over ranks (ep > 1),
     and in the common one otherwise. Tensors are saved by name and fit both; the groups have to be moved.
@@ -128,7 +128,7 @@ def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
     if optimizer is not None and saved is not None:
         common["optimizer"] = arranged = _arranged(saved, optimizer, directory)
         for entry, part in zip(_entries(arranged), _parts(optimizer), strict=True):
-            # Megatron leaves the number of steps out where it is 0, and torch's Adam wants it
+            # Megatron omits a number of steps of 0, and torch's Adam needs it
             if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
                 entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
     return common
@@ -169,7 +169,7 @@ def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _steps(entries: list[dict[str, Any]]) -> Iterator[Any]:
-    """Yield the number of steps that were made, from wherever the kinds of optimizer keep it."""
+    """Yield the number of steps, as each kind of optimizer keeps it."""
     for entry in entries:
         yield from (group["step"] for group in _groups(entry) if "step" in group)
         state = entry.get("optimizer", entry).get("state", {})
@@ -189,7 +189,7 @@ def _shape(part: Any) -> Any:
 
 
 def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path: str) -> dict[str, Any]:
-    """Return what Megatron would have saved for `part`."""
+    """Return the entry that Megatron would have saved for `part`."""
     wanted = [_match(group, groups, path) for group in part.optimizer.param_groups]
     kind, _ = _shape(part)
     if kind == "distributed":

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and until when one that is saved again does. Rank 0 only."""
+"""Retention of checkpoints, also while a checkpoint is saved again. Rank 0 only."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ _SUFFIX = ".replaced"
 def keep_most_recent(root: Path, current: int, count: int) -> None:
     """Keep the `count` newest complete checkpoints under `root`, `current` among them.
 
-    Older directories of saves that were killed go too. Newer ones stay: a run that went back to an earlier iteration
-    must not cost what another has reached.
+    Older directories of killed saves are removed too. Newer directories stay: a run that went back to an earlier
+    iteration must not remove the progress of another.
     """
     older = [i for i in saved_iterations(root) if i < current]
     kept = set(older[len(older) - (count - 1) :]) if count > 1 else set()
@@ -24,7 +24,7 @@ def keep_most_recent(root: Path, current: int, count: int) -> None:
 
 
 def apply(config: CheckpointConfig, root: Path, current: int, previous: int | None) -> None:
-    """Remove what the configuration does not keep, after `current` has become the latest in place of `previous`."""
+    """Remove checkpoints not kept by the configuration, after `current` has replaced `previous` as the latest."""
     interval = config.save_retain_interval
     if interval and previous is not None and previous < current and previous % interval:
         _remove(root, previous)
@@ -33,7 +33,7 @@ def apply(config: CheckpointConfig, root: Path, current: int, previous: int | No
 
 
 def _remove(root: Path, iteration: int) -> None:
-    """Remove a checkpoint; what makes it complete goes first, so that half a checkpoint is never taken for one."""
+    """Remove a checkpoint, the completeness markers first: a partial checkpoint is never taken for a complete one."""
     directory = Path(get_checkpoint_name(str(root), iteration))
     for name in ("train_state.pt", "metadata.json"):
         (directory / name).unlink(missing_ok=True)
@@ -41,7 +41,7 @@ def _remove(root: Path, iteration: int) -> None:
 
 
 def make_way(directory: Path) -> None:
-    """Make an empty `directory`; a complete checkpoint in it is set aside, the leftovers of a killed save removed."""
+    """Make an empty `directory`; set a complete checkpoint in it aside, and remove the leftovers of a killed save."""
     restore(directory.parent)
     if is_complete(directory):
         os.replace(directory, _aside(directory))
@@ -51,12 +51,12 @@ def make_way(directory: Path) -> None:
 
 
 def drop(directory: Path) -> None:
-    """Remove what was set aside for `directory`, which is complete now."""
+    """Remove the checkpoint set aside for `directory`, which is complete now."""
     shutil.rmtree(_aside(directory), ignore_errors=True)
 
 
 def restore(root: Path) -> None:
-    """Put back under `root` what was set aside for a save that never came to its end."""
+    """Put back under `root` the checkpoints set aside for saves that never finished."""
     for aside in root.glob(f"iter_*{_SUFFIX}"):
         directory = aside.with_name(aside.name.removesuffix(_SUFFIX))
         if is_complete(directory) or not is_complete(aside):

@@ -48,7 +48,7 @@ def save_checkpoint(
 
     pipeline_rank, tensor_rank: not used; every rank saves its own part. non_persistent_ckpt: save into the second
     stream, which keeps the newest only. preprocess_common_state_dict_fn: drops from the tree what may differ between
-    ranks before they are compared. prebuilt_state_dict: saved instead of what the other arguments hold.
+    ranks before they are compared. prebuilt_state_dict: saved instead of the other arguments' content.
 
     Raises CheckpointError: it cannot be written; on every rank.
     """
@@ -119,9 +119,9 @@ def _conclude(state: Any, request: Any, complete: Callable[[], None], completed:
 
 
 def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
-    """Return an empty directory, and what makes the checkpoint in it the latest once all data is there: collectives.
+    """Return an empty directory, and the function that makes its checkpoint the latest once written: collectives.
 
-    The latter holds copies of what it needs: by then the run has gone on.
+    The function holds copies of its inputs: by then the run has continued.
     """
     config = state.cfg.checkpoint
     if config.save is None:

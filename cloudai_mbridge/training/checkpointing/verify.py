@@ -56,7 +56,7 @@ def _index(directory: str, _modified_ns: int) -> Metadata:
 
 
 def read_common(directory: str) -> dict[str, Any]:
-    """Return what is the same on all ranks; only plain values and tensors are taken from it."""
+    """Return the common part, equal on all ranks; only plain values and tensors are taken from it."""
     place = common_place(read_metadata(directory))
     path = f"{directory}/{COMMON_FILE if place is None else place.relative_path}"
     try:
@@ -80,8 +80,8 @@ def _check_lengths(root: Path, metadata: Metadata) -> None:
 def check_fit(directory: str, tree: dict[str, Any], *, allow_missing: bool) -> list[str]:
     """Check that the checkpoint holds every tensor of `tree` in its global shape.
 
-    Returns the tensors that may have another shape, and have: those padded to a multiple of the tensor-parallel size.
-    Raises CheckpointError: naming the first few that it does not.
+    Returns the tensors with another, permitted shape: padded to a multiple of the tensor-parallel size.
+    Raises CheckpointError: names the first few tensors that are missing or of another shape.
     """
     saved = read_metadata(directory).state_dict_metadata
     wanted = {tensor.key: tensor for tensor in _sharded_tensors(tree)}

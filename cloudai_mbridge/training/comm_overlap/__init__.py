@@ -1,4 +1,4 @@
-"""Which communication runs beside computation: the config, user buffers for tensor parallelism, and tuned presets."""
+"""Overlap of communication with computation: the config, user buffers for tensor parallelism, and tuned presets."""
 
 from cloudai_mbridge.training.comm_overlap.config import CommOverlapConfig
 from cloudai_mbridge.training.comm_overlap.presets import *  # noqa: F403

@@ -22,9 +22,9 @@ _BUCKET_SIZE = 128 * 1024 * 1024
 
 @dataclass(kw_only=True)
 class CommOverlapConfig:
-    """Say which communication runs beside computation. None leaves a choice to the parallel sizes.
+    """Overlap of communication with computation. None derives a setting from the parallel sizes.
 
-    Fields and defaults are those of Megatron-Bridge's class of this name. `setup` writes the settled values to the
+    Fields and defaults match Megatron-Bridge's class of this name. `setup` writes the settled values to the
     other configs and leaves this one as it was written.
     """
 
@@ -55,7 +55,7 @@ class CommOverlapConfig:
         object.__setattr__(self, name, copy.deepcopy(value) if name == "tp_comm_overlap_cfg" else value)
 
     def finalize(self) -> None:
-        """Keep what the user set. Only the first call does: later changes of the fields have no effect on `setup`."""
+        """Record the user's settings. Only the first call does: later changes of fields have no effect on `setup`."""
         if self.user_comm_overlap_cfg is None:
             self.user_comm_overlap_cfg = SimpleNamespace(**{f.name: getattr(self, f.name) for f in fields(self)})
 
@@ -75,7 +75,7 @@ class CommOverlapConfig:
         _write(model, model_config)
         _write_tensor_parallel(user, model_config)
         _write(data_parallel, optimizer_config)
-        # DDP hooks weight gradients differently where they come late
+        # DDP hooks weight gradients differently if they come late
         _write({**data_parallel, rules.DELAYED_WGRAD: model[rules.DELAYED_WGRAD]}, ddp_config)
 
     def _resolve_data_parallel(self, user: Mapping[str, Any], model: Any, optimizer: Any, ddp: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class CommOverlapConfig:
 
 
 def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
-    """Check what the model asks of overlap; warn of what it asks for and this section, which decides, turns off."""
+    """Check the model's overlap settings; warn of those enabled there and turned off by this section, which decides."""
     if not hasattr(model, rules.EXPERT_OVERLAP):
         raise AssertionError(f"{type(model).__name__} has no field {rules.EXPERT_OVERLAP}")
     if settled[rules.EXPERT_OVERLAP]:
@@ -134,7 +134,7 @@ def _write(values: Mapping[str, Any], config: Any) -> None:
 
 
 def _tensor_parallel_obstacle(model: Any) -> str | None:
-    """Say why products cannot overlap with tensor-parallel communication here, or None if they can."""
+    """Return why products cannot overlap with tensor-parallel communication here, None if they can."""
     if model.tensor_model_parallel_size < 2:
         return f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
     if not model.sequence_parallel:
@@ -148,7 +148,7 @@ def _resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
     staged = model.pipeline_model_parallel_size > 1
     interleaved = staged and _num_chunks(model) > 1
     defaults = {
-        # Interleaved stages exchange often, so their messages run beside the products; a plain 1F1B schedule sends and
+        # Interleaved stages exchange often, so their messages overlap with products; a plain 1F1B schedule sends and
         # receives in one batch
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": staged and not interleaved,

@@ -1,4 +1,4 @@
-"""What expert-parallel overlap and delayed weight gradients ask of the model. A broken rule is an AssertionError."""
+"""Model requirements of expert-parallel overlap and delayed weight gradients. A broken rule is an AssertionError."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,14 +24,14 @@ def require(subject: str, rules: Iterable[Rule]) -> None:
 
 
 def expert_overlap_rules(model: Any) -> Iterator[Rule]:
-    """Yield what lets the all-to-all of the experts run beside another micro-batch's products."""
+    """Yield the conditions for overlapping the experts' all-to-all with another micro-batch's products."""
     experts, ep = model.num_moe_experts, model.expert_model_parallel_size
     yield ep > 1, f"expert_model_parallel_size > 1, not {ep}"
     yield experts is not None and experts > 1, f"num_moe_experts > 1, not {experts}"
     dispatcher = model.moe_token_dispatcher_type
     yield dispatcher in ("alltoall", "flex"), f'moe_token_dispatcher_type "alltoall" or "flex", not "{dispatcher}"'
     yield model.bf16 or model.fp16, "bf16 or fp16"
-    # Earlier ones hang
+    # Earlier releases hang
     yield is_torch_min_version("2.6.0"), f"torch >= 2.6.0; {torch.__version__} is installed"
     virtual = model.virtual_pipeline_model_parallel_size
     yield (
@@ -46,7 +46,7 @@ def expert_overlap_rules(model: Any) -> Iterator[Rule]:
 
 
 def delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: bool) -> Iterator[Rule]:
-    """Yield what lets weight gradients be computed apart from input gradients. The two flags are settled values."""
+    """Yield the conditions for computing weight gradients apart from input gradients. The flags are settled values."""
     yield expert_overlap, f"{EXPERT_OVERLAP} in comm_overlap"
     te_27 = te_is_at_least("2.7.0")
     for name, is_on in (
@@ -66,6 +66,6 @@ def delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: b
 
 
 def _graphs_shared_expert(model: Any) -> bool:
-    """Tell whether a graph of the router holds the shared expert, which it does unless that runs on its own stream."""
+    """Return whether a graph of the router holds the shared expert: it does unless that runs on its own stream."""
     has_one = getattr(model, "moe_shared_expert_intermediate_size", None) is not None
     return has_one and not getattr(model, "moe_shared_expert_overlap", False)

@@ -1,4 +1,4 @@
-"""Transformer Engine's user buffers: made once the groups are up, dropped before they go."""
+"""Transformer Engine's user buffers: created after the process groups, dropped before them."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def layer_settings(given: str | dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _formats(te: Any, model: Any) -> dict[str, Any]:
-    """Return for which number formats of the activations there are buffers."""
+    """Return the argument that selects the buffers' number formats of activations."""
     if not te_is_at_least("2.8.0"):
         return {"use_fp8": model.fp8 is not None}
     kinds = te.UserBufferQuantizationMode

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class TPOverlapCfg:
-    """Say how one linear layer overlaps in one pass; see the three kinds below."""
+    """Overlap of one linear layer in one pass; see the three kinds below."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class PipelineOverlapCfg(TPOverlapCfg):
 class RingExchangeOverlapCfg(TPOverlapCfg):
     """Pass chunks around the ring of ranks while the chunk at hand is multiplied.
 
-    aggregate: take the chunks in pairs. The other fields are those of `PipelineOverlapCfg`.
+    aggregate: take the chunks in pairs. Other fields as in `PipelineOverlapCfg`.
     """
 
     aggregate: bool = False
@@ -47,7 +47,7 @@ class RingExchangeOverlapCfg(TPOverlapCfg):
 
 @dataclass
 class BulkOverlapCfg(TPOverlapCfg):
-    """Run a whole collective beside a product that does not depend on it. Fields as in `PipelineOverlapCfg`."""
+    """Overlap a whole collective with a product that does not depend on it. Fields as in `PipelineOverlapCfg`."""
 
     num_sm: int
     cga_size: int
@@ -57,7 +57,7 @@ class BulkOverlapCfg(TPOverlapCfg):
 
 @dataclass
 class TransformerLayerTPOverlapCfg:
-    """Say how the four matrices of a transformer layer overlap. None leaves a slot to Transformer Engine."""
+    """Overlap of the four matrices of a transformer layer. None leaves a slot to Transformer Engine."""
 
     qkv_dgrad: TPOverlapCfg | None
     qkv_wgrad: TPOverlapCfg | None

@@ -1,1 +1,1 @@
-"""Where releases of Megatron-Core differ: one module per concern, chosen by what the installed one has."""
+"""Differences between Megatron-Core releases: one module per concern, selected by the installed features."""

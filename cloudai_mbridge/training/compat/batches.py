@@ -1,4 +1,4 @@
-"""A context-parallel rank's share of a batch: since 0.18 Megatron wants to know about hybrid context parallelism."""
+"""A context-parallel rank's share of a batch: since 0.18 Megatron has a flag for hybrid context parallelism."""
 
 import inspect
 from typing import Any

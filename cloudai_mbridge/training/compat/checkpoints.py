@@ -1,6 +1,6 @@
 """Reading and writing Megatron-Core's distributed checkpoints.
 
-What is the same on all ranks is a file, common.pt, up to 0.18, and one more object among the sharded ones from 0.19 on;
+The common part, equal on all ranks, is a file, common.pt, up to 0.18, and another sharded object from 0.19 on;
 every release reads both here.
 """
 
@@ -27,7 +27,7 @@ _COMMON_OBJECT = f"{COMMON_KEY}/shard_0_1"
 # The function of `filesystem_async` that makes the queue between a rank and its writers
 RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))
 
-# Whether what is the same on all ranks is saved as a file of its own
+# Whether the common part is saved as a separate file
 WRITES_COMMON_FILE = hasattr(serialization, "save_common") or hasattr(common_strategies, "TorchCommonLoadStrategy")
 
 Common = dict[str, Any]
@@ -47,20 +47,20 @@ def writer(*, thread_count: int, cached_metadata: bool) -> Any:
 
 
 def save(tree: dict[str, Any], directory: str, strategy: Any, **options: Any) -> Any:
-    """Call `dist_checkpointing.save`, with Megatron-Core's own writer in the background where there is a choice."""
+    """Call `dist_checkpointing.save`, with Megatron-Core's own writer in the background if there is a choice."""
     choice = {"async_strategy": "mcore"} if "async_strategy" in _SAVE_OPTIONS else {}
     with quiet():
         return dist_checkpointing.save(tree, directory, strategy, **choice, **options)
 
 
 def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], **options: Any) -> Any:
-    """Call `dist_checkpointing.load` with what `common` returns in the place of the checkpoint's own common part."""
+    """Call `dist_checkpointing.load` with the result of `common` in place of the checkpoint's own common part."""
     with quiet(), _common_part(common) as given:
         return dist_checkpointing.load(tree, directory, strategy, **given, **options)
 
 
 def with_hashes(is_wanted: bool) -> dict[str, bool]:
-    """Return the option that has files hashed, or their hashes compared; none where it is not wanted."""
+    """Return the option to hash files, or to compare their hashes; {} if not wanted."""
     return {HASHES: True} if is_wanted else {}
 
 
@@ -90,7 +90,7 @@ def read_common_file(directory: str) -> Common:
 
 
 def common_place(metadata: Metadata) -> Any:
-    """Return where the common part lies among the sharded data; None before 0.19."""
+    """Return the place of the common part in the sharded data; None before 0.19."""
     places = metadata.storage_data or {}
     return next((place for index, place in places.items() if index.fqn == _COMMON_OBJECT), None)
 

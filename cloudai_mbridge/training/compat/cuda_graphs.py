@@ -1,4 +1,4 @@
-"""What CUDA graphs capture: 0.18 renamed the field, and made the graph of a full iteration an implementation.
+"""Modules that CUDA graphs capture: 0.18 renamed the field, and made full-iteration graphs an implementation.
 
 The old names are taken in every release.
 """
@@ -12,12 +12,12 @@ _OLD, _NEW = "cuda_graph_scope", "cuda_graph_modules"
 FULL_ITERATION = "full_iteration"
 _SWITCHES = {"enable_cuda_graph": "local", "external_cuda_graph": "transformer_engine"}
 HAS_NEW_NAMES = any(field.name == _NEW for field in fields(TransformerConfig))
-# What the installed release calls the field
+# Name of the field in the installed release
 FIELD = _NEW if HAS_NEW_NAMES else _OLD
 
 
 def captured(model: Any) -> set[str]:
-    """Return the names of what graphs capture, under either name of the field; none: whole layers."""
+    """Return the names of captured modules, under either name of the field; empty: whole layers."""
     return names_in(getattr(model, _NEW, None)) | names_in(getattr(model, _OLD, None))
 
 
@@ -31,13 +31,13 @@ def names_in(value: Any) -> set[str]:
 
 
 def captures_full_iteration(model: Any) -> bool:
-    """Return whether one graph holds the whole iteration, in the words of any release."""
+    """Return whether one graph holds the whole iteration, under the names of any release."""
     implementation = getattr(model, "cuda_graph_impl", None)
     return implementation == FULL_ITERATION or (implementation == "local" and FULL_ITERATION in captured(model))
 
 
 def implementation(model: Any) -> str:
-    """Return who captures: "local", "transformer_engine", "full_iteration"; "" if there are no graphs."""
+    """Return the implementation: "local", "transformer_engine", "full_iteration"; "" without graphs."""
     found = getattr(model, "cuda_graph_impl", None) or "none"
     return FULL_ITERATION if captures_full_iteration(model) else "" if found == "none" else str(found)
 
@@ -56,7 +56,7 @@ def capture_nothing(model: Any) -> None:
 
 
 def use_new_names(model: Any) -> None:
-    """Move what the old field says to the new one, where there is one; "full", the old default, is an empty list.
+    """Move the value of the old field to the new one, if it exists; "full", the old default, is an empty list.
 
     The switches that `cuda_graph_impl` has replaced are moved, not copied: Megatron-Core refuses both together, and its
     checks are repeated.

@@ -24,12 +24,12 @@ _TAKES = signature(HybridModel).parameters
 
 
 def has_unified_patterns() -> bool:
-    """Tell whether a pattern may hold stages and multi-token prediction: since 0.17."""
+    """Return whether a pattern may hold stages and multi-token prediction: since 0.17."""
     return "hybrid_layer_pattern" in _TAKES
 
 
 def te_stack_spec(*, for_modelopt: bool = False) -> ModuleSpec:
-    """Return Megatron-Core's own layers, which are Transformer Engine's; or those that NVIDIA's ModelOpt converts."""
+    """Return Megatron-Core's own layers, from Transformer Engine; or the layers that NVIDIA's ModelOpt converts."""
     if for_modelopt:
         kind = _SPEC.removesuffix("_stack_spec")
         module = import_module(f"megatron.core.post_training.modelopt.{kind}.model_specs")
@@ -40,7 +40,7 @@ def te_stack_spec(*, for_modelopt: bool = False) -> ModuleSpec:
 
 
 def build_hybrid(spec: ModuleSpec, pattern: str | None, vp_stage: int | None, **arguments: Any) -> Any:
-    """Build a stage of the model. arguments: those of every release."""
+    """Build a stage of the model. arguments: common to every release."""
     arguments[_SPEC] = spec
     if has_unified_patterns():
         return HybridModel(hybrid_layer_pattern=pattern, vp_stage=vp_stage, **arguments)

@@ -1,4 +1,4 @@
-"""What a machine has for training. Standard library only: planning asks where torch is not imported."""
+"""Training hardware and libraries of a machine. Standard library only: planning uses it without torch."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -16,7 +16,7 @@ def report_router_losses(names: list[str], length: int, **options: Any) -> None:
     length: of every loss, the layers that may have routers; a stage without any takes part with zeros.
     options: as `track_moe_metrics` of Megatron-Core 0.16 takes them.
     """
-    # A stage without routers gets the empty entries that the sum over stages needs, as long as the others'
+    # A stage without routers gets the empty entries that the sum over stages needs, as long as other stages'
     if _HAS_TRACKER:
         tracker = moe_utils.get_moe_metrics_tracker()
         for name in names:

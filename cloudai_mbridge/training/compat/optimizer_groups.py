@@ -9,20 +9,20 @@ from megatron.core.optimizer import distrib_optimizer, optimizer
 
 _MODULES = (optimizer, distrib_optimizer)
 _KEYS = "param_group_identifier_keys"
-# What tells groups apart in every release
+# Keys that distinguish groups in every release
 KIND = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")
 
 
 def kind_of(group: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what a group is, in the order of `KIND`; NeMo's names of the multipliers are known, too."""
+    """Return a group's kind, in the order of `KIND`; NeMo's names of the multipliers are accepted, too."""
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in KIND)
 
 
 @contextmanager
 def found_by_kind(*groups: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Let optimizers find their groups by kind; by all of Megatron's keys where two of one optimizer are of one kind.
+    """Let optimizers find their groups by kind; by all of Megatron's keys if two groups of an optimizer share a kind.
 
-    groups: for each optimizer its groups, and for each saved one those of the checkpoint.
+    groups: each optimizer's groups, and each saved optimizer's groups in the checkpoint.
     """
     kinds = [[kind_of(group) for group in of_one] for of_one in groups]
     if any(len(set(of_one)) < len(of_one) for of_one in kinds):

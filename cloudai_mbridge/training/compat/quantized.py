@@ -1,6 +1,6 @@
 """Parameters that Transformer Engine keeps in 8 or 4 bits: their values, and gathering them outside of a forward pass.
 
-Every release of Megatron-Core does here as 0.19. Before, a forced gather left the transposes of the step before (up to
+Here every release of Megatron-Core acts as 0.19. Before, a forced gather left the transposes of the step before (up to
 0.17), and MXFP8 parameters were not gathered again in the step after one, which left them in the gradients.
 """
 
@@ -18,7 +18,7 @@ GATHERS_FP4 = any(field.name == "fp4_param_gather" for field in fields(Distribut
 
 
 def values(parameter: Any) -> torch.Tensor:
-    """Return a parameter's values: itself, or widened to its nominal type where fewer bits are kept."""
+    """Return a parameter's values: itself, or widened to its nominal type if fewer bits are kept."""
     widened: torch.Tensor = parameter.dequantize() if is_float8tensor(parameter) else parameter
     return widened
 

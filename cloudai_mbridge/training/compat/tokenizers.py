@@ -1,4 +1,4 @@
-"""Megatron-Core's null tokenizer: 0.17 renamed its library, 0.18 counts the end of a document into its size."""
+"""Megatron-Core's null tokenizer: 0.17 renamed its library, 0.18 includes the end of a document in its size."""
 
 import inspect
 from typing import Any
@@ -18,7 +18,7 @@ def build_null_tokenizer(num_ids: int, metadata: dict[str, Any], eod_id: int | N
 
     eod_id, pad_id: other ids than the last and none, from 0.18 on.
 
-    ConfigError: an id that there is not, or an older release.
+    ConfigError: an id out of range, or an older release.
     """
     given = {"null_tokenizer_eod_id": eod_id, "null_tokenizer_pad_id": None if pad_id == -1 else pad_id}
     for name, value in given.items():

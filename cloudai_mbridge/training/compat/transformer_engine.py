@@ -1,6 +1,6 @@
-"""Which Transformer Engine is installed, and what it asks of the environment.
+"""The installed Transformer Engine, and its requirements on the environment.
 
-Without it, Megatron-Core 0.16 has no version and its own test fails; newer releases say 0.0.0.
+Without it, Megatron-Core 0.16 has no version and its own test fails; newer releases report 0.0.0.
 """
 
 import os
@@ -15,18 +15,18 @@ _TAKES_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 def have_te() -> bool:
-    """Tell whether Transformer Engine can be imported."""
+    """Return whether Transformer Engine can be imported."""
     version = get_te_version()
     return version is not None and str(version) != "0.0.0"
 
 
 def te_is_at_least(version: str) -> bool:
-    """Tell whether Transformer Engine is installed in `version` or a later one."""
+    """Return whether Transformer Engine is installed in `version` or a later one."""
     return have_te() and bool(is_te_min_version(version))
 
 
 def describe_te() -> str:
-    """Say what is installed, as an error message should."""
+    """Return a description of the installation for error messages."""
     return f"{get_te_version()} is installed" if have_te() else "none is installed"
 
 

@@ -1,7 +1,7 @@
-"""Which releases of Megatron-Core are supported.
+"""Supported releases of Megatron-Core.
 
-Standard library only: planning asks where torch is missing. Code that has to know what a release can do asks for the
-feature, not for the number.
+Standard library only: planning works without torch. Code that depends on a feature of a release checks the feature,
+not the number.
 """
 
 import re
@@ -19,7 +19,7 @@ _NVRX, _NVRX_CODE = "nvidia-resiliency-ext", "dist_checkpointing/strategies/nvrx
 
 @cache
 def installed_version() -> str | None:
-    """Return the version of the Megatron-Core that this Python would import, None where there is none.
+    """Return the version of the Megatron-Core that this Python would import, None if it is missing.
 
     Read from its `package_info.py`: a clone on PYTHONPATH, as in NeMo containers, has no metadata, or another one's.
     """
@@ -46,9 +46,9 @@ def _text(path: Path) -> str:
 
 
 def why_unusable() -> str | None:
-    """Return one line where the installed Megatron-Core cannot train: its version, or what is installed beside it.
+    """Return one line if the installed Megatron-Core cannot train: its version, or another installed package.
 
-    None where it can, or where there is none.
+    None if it can, or if it is missing.
     """
     found = installed_version()
     return None if found is None else why_unsupported(found) or _why_not_imported(found)
@@ -75,7 +75,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def installed_release() -> str | None:
-    """Return its release such as "0.19", None where there is none or it is not supported."""
+    """Return its release such as "0.19", None if it is missing or unsupported."""
     found = installed_version()
     return None if found is None or why_unsupported(found) else ".".join(found.split(".")[:2])
 

@@ -1,6 +1,6 @@
 """The configuration of a training run: every public class and function of Megatron-Bridge's `training.config`.
 
-A name is imported when it is first asked for, so that one small class does not load torch and Megatron-Core.
+A name is imported on first access, so that one small class does not load torch and Megatron-Core.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What is saved and loaded, when, where and in which format."""
+"""Settings of checkpoints: content, intervals, directories and formats."""
 
 import os
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class CheckpointConfig:
     verify_integrity: bool = False
     stream_ckpt_dequant: bool = True
     strict_fsdp_dtensor_load: bool = False
-    dist_ckpt_strictness: _Strictness = "assume_ok_unexpected"  # what keys that do not match lead to
+    dist_ckpt_strictness: _Strictness = "assume_ok_unexpected"  # the effect of keys that do not match
     dist_ckpt_save_pre_mcore_014: bool = False
     dist_ckpt_optim_fully_reshardable: bool = False
     distrib_optim_fully_reshardable_mem_efficient: bool = False
@@ -95,7 +95,7 @@ class CheckpointConfig:
         )
 
     def finalize(self) -> None:
-        """Check what belongs together.
+        """Check fields against each other.
 
         ValueError: `ckpt_step` without `load`.
         AssertionError: any other rule; the message names the fields and their values.

@@ -42,7 +42,7 @@ from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 class _ConfigContainerBase:
     """Plain data, YAML and JSON of a dataclass, and back.
 
-    The reader and writer are imported where they are used: a run that is configured in code needs no YAML library.
+    The reader and writer are imported on use: a run that is configured in code needs no YAML library.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,13 +53,13 @@ class _ConfigContainerBase:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Build a container from what `to_dict` returns. Raises ConfigError: an unknown class or key, a missing one."""
+        """Build a container from the result of `to_dict`. Raises ConfigError: unknown class, unknown or missing key."""
         from cloudai_mbridge.training.config.text import serialization
 
         return serialization.from_dict(cls, data)
 
     def to_yaml(self, yaml_path: str | Path | None = None) -> str:
-        """Return the container as YAML, written to `yaml_path` too where one is given."""
+        """Return the container as YAML, also written to `yaml_path` if given."""
         from cloudai_mbridge.training.config.text import serialization
 
         return serialization.to_yaml(self, yaml_path)
@@ -84,7 +84,7 @@ class ConfigContainer(_ConfigContainerBase):
     `validate()` may be called again after a change.
     """
 
-    env_vars: dict[str, str | int | float | bool] = field(default_factory=dict)  # where the environment has none
+    env_vars: dict[str, str | int | float | bool] = field(default_factory=dict)  # set unless the environment has them
     rng: RNGConfig = field(default_factory=RNGConfig)
     rerun_state_machine: RerunStateMachineConfig = field(default_factory=RerunStateMachineConfig)
     train: TrainingConfig
@@ -122,7 +122,7 @@ class ConfigContainer(_ConfigContainerBase):
         return int(world_size // (tp * pp * cp))
 
     def set_data_parallel_size(self) -> None:
-        """Set `data_parallel_size` here and on `comm_overlap` from the process group's size, else as torchrun says."""
+        """Set `data_parallel_size` here and on `comm_overlap` from the process group's size, else from torchrun's."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             world_size = torch.distributed.get_world_size()
         else:
@@ -133,21 +133,21 @@ class ConfigContainer(_ConfigContainerBase):
 
     @property
     def eval_batch_sizes(self) -> tuple[int, int]:
-        """Global and micro-batch size of evaluations: those of training where they have none of their own."""
+        """Global and micro-batch size of evaluations, by default as in training."""
         own, train = self.validation, self.train
         global_size = train.global_batch_size if own.eval_global_batch_size is None else own.eval_global_batch_size
         micro_size = train.micro_batch_size if own.eval_micro_batch_size is None else own.eval_micro_batch_size
         return required(global_size), required(micro_size)
 
     def validate(self) -> None:
-        """Finalize the sections, fill in what depends on several of them, and check that they agree.
+        """Finalize the sections, derive values that depend on several sections, and check that they agree.
 
         AssertionError, ValueError: the first rule that is broken, in the order of `validate.CHECKS`.
         """
         validate(self)
 
     def log_non_default_values(self) -> None:
-        """Print, on rank 0, what differs from Megatron-Core's defaults."""
+        """Print, on rank 0, the differences from Megatron-Core's defaults."""
         log_non_default_values(self)
 
     # Megatron-Bridge's names
@@ -161,6 +161,6 @@ T = TypeVar("T")
 
 
 def required(value: T | None) -> T:
-    """Return a value that validation has made sure of."""
+    """Return a value that validation has ensured."""
     assert value is not None, "the configuration has not been validated"
     return value

@@ -30,14 +30,14 @@ class DataloaderConfig:
     trust_remote_code: bool | None = None
 
     def finalize(self) -> None:
-        """Turn persistent workers off where there are no workers."""
+        """Turn persistent workers off without workers."""
         if self.num_workers == 0:
             self.persistent_workers = False
 
 
 @dataclass(frozen=True)
 class DatasetBuildContext:
-    """What a dataset is built for: samples per split, and what the builder may need from the run."""
+    """Input of a dataset's build: samples per split, and objects of the run that the builder may need."""
 
     train_samples: int
     valid_samples: int
@@ -52,7 +52,7 @@ class DatasetProvider(DataloaderConfig, ABC):
 
     @abstractmethod
     def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
-        """Build the train, validation and test datasets; None for a split that there is not."""
+        """Build the train, validation and test datasets; None for a missing split."""
 
 
 @dataclass(init=False)
@@ -73,7 +73,7 @@ class GPTDatasetConfig(MCoreGPTDatasetConfig, DataloaderConfig):  # type: ignore
         """Take `seq_length` (or Megatron-Core's `sequence_length`) in tokens, and the fields of dataset and loader.
 
         ValueError: neither length is given; `seq_length` wins over the other.
-        TypeError: no `random_seed`, or a field that there is not.
+        TypeError: a missing `random_seed`, or an unknown field.
         """
         sequence_length = kwargs.pop("sequence_length", None)
         if seq_length is None and sequence_length is None:
@@ -128,7 +128,7 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
     """GPT samples that are made up: no files, no blend."""
 
     def __init__(self, seq_length: int | None = None, **kwargs: Any) -> None:
-        """Take what GPTDatasetConfig takes, by name."""
+        """Take the arguments of GPTDatasetConfig, by name."""
         super().__init__(seq_length=seq_length, **kwargs)
 
     def finalize(self) -> None:
@@ -152,7 +152,7 @@ class SyntheticDataset:
         self._position_ids = torch.arange(seq_length)
 
     def __len__(self) -> int:
-        """Return the samples that were asked for, at least one."""
+        """Return the number of requested samples, at least one."""
         return max(1, self._samples)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -198,7 +198,7 @@ Blend = tuple[list[str], list[float] | None]
 
 
 def blend_from_data_path(data_path: str | Sequence[str | float]) -> Blend:
-    """Turn paths, or weights and paths in turn, into (prefixes, weights); weights are None where none are given.
+    """Turn paths, or weights and paths in turn, into (prefixes, weights); weights are None if not given.
 
     A string is split at white space. An odd number of items, or an even one in which no odd position (the first, the
     third, ...) holds a finite number, is a list of paths.

@@ -23,8 +23,8 @@ class DistributedDataParallelConfig(MCoreDistributedDataParallelConfig):  # type
         """Apply Megatron-Core's checks to the fields as they are now.
 
         AssertionError: `reuse_grad_buf_for_mxfp8_param_ag` without `fp8_param_gather`, or patterns for fp32
-            accumulation where the gradients are reduced in fp32 anyway.
-        ValueError: `nccl_ub` while PYTORCH_CUDA_ALLOC_CONF asks for expandable segments; since Megatron-Core
+            accumulation although the gradients are reduced in fp32 anyway.
+        ValueError: `nccl_ub` while PYTORCH_CUDA_ALLOC_CONF enables expandable segments; since Megatron-Core
             0.18 only with a torch before 2.11.
         """
         patterns = self.param_name_patterns_for_fp32_local_accumulation

@@ -39,7 +39,7 @@ class FinetuningDatasetConfig(DataloaderConfig):
 
     @property
     def sample_options(self) -> dict[str, Any]:
-        """How a line becomes a sample."""
+        """Options that turn a line into a sample."""
         return self.dataset_kwargs or {}
 
 
@@ -65,7 +65,7 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
         fim_no_prefix: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take the fill-in-the-middle settings, and those of GPTDatasetConfig by name."""
+        """Take the fill-in-the-middle settings, and GPTDatasetConfig's by name."""
         super().__init__(**kwargs)
         self.fim_data = True
         self.fim_rate = fim_rate

@@ -1,4 +1,4 @@
-"""What is logged, how often and to which service."""
+"""Logging: values, intervals and services."""
 
 import logging
 from dataclasses import dataclass

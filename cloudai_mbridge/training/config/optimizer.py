@@ -1,4 +1,4 @@
-"""The optimizer, and which parameters depart from its settings."""
+"""The optimizer, and parameters that depart from its settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class OptimizerConfig(MCoreOptimizerConfig):  # type: ignore[misc]
         Warns:
             UserWarning: the mxfp8 recipe without `reuse_grad_buf_for_mxfp8_param_ag`.
         """
-        # Megatron-Core 0.16.1 compares Transformer Engine's version first, and that is a TypeError where there is none
+        # Megatron-Core 0.16.1 compares Transformer Engine's version first: a TypeError if it is missing
         if self.use_precision_aware_optimizer:
             asks = "use_precision_aware_optimizer needs"
             assert self.optimizer == "adam", f"{asks} optimizer='adam', not {self.optimizer!r}"
@@ -41,7 +41,7 @@ class OptimizerConfig(MCoreOptimizerConfig):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class OptimizerConfigOverrideProviderContext:
-    """What the parameter overrides are derived from; `model` is one chunk or the list of this rank's chunks."""
+    """Input of the parameter overrides; `model` is one chunk or the list of this rank's chunks."""
 
     scheduler_config: SchedulerConfig
     optimizer_config: MCoreOptimizerConfig
@@ -55,7 +55,7 @@ class OptimizerConfigOverrideProvider:
     def build_config_overrides(
         self, context: OptimizerConfigOverrideProviderContext
     ) -> dict[ParamKey, ParamGroupOverride] | None:
-        """Build the overrides for `get_megatron_optimizer`; None where nothing departs from the settings.
+        """Build the overrides for `get_megatron_optimizer`; None if nothing departs from the settings.
 
         Biases and one-dimensional parameters get `wd_mult` 0. With the condition "qwen3_next", or Megatron-Core's
         `apply_wd_to_qk_layernorm`, the weights of query and key layer norms keep their decay.

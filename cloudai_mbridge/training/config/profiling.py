@@ -1,4 +1,4 @@
-"""What is recorded while training: profiler traces, memory history, tensor statistics."""
+"""Recordings of a training run: profiler traces, memory history, tensor statistics."""
 
 import importlib
 import logging
@@ -45,19 +45,19 @@ class TensorInspectConfig:
 
     enabled: bool = False
     features: dict[str, Any] | str | Path | None = None  # the feature table, or the path of its YAML file
-    feature_dirs: list[str] | None = None  # where the features are defined
+    feature_dirs: list[str] | None = None  # directories that define the features
     allow_custom_feature_dirs: bool = False
     log_dir: str | None = None
     init_training_step: int = 0
 
     def finalize(self) -> None:
-        """Point `feature_dirs` at the features that Transformer Engine ships, where none are named and it has any."""
+        """Point `feature_dirs` at the features that Transformer Engine ships, if none are named and it has any."""
         if self.enabled and not self.feature_dirs:
             self.feature_dirs = shipped_features() or self.feature_dirs
 
 
 def shipped_features() -> list[str]:
-    """Return the directories of Transformer Engine's own features; none where it has none."""
+    """Return the directories of Transformer Engine's own features; empty without any."""
     try:
         return [str(path) for path in importlib.import_module(_TE_FEATURES).__path__]
     except Exception as error:
@@ -67,7 +67,7 @@ def shipped_features() -> list[str]:
 
 
 def should_profile_rank(config: ProfilingConfig | None, rank: int) -> bool:
-    """Return whether `rank` is profiled: it is listed, or none is."""
+    """Return whether `rank` is profiled: it is listed, or the list is empty."""
     return config is not None and (not config.profile_ranks or rank in config.profile_ranks)
 
 
@@ -77,5 +77,5 @@ def has_window(config: ProfilingConfig, first_step: int = 0) -> bool:
 
 
 def is_speaker(config: ProfilingConfig, rank: int) -> bool:
-    """Return whether `rank` is the one profiled rank that says what concerns them all."""
+    """Return whether `rank` is the one profiled rank that reports for all of them."""
     return rank == min(config.profile_ranks, default=0)

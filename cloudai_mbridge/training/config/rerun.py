@@ -1,4 +1,4 @@
-"""The rerun state machine: telling transient hardware faults from real results."""
+"""The rerun state machine: distinguishing transient hardware faults from real results."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(kw_only=True)
 class RerunStateMachineConfig:
-    """What a suspicious loss triggers, and the faults to inject for testing it."""
+    """Reaction to a suspicious loss, and the faults to inject for testing it."""
 
     error_injection_rate: int = 0  # one fault in this many iterations; 0: none
     error_injection_type: Literal["correct_result", "transient_error", "persistent_error"] = "transient_error"

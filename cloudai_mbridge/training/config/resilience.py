@@ -73,7 +73,7 @@ class InProcessRestartConfig:
     completion_timeout: float = 120.0
     last_call_wait: float = 1.0
     termination_grace_time: float = 1.0
-    granularity: Literal["node", "rank"] = "node"  # what is excluded after a fault
+    granularity: Literal["node", "rank"] = "node"  # unit excluded after a fault
     active_world_size: int | None = None  # ranks that train; the others stand by
     empty_cuda_cache: bool = True
     max_rank_faults: int | None = None

@@ -1,4 +1,4 @@
-"""Fine-tuning data as Megatron-Bridge 0.6 has them: a source, how its rows become samples, and packing."""
+"""Fine-tuning data as Megatron-Bridge 0.6 has them: a source, the conversion of its rows to samples, and packing."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ class ChatSFTPreprocessingConfig:
     loss_mode: Literal["assistant", "last_turn", "full"] = "assistant"
 
     def options(self) -> dict[str, Any]:
-        """Return the same in keys of `dataset_kwargs`. Raises ValueError: what the loop does not do."""
+        """Return the same in keys of `dataset_kwargs`. Raises ValueError: an unsupported mode."""
         if self.loss_mode == "last_turn":
             raise ValueError("dataset.preprocessing.loss_mode = 'last_turn' is not done; use 'assistant' or 'full'")
         return {"answer_only_loss": self.loss_mode == "assistant"}
@@ -57,7 +57,7 @@ class PromptCompletionSFTPreprocessingConfig:
     truncation_method: Literal["left", "right"] = "right"
 
     def options(self) -> dict[str, Any]:
-        """Return the same in keys of `dataset_kwargs`. Raises ValueError: what the loop does not do, or no template."""
+        """Return the same in keys of `dataset_kwargs`. Raises ValueError: an unsupported setting, or no template."""
         for name, only in (("add_sep", False), ("truncation_method", "right")):
             if (value := getattr(self, name)) != only:
                 raise ValueError(f"dataset.preprocessing.{name} = {value!r} is not done; use {only!r}")
@@ -111,7 +111,7 @@ class GPTSFTDatasetConfig(FinetuningDatasetConfig):
 
     @property
     def sample_options(self) -> dict[str, Any]:
-        """`dataset_kwargs` with what `preprocessing` means. Raises ValueError: both set the same."""
+        """`dataset_kwargs` with the settings of `preprocessing`. Raises ValueError: both set the same."""
         given = self.dataset_kwargs or {}
         if self.preprocessing is None:
             return given
@@ -120,7 +120,7 @@ class GPTSFTDatasetConfig(FinetuningDatasetConfig):
         return {**self.preprocessing.options(), **given}
 
     def source_facts(self) -> dict[str, Any]:
-        """Return what decides the files that a data set of Hugging Face is written to."""
+        """Return the settings that determine the files that a data set of Hugging Face is written to."""
         names = ("hf_dataset", "hf_validation_dataset", "hf_test_dataset", "preprocessing")
         facts = {name: None if (value := getattr(self, name)) is None else asdict(value) for name in names}
         share = self.hf_validation_proportion

@@ -47,9 +47,9 @@ class TrainingConfig:
         self._derived_train_iters: int | None = None
 
     def finalize(self) -> None:
-        """Check the length, and derive `train_iters` where it is given as `train_samples`.
+        """Check the length, and derive `train_iters` if given as `train_samples`.
 
-        It may be called again: what it derived itself is derived again, and a pair that agrees (as in a config that was
+        It may be called again: derived values are derived again, and a pair that agrees (as in a config that was
         saved after this) is not taken for a contradiction. With `num_epochs`, `train_iters` is derived when the data
         have been read.
 
@@ -85,9 +85,9 @@ class TrainingConfig:
         assert self.global_batch_size is not None, "num_epochs needs global_batch_size: the samples of one iteration"
 
     def resolve_epochs(self, samples: int) -> None:
-        """Derive `train_iters` of `num_epochs` passes over that many samples; a last batch that is not full counts.
+        """Derive `train_iters` of `num_epochs` passes over that many samples; a partial last batch counts.
 
-        AssertionError: `train_iters` is given as well, and is another.
+        AssertionError: `train_iters` is given as well, and differs.
         """
         assert self.num_epochs is not None
         assert self.global_batch_size

@@ -1,1 +1,1 @@
-"""What a credential looks like, and text without any. Standard library only: the orchestration imports it too."""
+"""Shapes of credentials, and text without them. Standard library only: the orchestration imports it too."""

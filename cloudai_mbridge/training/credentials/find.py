@@ -1,4 +1,4 @@
-"""Find credentials in text by their shape: in `shapes` where they stand by themselves, here where a name tells."""
+"""Find credentials in text by their shape: standalone shapes are in `shapes`, shapes after a name are here."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ SHORT_OPTIONS = {"-hf": "--hf_token", "-wdk": "--wandb_key"}  # of Megatron-Brid
 
 
 class CredentialKind(Enum):
-    """What gives a credential away."""
+    """Evidence of a credential."""
 
     PASSWORD = auto()
     AUTHORIZATION = auto()
@@ -22,7 +22,7 @@ class CredentialKind(Enum):
 
 @dataclass(frozen=True)
 class FoundCredential:
-    """A credential in a text, as [start, end). name: what it is assigned to, if it is."""
+    """A credential in a text, as [start, end). name: the key or variable it is assigned to, if any."""
 
     kind: CredentialKind
     span: tuple[int, int]
@@ -41,7 +41,7 @@ def is_credential_key(key: str) -> bool:
 
 
 def credential_spans(text: str) -> list[tuple[int, int]]:
-    """Return where the credentials of a text stand, in order; they may overlap."""
+    """Return the spans of the credentials in a text, in order; they may overlap."""
     return sorted(found.span for found in credentials_in(text))
 
 

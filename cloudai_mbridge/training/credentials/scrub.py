@@ -1,7 +1,7 @@
-"""Text of logs, arguments and configurations without what looks like a credential.
+"""Redaction of likely credentials in the text of logs, arguments and configurations.
 
-Known are all shapes in which a credential is refused elsewhere, and some that only a text which a program prints may
-have: any user of a URL, `user:password@host` within a line, and an option before its value (`--hf_token ...`).
+It covers all shapes in which a credential is refused elsewhere, and some that occur only in the output of programs:
+any user of a URL, `user:password@host` within a line, and an option before its value (`--hf_token ...`).
 A credential in any other shape stays.
 """
 
@@ -17,7 +17,7 @@ from cloudai_mbridge.training.credentials.shapes import HOST, PRIVATE_KEY
 
 MASK = "***"
 _SHORT = 200  # characters
-_MOST_PASSES = 5  # what stood beside a credential may look like one now
+_MOST_PASSES = 5  # text next to a credential may look like a credential now
 _USER = re.compile(r"(?<=://)[^\s/\"'<>]*@")
 # In the value of an option only before a host that has a domain or a port: not in --comment=run:7@team
 _USER_WITHOUT_SCHEME = re.compile(
@@ -31,7 +31,7 @@ _OPTION = re.compile(
 
 
 def redacted(text: str) -> str:
-    """Return the text with *** for what looks like a credential. Redacting it again changes nothing."""
+    """Return the text with *** for likely credentials. Redacting it again changes nothing."""
     return _redacted_short(text) if len(text) <= _SHORT else _redacted(text)
 
 
@@ -48,7 +48,7 @@ _redacted_short = lru_cache(maxsize=10_000)(_redacted)
 
 
 def without_users(text: str) -> str:
-    """Return the text without users and passwords in URLs: one that can be used again, with other credentials."""
+    """Return the text without users and passwords in URLs: it can be used again, with other credentials."""
     return _USER.sub("", text)
 
 
@@ -75,7 +75,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def redacted_in(value: Any) -> Any:
-    """Return a value with every text in it redacted, names in tables too; what has no text stays the same."""
+    """Return a value with every text in it redacted, names in tables too; values without text stay the same."""
     if isinstance(value, str):
         return value if isinstance(value, Enum) else redacted(value)
     if isinstance(value, Mapping):
@@ -88,6 +88,6 @@ def redacted_in(value: Any) -> Any:
 
 
 def _named(name: Any, value: Any) -> Any:
-    """Return a table's value; one that is a text is judged by its name, too."""
+    """Return a table's value; a text is judged by its name, too."""
     are_texts = isinstance(name, str) and isinstance(value, str)
     return MASK if are_texts and is_assigned_credential(name, value) else redacted_in(value)

@@ -1,4 +1,4 @@
-"""The shapes of credentials, as patterns. Where a pattern has a group, the group is the credential.
+"""The shapes of credentials, as patterns. If a pattern has a group, the group is the credential.
 
 A false refusal is as bad as a leak: a name that a user chose, the path of a file and a reference to a variable are
 not credentials.
@@ -16,13 +16,13 @@ SECRET_NAME = re.compile(
     r"|(^|_)auth(_config|_json|orization)?$",
     re.IGNORECASE,
 )
-# Keys of options and tables, where `label_key` and `pad_token` are not credentials
+# Keys of options and tables; `label_key` and `pad_token` are not credentials there
 CREDENTIAL_KEY = re.compile(
     r"api_?key|secret|passw|credential|^token$"
     r"|(wandb|hf|hub|access|account|auth|bearer|refresh|private|security|session)_?(key|token)$",
     re.IGNORECASE,
 )
-# With such a word, but of other things: where a credential lies, a number, a special token, a column
+# With such a word, but another meaning: the location of a credential, a number, a special token, a column
 OTHER_NAME = re.compile(
     r"(?:^|_)(?:key|pass)?(?:file|filename|path|dir|directory|env|var|variable|name|ur[il]|header|type|mode|timeout)$"
     r"|(?:^|_)(?:len|length|count|limit|budget|size|rate|ratio|dim|index|idx|dispatcher)$|tokens?_per_"
@@ -39,17 +39,17 @@ VALUE = re.compile(
     r"""\\{0,3}"[^"]{0,200}"?|\\{0,3}'[^']{0,200}'?|<[^<>\n]{0,60}>|(?:\$\{[^\s{}]{1,100}\}|[^\s,;&"'}]){1,200}"""
 )
 WHOLE_VALUE = re.compile(r"""\\{0,3}"[^"]*"?|\\{0,3}'[^']*'?|<[^<>\n]{0,60}>|\S+""")
-# Switches, references, also ones without a default, and placeholders such as <pad>, [MASK] and <your token>
+# Switches, references with or without a default, and placeholders such as <pad>, [MASK] and <your token>
 NO_VALUE = re.compile(
     rf"(?i)|0|1|true|false|yes|no|on|off|none|null|[*.?=+-]+|(?:{REFERENCE}|\$\{{[A-Za-z_][A-Za-z0-9_]*:?[-=?+]\}})+"
     r"|<[^<>]{0,60}>|\[[a-z_]{1,30}\]"
 )
 NUMBER = re.compile(r"\d{1,9}|\d{0,9}\.\d{1,9}(?:e[+-]?\d{1,3})?", re.IGNORECASE)
-# A path as people write one. Secrets in base64, too, may begin with a slash, but have capitals
+# A typical path. Secrets in base64, too, may begin with a slash, but have capitals
 PATH = re.compile(
     rf"(?:~|\.\.?|{REFERENCE})?/[a-z0-9._/-]*|(?:~|{REFERENCE})/\S*|/\S+\.(?:json|key|pem|txt|ya?ml|toml)"
 )
-# What messages say of a credential after its name and a colon
+# Words in messages after the name of a credential and a colon
 WORD_OF_A_MESSAGE = re.compile(
     r"(?i)(?:not|un|in)?(?:set|known|found|valid|authorized|missing|expired|denied|rejected|required|optional|empty|absent"
     r"|available|correct|wrong|failed|ok|found|redacted|hidden|provided|given|str|string|int|bool|ignored)[.!?]?"
@@ -73,7 +73,7 @@ USER_IN_URL = re.compile(r"""\bhttps?://([^\s/:@"'<>]+)@""", re.IGNORECASE)
 PASSWORD_WITHOUT_SCHEME = re.compile(
     rf"(?!mailto:|\d+:)([^\s/@:,=]+:[^\s/@,]+)@(?!sha\d+:){HOST}(?::\d+)?/?", re.IGNORECASE
 )
-# Under a name that says that it is an address
+# Under the name of an address
 PASSWORD_OF_AN_ADDRESS = re.compile(
     r"""(?<![A-Za-z0-9])(?:proxy|ur[il]|server|remote|endpoint|registry|mirror)["']?\s{0,3}=\s{0,3}["']?"""
     r"""([^\s/@:,="']{1,64}:[^\s/@,"']{1,200})@(?!sha\d+:)(?=[A-Za-z0-9])""",

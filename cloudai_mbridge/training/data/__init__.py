@@ -1,4 +1,4 @@
-"""What the run reads: datasets, the order of their samples, and the iterators over micro-batches."""
+"""Input of a run: datasets, the order of their samples, and the iterators over micro-batches."""
 
 from cloudai_mbridge.training.data.datasets import build_for_epochs, check_data_config
 from cloudai_mbridge.training.data.iterators import build_data_iterators

@@ -1,4 +1,4 @@
-"""From the samples of a request to the tensors of one batch."""
+"""Conversion of the samples of a request to the tensors of one batch."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ def stack(rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
 
 
 def length_unit(tp: int, cp: int) -> int:
-    """Return what a sequence length must be a multiple of: tensor parallelism splits each context-parallel half."""
+    """Return the number that must divide a sequence length: tensor parallelism splits each context-parallel half."""
     return tp * (2 * cp if cp > 1 else 1)
 
 

@@ -1,4 +1,4 @@
-"""From a line of a fine-tuning file to token ids, and which of them the model is to learn."""
+"""Conversion of a line of a fine-tuning file to token ids, with a mask of the ids that the model learns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -56,7 +56,7 @@ class Encoder:
     def encode(self, line: dict[str, Any]) -> Sample:
         """Encode {"input", "output"} or {"messages": [{"role", "content"}, ...]}.
 
-        Raises ValueError: neither, or nothing to learn from; says what is wrong.
+        Raises ValueError: neither, or nothing to learn from; the message names the problem.
         """
         is_chat = "messages" in line
         pieces = list(self._conversation(line["messages"]) if is_chat else self._pair(line))
@@ -81,7 +81,7 @@ class Encoder:
         yield gap + answer + after, True
 
     def _conversation(self, messages: Any) -> Iterator[tuple[str, bool]]:
-        """Yield the rendered conversation in pieces: what the assistant says is to be learned."""
+        """Yield the rendered conversation in pieces: the assistant's text is to be learned."""
         if not isinstance(messages, list) or not all(
             isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
             for each in messages

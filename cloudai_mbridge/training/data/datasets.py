@@ -1,4 +1,4 @@
-"""Check the data section before anything starts, and build the datasets that it asks for."""
+"""Check the data section before anything starts, and build its datasets."""
 
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ def check_data_config(config: ConfigContainer) -> None:
         if isinstance(dataset, GPTFIMDatasetConfig):
             check_fim(dataset)
         blend = dataset.blend_per_split[1] if dataset.blend_per_split is not None else dataset.blend
-        # weights say how often each file is drawn from: not where all samples are to be read once
+        # weights set how often each file is drawn from: not possible if all samples are read once
         if config.validation.full_validation and blend is not None and blend[1] is not None:
             raise ConfigError(
                 "validation.full_validation = True: the validation data have weights; leave the weights out"
@@ -69,7 +69,7 @@ def split_sizes(config: ConfigContainer) -> SplitSizes:
 def build_for_epochs(config: ConfigContainer, tokenizer: Any) -> Datasets:
     """Build the datasets of a run of `train.num_epochs`, and derive its `train_iters` and schedule.
 
-    Every rank calls it. Raises ConfigError: as of `build_datasets`, or `train_iters` is given as well and is another.
+    Every rank calls it. Raises ConfigError: as of `build_datasets`, or `train_iters` is given as well and differs.
     """
     train, valid, test = build_datasets(config, tokenizer, split_sizes(config)._replace(train=1))
     assert train is not None, "fine-tuning data have a training set"
@@ -82,7 +82,7 @@ def build_for_epochs(config: ConfigContainer, tokenizer: Any) -> Datasets:
 
 
 def build_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -> Datasets:
-    """Build the train, validation and test datasets on every rank; None for one that is not there or not asked for."""
+    """Build the train, validation and test datasets on every rank; None for a missing or unrequested split."""
     dataset: Any = config.dataset
     if isinstance(dataset, GPTDatasetConfig):
         return build_gpt_datasets(dataset, tokenizer, sizes)

@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
 
 def check_fim(config: GPTFIMDatasetConfig) -> None:
-    """Check what needs no tokenizer. Raises ConfigError: key, value, remedy."""
+    """Run the checks that need no tokenizer. Raises ConfigError: key, value, remedy."""
     if config.mock:
         raise ConfigError("dataset = GPTFIMDatasetConfig without data: mock samples have no text; set dataset.blend")
     # their document bounds and padding are those before the permutation
@@ -64,7 +64,7 @@ class Permuter:
         )
 
     def permute(self, ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-        """Permute each document of a sample, int64 [n]; cut off what is too long, fill up what is too short."""
+        """Permute each document of a sample, int64 [n]; cut off or fill up to its length."""
         moved = _each_piece(ids, self.tokens.eod, partial(self._document, random=random))[: len(ids)]
         return np.concatenate([moved, np.full(len(ids) - len(moved), self.tokens.pad, dtype=np.int64)])
 
@@ -96,7 +96,7 @@ class Permuter:
 class GPTFIMDataset(GPTDataset):  # type: ignore[misc]
     """Megatron-Core's GPT dataset with the middles moved.
 
-    A sample depends on `random_seed`, its split and its index alone: not on what was read before, or by which worker.
+    A sample depends on `random_seed`, its split and its index alone: not on earlier samples, or on the worker.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -110,7 +110,7 @@ class GPTFIMDataset(GPTDataset):  # type: ignore[misc]
 
 
 def _each_piece(ids: np.ndarray, separator: int, change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Change what is between separators, which stay."""
+    """Change the pieces between separators, which stay."""
     found, begin = [], 0
     for end in np.flatnonzero(ids == separator).tolist():
         found += [change(ids[begin:end]), ids[end : end + 1]]
@@ -123,7 +123,7 @@ def _token_id(tokenizer: Any, token: Any, key: str) -> int:
     found = token
     if not isinstance(token, int):
         found = _look_up(tokenizer, token)
-        # libraries have an id of its own, None, the token or an error for what they do not know
+        # for unknown tokens, libraries have an id of its own, None, the token or an error
         found = None if found == _look_up(tokenizer, "<no such token>") else found
     if not isinstance(found, int) or not 0 <= found < tokenizer.vocab_size:
         raise ConfigError(f"dataset.{key} = {token!r} is not a token of the tokenizer; use one that is")

@@ -41,9 +41,9 @@ class FinetuningDataset:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Return one sample: what the model sees, and what it is to say after each token.
+        """Return one sample: the model's input, and the token to predict after each token.
 
-        That of a negative index has no loss: it fills up a batch.
+        The sample of a negative index has no loss: it fills up a batch.
         """
         ids, learned = self.samples[index]
         if index < 0:
@@ -52,7 +52,7 @@ class FinetuningDataset:
 
 
 def build_finetuning_datasets(config: ConfigContainer, tokenizer: Any, sizes: Iterable[int | None]) -> Datasets:
-    """Read, tokenize and, if asked for, pack the splits that are used. Every rank calls it and reads the same files.
+    """Read, tokenize and, if requested, pack the splits that are used. Every rank calls it and reads the same files.
 
     Raises ConfigError: a file is missing, empty or has a line that cannot be used.
     """
@@ -72,13 +72,13 @@ def build_finetuning_datasets(config: ConfigContainer, tokenizer: Any, sizes: It
 
 
 def is_packed(dataset: Any) -> bool:
-    """Say whether several samples share a sequence: then every pipeline stage needs the boundaries."""
+    """Return whether several samples share a sequence: then every pipeline stage needs the boundaries."""
     specs = getattr(dataset, "packed_sequence_specs", None)
     return specs is not None and specs.packed_sequence_size > 0
 
 
 def collate_for(config: ConfigContainer, dataset: Any) -> Collate:
-    """Return what makes a batch of this dataset's samples.
+    """Return the function that collates this dataset's samples.
 
     Only a whole global batch can be padded to its own longest sample: pipeline stages need one length per step.
     """
@@ -93,7 +93,7 @@ def collate_for(config: ConfigContainer, dataset: Any) -> Collate:
 
 
 def check_finetuning(config: ConfigContainer) -> None:
-    """Check what needs no tokenizer. Raises ConfigError: key, value, remedy."""
+    """Run the checks that need no tokenizer. Raises ConfigError: key, value, remedy."""
     dataset: Any = config.dataset
     if getattr(dataset, "hf_dataset", None) is not None:
         check_source(dataset)

@@ -112,7 +112,7 @@ def _check_splits(config: GPTConfig) -> None:
 
 
 def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float]]]:
-    """Yield split, path and range of the documents [0, 1] of every local file; object storage is not looked at."""
+    """Yield split, path and range of the documents [0, 1] of every local file; object storage is left out."""
     matrix: Any = config.split_matrix
     for split in Split:
         blend, bounds = config.blend, matrix and matrix[split.value]
@@ -123,23 +123,23 @@ def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float
 
 
 def is_end_stage() -> bool:
-    """Return whether this is the first or the last pipeline stage: those in the middle read no data."""
+    """Return whether this is the first or the last pipeline stage: middle stages read no data."""
     return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
 
 
 def limits_attention(dataset: Any) -> bool:
-    """Return whether samples tell which tokens attention sees: by a mask, or by the bounds of their documents."""
+    """Return whether samples limit the tokens that attention sees: by a mask, or by the bounds of their documents."""
     has_masks = not getattr(dataset, "skip_getting_attention_mask_from_dataset", True)
     return bool(getattr(dataset, "inter_document_masking", False) or has_masks)
 
 
 def reads_samples(dataset: Any) -> bool:
-    """Return whether this pipeline stage reads samples: in the middle only what limits attention is of use."""
+    """Return whether this pipeline stage reads samples: middle stages only use samples that limit attention."""
     return is_end_stage() or limits_attention(dataset)
 
 
 def _drop_unused_splits(config: Any, sizes: Sequence[int | None]) -> None:
-    """Do not build, and do not ask for, what nothing is drawn from."""
+    """Drop the splits that no sample is drawn from: they are neither built nor required."""
     name = "split_matrix" if config.blend_per_split is None else "blend_per_split"
     parts = zip(getattr(config, name), sizes, strict=True)  # in the order of Split
     setattr(config, name, [None if size == 0 else part for part, size in parts])

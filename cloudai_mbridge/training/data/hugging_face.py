@@ -24,7 +24,7 @@ class _Known(NamedTuple):
     subset: str | None = None
 
 
-# The text data sets that Megatron-Bridge 0.6 knows by name
+# The text data sets that Megatron-Bridge 0.6 finds by name
 _KNOWN = {
     "squad": _Known("rajpurkar/squad", "squad"),
     "gsm8k": _Known("openai/gsm8k", "gsm8k", subset="main"),
@@ -53,7 +53,7 @@ _PAIRS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
 
 
 def check_source(dataset: GPTSFTDatasetConfig) -> None:
-    """Check what can be known without the data. Raises ConfigError: unknown name or adapter, or no package."""
+    """Run the checks that need no data. Raises ConfigError: unknown name or adapter, or missing package."""
     for source in filter(None, (dataset.hf_dataset, dataset.hf_validation_dataset, dataset.hf_test_dataset)):
         _resolve(source)
     if dataset.hf_dataset is not None and find_spec("datasets") is None:
@@ -61,7 +61,7 @@ def check_source(dataset: GPTSFTDatasetConfig) -> None:
 
 
 def prepare_files(dataset: GPTSFTDatasetConfig) -> Path:
-    """Write the splits that are used and not there yet, and return their directory. Every rank calls it.
+    """Write the used splits that are missing, and return their directory. Every rank calls it.
 
     Raises ConfigError: the data cannot be had, or not written; on every rank.
     """
@@ -112,7 +112,7 @@ def _is_wanted(dataset: GPTSFTDatasetConfig, root: Path, name: str) -> bool:
 
 
 def _rows(dataset: GPTSFTDatasetConfig, source: HFDatasetSourceConfig, split: str | None = None) -> list[Row]:
-    """Load a source and return its rows as `sample_options` reads them. split: of a source that names none."""
+    """Load a source and return its rows as `sample_options` reads them. split: of a source without a split."""
     import datasets
 
     known = _resolve(source)

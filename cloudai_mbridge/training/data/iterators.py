@@ -1,4 +1,4 @@
-"""The run's data iterators: one per model chunk, at the position that the counters say."""
+"""The run's data iterators: one per model chunk, at the position of the counters."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -41,15 +41,15 @@ def build_data_iterators(
 ) -> tuple[Chunks, Chunks, Chunks]:
     """Build the iterators of training, validation and test, and set `do_train`, `do_valid`, `do_test`.
 
-    Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` say where the data goes on.
+    Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` set the position.
     An iterator yields, without end, dicts of CPU tensors of one micro-batch, [micro_batch_size, seq_length] each; with
     dataloader_type "batch" all micro-batches of a global batch that are this rank's. With virtual stages there is a
-    list of independent ones over the same data. Stages that read nothing get None, or a list of None.
+    list of independent iterators over the same data. Stages that read nothing get None, or a list of None.
 
-    With `full_validation`, `validation.eval_iters` becomes the number of batches of one pass. datasets: those that
-    `build_for_epochs` has built.
+    With `full_validation`, `validation.eval_iters` becomes the number of batches of one pass. datasets: built by
+    `build_for_epochs`.
 
-    Raises ConfigError: the data section is wrong, or its files are.
+    Raises ConfigError: the data section, or a file of it, is invalid.
     """
     config, progress = state.cfg, state.train_state
     check_data_config(config)
@@ -70,7 +70,7 @@ def build_data_iterators(
 
 
 def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
-    """Set the phases, and the length of a full validation, to what rank 0 sees: middle stages hold no dataset."""
+    """Set the phases, and the length of a full validation, to the values of rank 0: middle stages hold no dataset."""
     config, progress = state.cfg, state.train_state
     validation = config.validation
     evaluations = validation.eval_iters or 0
@@ -88,9 +88,9 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
 
 
 def _full_pass(config: ConfigContainer, dataset: Any) -> int:
-    """Return the global batches of one pass over a dataset; a last one that is not full counts unless dropped.
+    """Return the global batches of one pass over a dataset; a partial last batch counts unless dropped.
 
-    Raises ConfigError: there is no length, or not one whole batch.
+    Raises ConfigError: the length is missing, or less than one whole batch.
     """
     if not hasattr(dataset, "__len__"):
         raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
@@ -118,7 +118,7 @@ def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int,
 
 
 def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]]:
-    """Iterate over the user's own batches, as they are; evaluation begins again at the end where it can."""
+    """Iterate over the user's own batches, as they are; evaluation begins again at the end if possible."""
     if iter(dataset) is dataset:
         return list(itertools.tee(dataset, model_chunks)) if model_chunks > 1 else [dataset]
     if split == "train":
@@ -127,7 +127,7 @@ def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]
 
 
 def _maker(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> Callable[[], Iterator[Any]]:
-    """Return what makes an iterator over `dataset`, from the sample that follows `consumed`."""
+    """Return a factory of iterators over `dataset`, from the sample after `consumed`."""
     loader: Any = config.dataset
     replicas = mpu.get_data_parallel_world_size()
     micro = required(config.train.micro_batch_size) if split == "train" else config.eval_batch_sizes[1]
@@ -172,7 +172,7 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
 
 
 def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callable[[int], int]:
-    """Return the size of the next global batch by samples consumed; evaluation knows no ramp."""
+    """Return the size of the next global batch by samples consumed; evaluation has no ramp."""
     if split != "train":
         return lambda consumed: config.eval_batch_sizes[0]
     train = config.train

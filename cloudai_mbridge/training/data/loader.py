@@ -1,4 +1,4 @@
-"""From a dataset and a sampler to batches, in this process or in workers."""
+"""Loading of batches from a dataset and a sampler, in this process or in workers."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ Collate = Callable[[list[Any], list[int]], Batch]
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are fetched; `surviving_signal` is the one that must not end a worker before the main process."""
+    """Options of fetching batches; `surviving_signal` must not end a worker before the main process."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -29,9 +29,9 @@ class LoaderOptions:
 
 
 def batches(dataset: Any, sampler: Iterable[BatchIndices], collate: Collate, options: LoaderOptions) -> Iterator[Batch]:
-    """Yield the batches that the sampler asks for. Workers start with the first one.
+    """Yield the batches that the sampler requests. Workers start with the first batch.
 
-    The loader draws from a generator of its own: the random numbers of the model stay those of a run that resumes.
+    The loader draws from its own generator: the model's random numbers stay the same in a run that resumes.
     """
     loader = DataLoader(
         _Fetch(dataset, collate),
@@ -45,7 +45,7 @@ def batches(dataset: Any, sampler: Iterable[BatchIndices], collate: Collate, opt
         worker_init_fn=lambda _: _survive(options.surviving_signal),
         multiprocessing_context="fork" if options.num_workers else None,
     )
-    with _blocked(options.surviving_signal):  # it may come before a worker can say that it survives it
+    with _blocked(options.surviving_signal):  # it may come before a worker can ignore it
         iterator = iter(loader)
     yield from iterator
 

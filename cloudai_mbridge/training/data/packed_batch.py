@@ -1,4 +1,4 @@
-"""Several sequences packed into one row: where each begins, and how context parallelism shares them."""
+"""Several sequences packed into one row: their bounds, and their split by context parallelism."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def zigzag_index(bounds: torch.Tensor, size: int, rank: int) -> torch.Tensor:
 def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
     """Return the parameters of a packed batch as Megatron-Core's attention takes them.
 
-    batch: `cu_seqlens`, and where known `max_seqlen`, `cu_seqlens_unpadded`, and for either the number of its entries
+    batch: `cu_seqlens`, and if available `max_seqlen`, `cu_seqlens_unpadded`, and for either the number of its entries
     under `..._argmin`; without that it ends before its first -1.
     """
     padded = _bounds_of(batch, "cu_seqlens")

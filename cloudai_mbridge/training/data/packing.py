@@ -1,5 +1,5 @@
 """Several samples in one sequence: first-fit packing, and its file: one int32 array [sequences, 4, size] of tokens,
-labels, loss mask and position ids, which begin again at 0 with every sample and so tell the boundaries."""
+labels, loss mask and position ids, which begin again at 0 with every sample and so mark the boundaries."""
 
 import json
 import math
@@ -22,7 +22,7 @@ _TOKENS, _LABELS, _LOSS_MASK, _POSITION_IDS = range(4)
 
 @dataclass(frozen=True)
 class PackOptions:
-    """size: tokens of a packed sequence; unit: what each sample's length is padded to a multiple of."""
+    """size: tokens of a packed sequence; unit: each sample is padded to a multiple of it."""
 
     size: int
     unit: int = 1
@@ -42,7 +42,7 @@ class PackedDataset:
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one sequence; `cu_seqlens` begins with 0, ends with the size and has a bound per sample.
 
-        That of a negative index has no loss: it fills up a batch.
+        The sequence of a negative index has no loss: it fills up a batch.
         """
         row = np.array(self.rows[index])
         if index < 0:
@@ -67,7 +67,7 @@ class PackedDataset:
 
 
 def sequence_unit(pad_seq_to_mult: int | None, cp: int) -> int:
-    """Return what each packed sample's length must be a multiple of: context parallelism halves every one."""
+    """Return the number that must divide each packed sample's length: context parallelism halves every one."""
     return math.lcm(pad_seq_to_mult or 1, 2 * cp if cp > 1 else 1)
 
 
@@ -89,7 +89,7 @@ def first_fit(lengths: list[int], size: int) -> list[list[int]]:
 def pack(samples: list[Sample], options: PackOptions) -> np.ndarray:
     """Pack the samples in an order drawn from the seed; return int32 [sequences, 4, size].
 
-    What is left of a sequence is one more, empty sample without loss.
+    The rest of a sequence is another, empty sample without loss.
     """
     order = np.random.default_rng(options.seed).permutation(len(samples))
     drawn = [samples[index] for index in order]
@@ -114,7 +114,7 @@ def pack(samples: list[Sample], options: PackOptions) -> np.ndarray:
 def load_or_pack(
     path: str | None, metadata: str | None, options: PackOptions, read: Callable[[], list[Sample]]
 ) -> PackedDataset:
-    """Take the packed file if there is one; else pack what `read` returns, and rank 0 writes the files that are named.
+    """Take the packed file if it exists; else pack the samples of `read`, and rank 0 writes the named files.
 
     Every rank calls it. Raises ConfigError: the file is not a packed set of this size, or cannot be written.
     """

@@ -1,6 +1,6 @@
-"""Which samples make a batch: pure functions of the samples that the run has consumed (its position).
+"""Selection of the samples of a batch: pure functions of the samples that the run has consumed (its position).
 
-An order turns a position into an index of the dataset, a sampler says which positions a data-parallel rank reads next.
+An order turns a position into an index of the dataset, a sampler yields the positions a data-parallel rank reads next.
 """
 
 import itertools
@@ -17,7 +17,7 @@ FILLER = -1  # a sample without loss, as long as the last one
 
 @dataclass(frozen=True)
 class InOrder:
-    """One sample after the other, over and over; only the first `epoch` of `total` samples where `epoch` is smaller.
+    """One sample after the other, over and over; only the first `epoch` of `total` samples if `epoch` is smaller.
 
     An `epoch` larger than `total` begins again within the epoch, to fill its last batch.
     """
@@ -45,9 +45,9 @@ class Shuffled:
 
 
 class Sharded:
-    """Every epoch in another order, where each data-parallel rank keeps to its own part of the samples.
+    """Every epoch in another order; each data-parallel rank keeps to its own part of the samples.
 
-    What a global batch holds thus depends on the data-parallel and the micro-batch size. Samples beyond a multiple of
+    The content of a global batch depends on the data-parallel and the micro-batch size. Samples beyond a multiple of
     the data-parallel size are never read.
     """
 
@@ -99,13 +99,13 @@ class Share:
         return self.micro_batch_size * self.replicas
 
     def rows(self, first: int) -> range:
-        """Return the positions of this rank's micro-batch, where that of rank 0 begins at `first`."""
+        """Return the positions of this rank's micro-batch, if rank 0's begins at `first`."""
         start = first + self.rank * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
 
 class BatchIndices(NamedTuple):
-    """The samples that this rank reads at once, and those that all ranks together read."""
+    """The samples that this rank reads at once, and the samples that all ranks together read."""
 
     own: list[int]
     whole: list[int]

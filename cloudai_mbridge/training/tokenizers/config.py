@@ -1,4 +1,4 @@
-"""Which tokenizer is built, and from what."""
+"""Type and source of the tokenizer."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ class TokenizerConfig:
     """Kind, files and options of the tokenizer; `tokenizer_model` is a file or a Hugging Face name."""
 
     metadata_path: str | dict[str, Any] | None = None
-    vocab_size: int | None = None  # before padding; None: what the tokenizer has
+    vocab_size: int | None = None  # before padding; None: the tokenizer's own
     vocab_file: str | None = None
     merge_file: str | None = None
     vocab_extra_ids: int = 0

@@ -24,7 +24,7 @@ _LIBRARIES = {
 }
 # library -> the package that it needs
 _PACKAGES = {"huggingface": "transformers", "sentencepiece": "sentencepiece", "tiktoken": "tiktoken"}
-# field -> the library's option, and its value where the field is not at its default
+# field -> the library's option, and its value if the field is not at its default
 _HF_SWITCHES = {
     "tokenizer_hf_no_use_fast": ("use_fast", False),
     "tokenizer_hf_no_include_special_tokens": ("include_special_tokens", False),
@@ -35,7 +35,7 @@ _SP_SWITCHES = {
     "tokenizer_sentencepiece_ignore_extra_whitespaces": ("ignore_extra_whitespaces", False),
 }
 _NO_FILES = ("null", "byte-level")
-# What a tokenizer is read from, of the files of a model on Hugging Face: no weights
+# Files of a model on Hugging Face that a tokenizer is read from: no weights
 _SNAPSHOT = (
     *("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges*"),
     *("*.model", "*.spm", "*.tiktoken", "*.py", "*.jinja", "chat_template*", "chat_templates/*"),
@@ -48,8 +48,8 @@ def build_tokenizer(config: Any) -> Any:
     """Build the tokenizer; of the null one's `vocab_size` ids the last is the end of a document.
 
     config: a ConfigContainer or a TokenizerConfig. With a container, the tokenizer is checked against the model, whose
-    size a null one takes where it has none.
-    `tokenizer.metadata_path` names the library where no type is given: a table such as {"library": "byte-level"}, or
+    size a null tokenizer takes if it has none.
+    `tokenizer.metadata_path` names the library if no type is given: a table such as {"library": "byte-level"}, or
     a file that Megatron-Core wrote.
 
     Raises ConfigError: a type that is not built, a missing file or package, more ids than the model has.
@@ -184,7 +184,7 @@ def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any
 
 
 def _switches(config: TokenizerConfig, fields: dict[str, tuple[str, bool]]) -> dict[str, bool]:
-    """Return the options that Megatron-Bridge 0.6 has fields for, where a field is not at its default."""
+    """Return the options of those fields of Megatron-Bridge 0.6 that are not at their defaults."""
     defaults = TokenizerConfig()
     return {
         option: value for field, (option, value) in fields.items() if getattr(config, field) != getattr(defaults, field)

@@ -1,7 +1,7 @@
 """Modules of Megatron-Bridge whose contents have another place here, served under their names for users' scripts.
 
 `from cloudai_mbridge.training.utils.train_utils import training_log` works as after renaming the package in a script.
-A name is imported from its home when it is first asked for.
+A name is imported from its home on first access.
 """
 
 import sys
@@ -103,6 +103,6 @@ def serve(package: str) -> None:
         parent, _, last = f"{package}.{name}".rpartition(".")
         module = ServedModule(f"{package}.{name}", {f"{package}.{home}": names for home, names in homes.items()})
         if any(other.startswith(f"{name}.") for other in MODULES):
-            module.__path__ = []  # a package: Python asks for other modules below it, too
+            module.__path__ = []  # a package: Python looks for other modules below it, too
         sys.modules[f"{package}.{name}"] = module
         setattr(sys.modules[parent], last, module)

@@ -1,4 +1,4 @@
-"""What of Megatron-Bridge is not here, and what to use instead: one table, for all of this package."""
+"""Parts of Megatron-Bridge that are missing here, and their replacements: one table, for all of this package."""
 
 _CONVERSION = (
     "Megatron-Bridge converts from and to Hugging Face; give its checkpoints to checkpoint.pretrained_checkpoint"
@@ -15,7 +15,7 @@ _OWN_LOOP = "the loop builds and drives it; configure it, or use a callback"
 _OWN_CHECKPOINTS = "checkpoints of adapters are the loop's; checkpoint.custom_manager_class takes one of your own"
 _MODELOPT = "quantization and distillation with ModelOpt are Megatron-Bridge's; the loop trains their checkpoints"
 
-# Module or name below this package, with what is below it -> where to look instead; the longest entry counts
+# Module or name below this package, and all names below it -> replacement; the longest entry counts
 ABSENT: dict[str, str] = {
     "AutoBridge": _CONVERSION,
     "data": "the loop's data are training.config's data sets, or a DatasetProvider of your own",
@@ -68,7 +68,7 @@ ABSENT: dict[str, str] = {
 
 
 def reason(below: str) -> str | None:
-    """Return why a module or name below this package is absent; None where no table has it."""
+    """Return why a module or name below this package is absent; None if no table has it."""
     parts = below.split(".")
     found = (ABSENT.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
     return next((text for text in found if text), None)

@@ -1,6 +1,6 @@
 """Functions and types that exist under Megatron-Bridge's names only, for users' scripts; nothing here uses them.
 
-What hands out OmegaConf's own objects (`create_omegaconf_dict_config`, `parse_hydra_overrides`) does not exist here.
+Functions that return OmegaConf's own objects (`create_omegaconf_dict_config`, `parse_hydra_overrides`) are missing.
 """
 
 import json
@@ -46,7 +46,7 @@ ForwardStepCallable = ForwardStepFunc | ForwardStepFunctor
 
 
 def file_exists(path: str) -> bool:
-    """Return whether there is a file or a directory at `path`."""
+    """Return whether a file or a directory exists at `path`."""
     return Path(path).exists()
 
 
@@ -98,10 +98,10 @@ def setup_logging(
 def process_config_with_overrides(
     config: T, config_filepath: str | Path | None = None, cli_overrides: Sequence[str] | None = None
 ) -> T:
-    """Change `config` in place as a YAML file, then `key=value` texts say, and return it.
+    """Apply a YAML file, then `key=value` texts, to `config` in place, and return it.
 
-    FileNotFoundError: there is no such file.
-    OverridesError: what cannot be applied; `config` is unchanged then.
+    FileNotFoundError: the file is missing.
+    OverridesError: an override cannot be applied; `config` is unchanged then.
     """
     texts = list(cli_overrides or ())
     if config_filepath:
@@ -113,12 +113,12 @@ def process_config_with_overrides(
 
 
 def apply_overrides(config_obj: Any, overrides_dict: Mapping[str, Any], excluded_fields: Any = None) -> None:
-    """Change `config_obj` in place as nested tables say. excluded_fields: not used."""
+    """Apply nested tables to `config_obj` in place. excluded_fields: not used."""
     overrides.apply_overrides(config_obj, list(_texts(overrides_dict)))
 
 
 def _texts(table: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    """Yield `a.b=value` for every leaf; a table that names its class is one."""
+    """Yield `a.b=value` for every leaf; a table that names its class is a leaf."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value and "_target_" not in value:
             yield from _texts(value, f"{prefix}{key}.")

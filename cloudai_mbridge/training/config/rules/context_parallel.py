@@ -1,4 +1,4 @@
-"""Rules of context parallelism: how a sequence is split, and how the parts talk to each other."""
+"""Rules of context parallelism: how a sequence is split, and how the parts communicate."""
 
 import math
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ def check_cp_comm_type(config: "ConfigContainer") -> None:
         )
     sizes = getattr(model, "hierarchical_context_parallel_sizes", None)
     if any("a2a+p2p" in kind for kind in kinds if isinstance(kind, str)):
-        # without the sizes the parts of a sequence would not talk to each other, and nothing would say so
+        # without the sizes the parts of a sequence would not communicate, and nothing would report it
         assert sizes is not None, (
             "model.cp_comm_type 'a2a+p2p' requires model.hierarchical_context_parallel_sizes, "
             "for example [8, 2] for a context_parallel_size of 16"

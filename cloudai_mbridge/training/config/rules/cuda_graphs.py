@@ -1,4 +1,4 @@
-"""What a CUDA graph cannot hold: a look at a value on the host, a shape that changes, a choice that was made once.
+"""Operations that a CUDA graph cannot hold: a value read on the host, a changing shape, a choice made once.
 
 A replay repeats kernels and copies; Python does not run. Megatron-Core checks the modules that are captured, and these
 rules the loop around them.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_graphs(config: "ConfigContainer") -> None:
-    """Check that graphs can hold what they capture. ValueError: every field that they cannot, and the remedy."""
+    """Check that graphs can hold the captured modules. ValueError: every conflicting field, and the remedy."""
     kind = cuda_graphs.implementation(config.model)
     problems = [*_of_the_optimizer(config)]
     if kind:
@@ -38,7 +38,7 @@ def check_full_iteration_graph(config: "ConfigContainer") -> None:
 
 
 def _of_an_iteration(config: "ConfigContainer") -> Iterator[str]:
-    """Yield what reads values, or takes times, between the first forward and the last backward of a step."""
+    """Yield settings that read values, or take times, between the first forward and the last backward of a step."""
     rerun, ddp, train, model = config.rerun_state_machine, config.ddp, config.train, config.model
     if rerun.check_for_spiky_loss:
         yield "rerun_state_machine.check_for_spiky_loss (set it to False)"
@@ -62,7 +62,7 @@ def _of_an_iteration(config: "ConfigContainer") -> Iterator[str]:
 
 
 def _of_attention(config: "ConfigContainer") -> Iterator[str]:
-    """Yield what a captured attention would leave out of every replay."""
+    """Yield settings that a captured attention would leave out of every replay."""
     model: Any = config.model
     if not cuda_graphs.captures_attention(model):
         return
@@ -78,7 +78,7 @@ def _of_attention(config: "ConfigContainer") -> Iterator[str]:
 
 
 def _of_shapes(config: "ConfigContainer", kind: str) -> Iterator[str]:
-    """Yield what changes the shapes, or the number, of micro-batches from step to step."""
+    """Yield settings that change the shapes, or the number, of micro-batches from step to step."""
     dataset: Any = config.dataset
     if isinstance(dataset, FinetuningDatasetConfig):
         specs: Any = dataset.packed_sequence_specs
@@ -108,7 +108,7 @@ def _of_the_allocator() -> Iterator[str]:
 
 
 def _of_the_optimizer(config: "ConfigContainer") -> Iterator[str]:
-    """Yield what reads values in the optimizer's step, or would be taken from the captured one."""
+    """Yield settings that read values in the optimizer's step, or that the captured step would freeze."""
     optimizer, scheduler = config.optimizer, config.scheduler
     if not getattr(optimizer, "optimizer_cuda_graph", False):
         return

@@ -23,7 +23,7 @@ def check_mxfp8_gather(config: "ConfigContainer") -> None:
 def check_optimizer_of_delayed_scaling(config: "ConfigContainer") -> None:
     """Check that Transformer Engine's Adam can update FP8 weights with delayed scaling.
 
-    Its kernel for them reads fp32 main parameters, and finds the 16-bit remainders that it keeps beside bf16 weights:
+    Its kernel for them reads fp32 main parameters, and finds the 16-bit remainders that it keeps with bf16 weights:
     "Master param tensor 0 has dtype=Int16", in the first step on an H200.
 
     ValueError: the precision-aware optimizer, which leaves the main parameters to it, with remainders.

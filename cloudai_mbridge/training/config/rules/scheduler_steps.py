@@ -1,4 +1,4 @@
-"""From iterations or samples to the scheduler's own unit, which is samples: it advances by those of each step.
+"""Conversion of iterations or samples to the scheduler's own unit, samples: it advances by each step's samples.
 
 Under a batch ramp these are the samples that the ramp consumes; Megatron-Bridge counts iterations x final batch size,
 and its schedule ends later than `lr_decay_iters`.
@@ -53,7 +53,7 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
 
     Decay lasts as long as training unless given; with `max_steps` it lasts so long, as if training did. The anneal of
     WSD lasts as long as the decay unless given. Both defaults are written into the scheduler's fields.
-    `lr_warmup_steps` is a float where it comes from a fraction.
+    `lr_warmup_steps` is a float if it comes from a fraction.
 
     ValueError: a decay of no steps, no batch size to count samples with, or a ramp that does not lead to it.
     """

@@ -24,7 +24,7 @@ def _uses_checkpoints(config: "ConfigContainer") -> bool:
 
 
 def apply_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Turn Megatron FSDP on in both places when either asks for it, with what belongs to it, and check it."""
+    """Turn Megatron FSDP on in both places if either enables it, with its dependent settings, and check it."""
     if not _uses_megatron_fsdp(config):
         return
     ddp, optimizer = config.ddp, config.optimizer
@@ -33,14 +33,14 @@ def apply_megatron_fsdp(config: "ConfigContainer") -> None:
         print_rank_0("Megatron FSDP has a distributed optimizer: use_distributed_optimizer is set to True")
     ddp.use_distributed_optimizer = optimizer.use_distributed_optimizer = True
     if optimizer.use_precision_aware_optimizer and hasattr(ddp, "megatron_fsdp_use_decoupled_grad"):
-        ddp.megatron_fsdp_use_decoupled_grad = True  # where Transformer Engine's Adam looks for gradients
+        ddp.megatron_fsdp_use_decoupled_grad = True  # Transformer Engine's Adam reads gradients there
     if ddp.nccl_ub:
         ddp.fsdp_manual_registration = True
     check_megatron_fsdp(config)
 
 
 def check_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Check what Megatron FSDP needs, and what it forbids."""
+    """Check the requirements and conflicts of Megatron FSDP."""
     ddp, checkpoint = config.ddp, config.checkpoint
     assert not config.dist.use_tp_pp_dp_mapping, "Megatron FSDP requires dist.use_tp_pp_dp_mapping=False"
     assert not _uses_checkpoints(config) or checkpoint.ckpt_format == "fsdp_dtensor", (
@@ -60,7 +60,7 @@ def check_megatron_fsdp(config: "ConfigContainer") -> None:
 
 
 def drop_what_fsdp_lacks(config: "ConfigContainer") -> None:
-    """Turn off, with a word on rank 0, the options that Megatron FSDP does not have."""
+    """Turn off, with a message on rank 0, the options that Megatron FSDP lacks."""
     if not _uses_megatron_fsdp(config):
         return
     ddp, optimizer = config.ddp, config.optimizer

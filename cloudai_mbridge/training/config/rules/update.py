@@ -49,13 +49,13 @@ def mimo_runtime_config_update(cfg: "ConfigContainer") -> None:
 
 
 def finalize(section: Any) -> None:
-    """Finalize a section that is there and knows how."""
+    """Finalize a section if it has this method."""
     if hasattr(section, "finalize"):
         section.finalize()
 
 
 def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer") -> None:
-    """Turn on in both what optimizer or DDP sets: the distributed optimizer, overlapped parameter gather.
+    """Turn on in both sections the settings of either: the distributed optimizer, overlapped parameter gather.
 
     Rank 0 warns if they differed.
     """
@@ -83,7 +83,7 @@ NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
 
 def apply_deterministic_mode(config: "ConfigContainer") -> None:
-    """Check that nothing in use is non-deterministic, then make torch refuse whatever else is.
+    """Check that nothing in use is non-deterministic, then make torch refuse any other such operation.
 
     `NCCL_ALGO` is a rule of the configuration, so it is checked without a GPU too.
 

@@ -53,14 +53,14 @@ def validate(config: "ConfigContainer") -> None:
 
 
 def mark_packed_sequences(config: "ConfigContainer") -> None:
-    """Tell the model whether its batches are packed; it has to know before it is finalized."""
+    """Set the model's flag of packed batches, which it needs before it is finalized."""
     packed = bool(getattr(config.dataset, "pack_sequences_in_batch", False))
     if packed or hasattr(config.model, "_pack_sequences_in_batch"):
         config.model._pack_sequences_in_batch = packed
 
 
 def finalize_sections(config: "ConfigContainer") -> None:
-    """Finalize the sections one by one: each then raises what is wrong within itself."""
+    """Finalize the sections one by one: each then raises its own errors."""
     for section in (config.dataset, config.ddp, config.optimizer, config.model):
         finalize(section)
     for section in (config.logger, config.train, config.scheduler, config.checkpoint):
@@ -70,9 +70,9 @@ def finalize_sections(config: "ConfigContainer") -> None:
 
 
 def sync_te_rng_tracker(config: "ConfigContainer") -> None:
-    """Use Transformer Engine's random-number tracker in both places when either asks for it.
+    """Use Transformer Engine's random-number tracker in both places if either enables it.
 
-    Graphs ask for it too where the layers are Transformer Engine's, as in Megatron-LM: its attention takes no other
+    Graphs need it too if the layers are Transformer Engine's, as in Megatron-LM: its attention takes no other
     ("Unsupported RNG states tracker").
     """
     model = config.model
@@ -96,7 +96,7 @@ def ensure_data_parallel_size(config: "ConfigContainer") -> None:
 
 
 def _validate_mixed_precision_consistency(config: "ConfigContainer") -> None:
-    """Check that model and optimizer each use one half precision, and the same one where the optimizer holds it.
+    """Check that model and optimizer each use one half precision, and the same one if the optimizer holds it.
 
     AssertionError: both half precisions, or a precision-aware optimizer whose precision is not the model's.
     """
@@ -136,7 +136,7 @@ def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> N
 
 
 def clear_unused_graph_scope(config: "ConfigContainer") -> None:
-    """Empty the scope of CUDA graphs that are off, so that nothing downstream takes it for a wish."""
+    """Empty the scope of CUDA graphs that are off, so that nothing downstream takes it for a request."""
     if getattr(config.model, "cuda_graph_impl", None) == "none":
         cuda_graphs.capture_nothing(config.model)
 
@@ -158,7 +158,7 @@ def check_async_save_format(config: "ConfigContainer") -> None:
 
 
 def default_tensor_inspect(config: "ConfigContainer") -> None:
-    """Write the inspected tensors beside the checkpoints, counted from the step that is loaded."""
+    """Write the inspected tensors next to the checkpoints, counted from the step that is loaded."""
     inspect = config.tensor_inspect
     if inspect is None or not inspect.enabled:
         return
@@ -261,14 +261,14 @@ class DeviceInfo(NamedTuple):
 
 
 def current_device_info() -> DeviceInfo | None:
-    """Return what GPU 0 is, or None where there is none."""
+    """Return the properties of GPU 0, None without a GPU."""
     if not torch.cuda.is_available():
         return None
     device = torch.cuda.get_device_properties(0)
     return DeviceInfo(device.name, device.major, device.minor)
 
 
-# Backend of the flexible MoE token dispatcher -> major compute capabilities, names of other GPUs, in words
+# Backend of the flexible MoE token dispatcher -> major compute capabilities, names of other GPUs, human-readable
 _FLEX_BACKENDS: dict[str, tuple[tuple[int, ...], tuple[str, ...], str]] = {
     "deepep": ((8, 9), ("NVIDIA B200", "NVIDIA B300"), "Ampere, Hopper, B200 and B300"),
     "hybridep": ((8, 9, 10), (), "Ampere, Hopper and Blackwell (compute capability 10)"),
@@ -290,9 +290,9 @@ def check_flex_dispatcher(config: "ConfigContainer") -> None:
 
 
 def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
-    """Move what is set under its old name in `train` to `validation`.
+    """Move fields set under their old names in `train` to `validation`.
 
-    Moved, not copied: a copy would overwrite on the next call what has been set under the new name since.
+    Moved, not copied: a copy would overwrite, on the next call, a value set under the new name since.
     """
     for name in ("eval_iters", "eval_interval", "skip_train"):
         value = getattr(config.train, name, None)

@@ -20,15 +20,15 @@ from cloudai_mbridge.training.schema.type_forms import Form, Section
 
 
 class LiveCatalog(Catalog):
-    """Look classes up among those that annotations named, then among the known names: only those are imported."""
+    """Look classes up among annotated classes, then among the known names: only these are imported."""
 
     def __init__(self, root: type) -> None:
-        """Start from `root`, the class that the caller asks for."""
+        """Start from `root`, the class that the caller requests."""
         super().__init__(installed_version())
         self._named: dict[str, type] = {class_path(root): root}
 
     def section(self, path: str) -> Section | None:
-        """Return the config class at `path`, None where there is none."""
+        """Return the config class at `path`, None if it does not exist."""
         cls = self.find_class(path)
         if cls is None:
             return None
@@ -45,7 +45,7 @@ class LiveCatalog(Catalog):
         return self._named.get(path)
 
     def enum_class(self, path: str) -> type[enum.Enum] | None:
-        """Return the enum at `path`, which an annotation or the known names name; None: not of this installation."""
+        """Return the enum at `path`, named by an annotation or the known names; None if this installation lacks it."""
         found: Any = self._named.get(path) or import_name(*ENUMS[path])
         return typing.cast(type[enum.Enum] | None, found)
 
@@ -55,7 +55,7 @@ class LiveCatalog(Catalog):
         return {} if found is None else {name: member.value for name, member in found.__members__.items()}
 
     def make(self, form: Form, value: Any, where: str) -> Any:
-        """Return what the checked `value` stands for. Raises ConfigError: a class refuses its values."""
+        """Return the object for the checked `value`. Raises ConfigError: a class refuses its values."""
         tagged = is_tagged(value)
         match form.kind:
             case "float":
@@ -81,7 +81,7 @@ class LiveCatalog(Catalog):
             fail(where, f"{path} is not part of this installation")
         try:
             return cls(**value)
-        except Exception as error:  # whatever the rules of the class raise is a fault of the values
+        except Exception as error:  # any error of the class's rules is a fault of the values
             fail(where, f"{cls.__name__} refuses these values: {error or type(error).__name__}")
 
 
@@ -96,7 +96,7 @@ def _make_callable(value: Any, where: str) -> Any:
 
 
 def import_name(module: str, name: str) -> Any:
-    """Import a name of the tables; None where this installation does not have it."""
+    """Import a name of the tables; None if this installation lacks it."""
     try:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:

@@ -46,13 +46,13 @@ class Described:
 
 
 def class_path(cls: type) -> str:
-    """Return what `_target_` says for `cls`."""
+    """Return the `_target_` of `cls`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @cache
 def describe_class(cls: type) -> Described:
-    """Describe the fields of the dataclass `cls`; private ones are not among them."""
+    """Describe the fields of the dataclass `cls`, except private fields."""
     named: dict[str, type] = {class_path(cls): cls}
     hints = _hints(cls)
     fields = {
@@ -82,7 +82,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _field_form(cls: type, entry: "dataclasses.Field[Any]", hint: Any, named: dict[str, type]) -> Form:
-    """Return the form of a field; FIELD_CLASSES and the type of the default say what the annotation leaves out."""
+    """Return the form of a field; FIELD_CLASSES and the type of the default complete the annotation."""
     classes = FIELD_CLASSES.get(cls.__name__, {}).get(entry.name) if _is_ours(cls) else None
     if classes is None:
         form = form_of(hint, cls.__module__, named)
@@ -98,7 +98,7 @@ def _field_form(cls: type, entry: "dataclasses.Field[Any]", hint: Any, named: di
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the annotations of `cls`; one that cannot be resolved counts as Any and spoils no other."""
+    """Return the annotations of `cls`; an unresolvable annotation becomes Any and does not affect the others."""
     try:
         return get_type_hints(cls)
     except Exception:  # a name imported for type checkers only, or text that is not a type: not the user's fault
@@ -118,7 +118,7 @@ def form_of(hint: Any, module: str, named: dict[str, type]) -> Form:
     """Turn an annotation of `module` into a form; config classes and enums are entered into `named` by their path."""
     while get_origin(hint) in (typing.Annotated, typing.Final, typing.ClassVar, dataclasses.InitVar):
         hint = get_args(hint)[0]
-    # A type variable stands for its bound, a NewType for what it is made of
+    # A type variable stands for its bound, a NewType for its supertype
     hint = (hint.__bound__ or Any) if isinstance(hint, TypeVar) else getattr(hint, "__supertype__", hint)
     try:
         if hint in _SCALARS:
@@ -150,16 +150,16 @@ def _generic_form(origin: Any, arguments: tuple[Any, ...], module: str, named: d
 
 
 def _is_abstract_of(origin: Any, concrete: type) -> bool:
-    """Say whether a `concrete` is what a file gives for `origin`: list for Sequence, dict for Mapping."""
+    """Return whether a file gives a `concrete` for `origin`: list for Sequence, dict for Mapping."""
     return origin is concrete or (
         getattr(origin, "__module__", "") == "collections.abc" and issubclass(concrete, origin)
     )
 
 
 def _class_form(hint: Any, module: str, named: dict[str, type]) -> Form:
-    """Let a file describe known classes and those of the annotating module itself.
+    """Let a file describe known classes and classes of the annotating module itself.
 
-    Any other dataclass is opaque, for what it does with its fields is unknown: a ModuleSpec imports what it names.
+    Any other dataclass is opaque, as its use of its fields is unknown: a ModuleSpec imports the name in it.
     """
     if not isinstance(hint, type):
         return Form("opaque", (getattr(hint, "__name__", str(hint)),))

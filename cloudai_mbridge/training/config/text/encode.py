@@ -47,7 +47,7 @@ def encode(value: Any, where: str = "", form: Form = ANY, depth: int = 0) -> Any
 
 
 def is_config(value: object) -> bool:
-    """Say whether `value` is written as a table of its own: a dataclass instance, or one of the known classes."""
+    """Return whether `value` is written as a table of its own: a dataclass instance, or one of the known classes."""
     return (is_dataclass(value) and not isinstance(value, type)) or class_path(type(value)) in CLASS_PATHS
 
 
@@ -110,7 +110,7 @@ def _encode_object(value: Any, where: str) -> Any:
 
 
 def _function_name(value: Any) -> str:
-    """Return the known name of a function, "" when it has none."""
+    """Return the known name of a function, "" without one."""
     known = (
         name
         for name, (module, attribute) in FUNCTIONS.items()

@@ -24,7 +24,7 @@ def apply_overrides(container: T, overrides: Sequence[str]) -> T:
     """Apply `key=value` and `~key` in order to `container`, in place, and return it; a later one wins.
 
     `~section` sets an optional section to None. A key below a section that is None makes the section with its defaults
-    first. Derived values are not recomputed: that is what `validate()` is for.
+    first. Derived values are not recomputed: `validate()` does that.
 
     ConfigError: the first override that cannot be applied; `container` is then as it was before the call.
     """
@@ -128,7 +128,7 @@ def _below(value: Any, entry: Field, where: str) -> Any:
 
 
 def _make_section(entry: Field, where: str, below: str, catalog: LiveCatalog) -> Any:
-    """Build an absent section with its defaults, where the annotation leaves no choice of class."""
+    """Build an absent section with its defaults, if the annotation leaves no choice of class."""
     paths = [option.args[0] for option in options_of(entry.form, "config")]
     if not paths:
         fail(where, f"is null, and {describe(entry.form)} has no key {below}")

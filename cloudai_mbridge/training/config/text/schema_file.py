@@ -1,4 +1,4 @@
-"""Generate `schema.json` from the config classes: what it says of the installed release of Megatron-Core; the rest is
+"""Generate `schema.json` from the config classes: the entries of the installed Megatron-Core release; the rest is
 kept."""
 
 import dataclasses
@@ -20,7 +20,7 @@ _MACHINE_DEFAULTS = (*PROCESS_FIELDS, "gradient_accumulation_fusion")
 
 
 def generate_schema() -> str:
-    """Return the file's text, with what this release of Megatron-Core has; the same whatever the machine."""
+    """Return the file's text, with the entries of this Megatron-Core release; the same on every machine."""
     release = installed_release()
     assert release is not None, "no supported Megatron-Core is installed"
     catalog = LiveCatalog(object)
@@ -65,7 +65,7 @@ def _field_entry(name: str, entry: "dataclasses.Field[Any]", section: Section, c
 
 
 def _default(name: str, entry: "dataclasses.Field[Any]") -> dict[str, Any]:
-    """Return the default as a file writes it, nothing where it has none there or depends on the machine."""
+    """Return the default as a file writes it, {} if it has none there or depends on the machine."""
     if name in _MACHINE_DEFAULTS:
         return {}
     if entry.default is MISSING:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 def to_dict(obj: Any) -> dict[str, Any]:
     """Return `obj` (a config dataclass) as plain data.
 
-    Left out are private fields, computed ones (`init=False`), those of the process (`local_rank`) and those that the
+    Left out are private fields, computed fields (`init=False`), process fields (`local_rank`) and fields that the
     training loop fills with objects of the running program. A default that has no name in files is left out as well.
 
     ConfigError: a field holds an object that no file can give back.
@@ -56,7 +56,7 @@ def from_dict(cls: type[T], data: dict[str, Any]) -> T:
 
 
 def to_yaml(obj: Any, path: str | Path | None = None) -> str:
-    """Return `obj` as YAML text, and write it to `path` where one is given."""
+    """Return `obj` as YAML text, and write it to `path` if given."""
     text = dump_yaml(to_dict(obj))
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
@@ -64,9 +64,9 @@ def to_yaml(obj: Any, path: str | Path | None = None) -> str:
 
 
 def from_yaml(cls: type[T], path: str | Path) -> T:
-    """Read a `cls` from a YAML file, or from JSON where the file is called `*.json`.
+    """Read a `cls` from a YAML file, or from JSON if the file is called `*.json`.
 
-    ConfigError: an unreadable file, or what `from_dict` refuses; the message starts with the path.
+    ConfigError: an unreadable file, or data that `from_dict` refuses; the message starts with the path.
     """
     parse = parse_json if Path(path).suffix == ".json" else parse_yaml
     try:

@@ -1,4 +1,4 @@
-"""What a configuration changes: its values against Megatron-Core's defaults."""
+"""Differences of a configuration from Megatron-Core's defaults."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ _OTHERS = ("train", "validation", "scheduler", "dataset", "checkpoint", "logger"
 
 
 def log_non_default_values(config: "ConfigContainer") -> None:
-    """Print, on rank 0, the values that differ from Megatron-Core's defaults, then those of the other sections."""
+    """Print, on rank 0, the values that differ from Megatron-Core's defaults, then the values of the other sections."""
     print_rank_0("\n".join(_lines(config)))
 
 
@@ -75,13 +75,13 @@ def _get_key_config_values(config_obj: Any) -> dict[str, Any]:
 
 
 def print_rank_0(message: str) -> None:
-    """Print on rank 0, or on the only process there is."""
+    """Print on rank 0, or on the only process."""
     if _is_rank_0():
         print(f"{message}\n", end="", flush=True)  # in one write: torchrun's ranks share a stdout without buffers
 
 
 def warn_rank_0(message: str) -> None:
-    """Warn on rank 0, or on the only process there is."""
+    """Warn on rank 0, or on the only process."""
     if _is_rank_0():
         warnings.warn(message, UserWarning, stacklevel=3)
 

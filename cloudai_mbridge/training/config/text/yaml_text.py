@@ -34,7 +34,7 @@ _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*|(?=[eE])))([eE][-+]?[0-9]+)?")
 _STR_TAGS = ("!", "tag:yaml.org,2002:str")
 _SET_TAG = "tag:yaml.org,2002:set"  # of adapters, Megatron-Bridge writes sets
-# What PyYAML's scanner raises for broken escapes, numbers and directives besides its own errors
+# Errors of PyYAML's scanner for broken escapes, numbers and directives, in addition to its own errors
 _SCAN_ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError)
 
 
