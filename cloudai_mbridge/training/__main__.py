@@ -28,7 +28,7 @@ def main() -> int:
     if reason := why_unusable():
         return _refuse(ConfigError(reason))
     with HangWatch(timeout_s):
-        warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once
+        warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN reports it once
         # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.
         from cloudai_mbridge.training.cpu import import_megatron
 

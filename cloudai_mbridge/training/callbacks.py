@@ -1,5 +1,5 @@
 """A user's own code at fixed places of the loop, with the names, events and context of Megatron-Bridge's
-`training.callbacks`. Every rank calls them; what a callback raises ends the run."""
+`training.callbacks`. Every rank calls them; an exception in a callback ends the run."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from cloudai_mbridge.training.process.generators import kept_generators
 
 @dataclass
 class CallbackContext:
-    """What a callback gets. The objects are the loop's own; `user_state` is the callbacks', and lasts.
+    """Argument of a callback. The objects are the loop's own; `user_state` is the callbacks', and lasts.
 
     optimizer, scheduler: set while training. loss_dict, grad_norm, skipped_iter: at the end of a training step.
     total_loss_dict: the mean losses at the end of an evaluation or test; `{}` off the last pipeline stage.
@@ -94,7 +94,7 @@ class CallbackManager:
 
     @property
     def events(self) -> frozenset[str]:
-        """The events there are."""
+        """All events."""
         return VALID_EVENTS
 
     def add(self, callback: Callback | Sequence[Callback]) -> None:
@@ -113,11 +113,11 @@ class CallbackManager:
                     self._functions[event].append(method)
 
     def register(self, event_name: str, fn: Function) -> None:
-        """Add a function for one event. Raises ValueError: there is no such event."""
+        """Add a function for one event. Raises ValueError: unknown event."""
         self._of(event_name).append(fn)
 
     def list_callbacks(self, event_name: str) -> list[Function]:
-        """Return the functions of an event, in order. Raises ValueError: there is no such event."""
+        """Return the functions of an event, in order. Raises ValueError: unknown event."""
         return list(self._of(event_name))
 
     def has_callbacks(self, event_name: str) -> bool:
@@ -125,7 +125,7 @@ class CallbackManager:
         return bool(self._functions.get(event_name))
 
     def fire(self, event_name: str, context: CallbackContext) -> None:
-        """Call the functions of an event; what one raises goes to the caller."""
+        """Call the functions of an event; exceptions propagate to the caller."""
         for function in self._of(event_name):
             function(context)
 
@@ -136,7 +136,7 @@ class CallbackManager:
 
 
 def normalize_callbacks(callbacks: Sequence[Callback] | CallbackManager | None) -> CallbackManager | None:
-    """Return a manager of what a user passes for `callbacks`; None stays None."""
+    """Return a manager of the user's `callbacks`; None stays None."""
     if callbacks is None or isinstance(callbacks, CallbackManager):
         return callbacks
     manager = CallbackManager()
@@ -150,10 +150,10 @@ def should_fire(callback_manager: CallbackManager | None, event_name: str) -> bo
 
 
 def fire(event: str, manager: CallbackManager | None, state: Any, model: list[Any], **known: Any) -> None:
-    """Call what is registered for an event, with a context of what is known.
+    """Call the functions registered for an event, with a context of the `known` values.
 
-    Events that a resumed run has beside those of an uninterrupted one leave the generators as they were: what their
-    callbacks draw would change the dropout of the steps after them.
+    Events that a resumed run has in addition to an uninterrupted run leave the generators unchanged: random numbers
+    drawn by their callbacks would change the dropout of later steps.
     """
     if manager is None or not manager.has_callbacks(event):
         return

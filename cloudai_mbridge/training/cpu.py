@@ -1,4 +1,4 @@
-"""Megatron-Core on CPU and gloo: `install` replaces, once per process, where it hard-codes CUDA; `megatron_device` must
+"""Megatron-Core on CPU and gloo: `install` replaces, once per process, its hard-coded CUDA; `megatron_device` must
 surround every call into it. On a GPU, nothing is replaced."""
 
 import contextlib
@@ -16,7 +16,7 @@ _done = False
 
 
 def import_megatron() -> None:
-    """Import Megatron-Core, without torch's compiler where no GPU is usable; does nothing where that was done.
+    """Import Megatron-Core, without torch's compiler if no GPU is usable; does nothing if already imported.
 
     Megatron decorates its fused functions with torch.compile. To import the compiler takes as long as to import
     Megatron, and on a CPU the loop uses none of these functions (`startup/prepare.py`). Nor does it use Megatron's
@@ -42,7 +42,7 @@ def install() -> bool:
     """Make Megatron-Core run on the CPU. Call it before anything of megatron.core runs, best before it is imported.
 
     Returns:
-        True where the replacements are active; False where a GPU is usable: then only names are defined that
+        True if the replacements are active; False if a GPU is usable: then only names are defined that
         Megatron-Core lacks without Transformer Engine.
     """
     global _done
@@ -160,7 +160,7 @@ def _moe() -> None:
     kind = layers.RowParallelLinear
     forward = kind.forward
 
-    # sequential experts add their bias in place, which autograd forbids on what one rank returns as it is
+    # sequential experts add their bias in place, which autograd forbids on an output that one rank returns unchanged
     def forward_of_experts(self: Any, input_: Any) -> Any:
         output, bias = forward(self, input_)
         return (output.clone() if self.is_expert and bias is not None else output), bias
@@ -213,7 +213,7 @@ def _uneven_collectives() -> None:
 
 
 def _device_meshes() -> None:
-    """Make the meshes that Megatron shards parameters over (both kinds of FSDP) those of CPU ranks."""
+    """Build the meshes that Megatron shards parameters over (both kinds of FSDP) from CPU ranks."""
     from torch.distributed.device_mesh import DeviceMesh
 
     mesh: Any = DeviceMesh
@@ -226,7 +226,7 @@ def _device_meshes() -> None:
 
 
 class _HostCopies(TorchFunctionMode):
-    """Take tensors for those of a GPU (`is_cuda`), except what `cpu()` returns and what is made of it."""
+    """Treat tensors as GPU tensors (`is_cuda`), except results of `cpu()` and tensors derived from them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,11 +262,11 @@ def _uneven(group: Any, sizes: Any) -> list[int] | None:
 
 
 def define_missing_names() -> None:
-    """Define the names that say so."""
+    """Define the names that Megatron-Core lacks without Transformer Engine."""
     from megatron.core.transformer import multi_latent_attention as mla
     from megatron.core.transformer.moe import moe_utils
 
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16: the router asks whether it is None
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16: the router checks whether it is None
         moe_utils.te_general_gemm = None
     if not isinstance(mla.TELinear, type):  # the flag may be True and the class a mock
         mla.HAVE_TE = False
@@ -327,7 +327,7 @@ def megatron_device() -> Iterator[None]:
 def follow_into_backward() -> None:
     """Keep the mode during the backward pass.
 
-    torch suspends function modes inside `torch.autograd.backward`, where activation recomputation runs forward code.
+    torch suspends function modes inside `torch.autograd.backward`, although activation recomputation runs there.
     """
     autograd: Any = torch.autograd
     engine = autograd._engine_run_backward

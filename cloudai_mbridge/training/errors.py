@@ -1,4 +1,4 @@
-"""A configuration file, an override or a checkpoint that cannot be used; the message says why."""
+"""A configuration file, an override or a checkpoint that cannot be used; the message contains the reason."""
 
 
 class ConfigError(ValueError):

@@ -41,7 +41,7 @@ def evaluate(
     """Run `validation.eval_iters` global batches forward. Every rank calls it.
 
     process_non_loss_data_func: if given, one more global batch is run whose loss functions are called with
-        `non_loss_data=True`; what they return is collected.
+        `non_loss_data=True`; their results are collected.
     config: the model configuration of chunk 0; it has no timers meanwhile.
     non_loss_data_func: called with the model in place of that extra batch.
     callback_manager: replaces that of `state`. is_test: call its events of a test.
@@ -101,13 +101,13 @@ def evaluate_and_print_results(
 ) -> bool:
     """Evaluate, print the result on the last rank and hand it to the loggers there. Every rank calls it.
 
-    prefix: says in the printed line where the run is.
-    process_non_loss_data_func: called on the last rank, where TensorBoard is open, with the non-loss data, the step
+    prefix: position of the run in the printed line.
+    process_non_loss_data_func: called on the last rank, if TensorBoard is open, with the non-loss data, the step
         and the TensorBoard writer.
-    callback_manager, is_test: as of `evaluate`.
+    callback_manager, is_test: as in `evaluate`.
 
     Returns:
-        Whether the run's time is over. Nothing is printed then, nor if there was nothing to evaluate.
+        Whether the run's time is over. Nothing is printed then, nor if nothing was evaluated.
     """
     means, collected, is_time_over = evaluate(
         state,
@@ -135,7 +135,7 @@ def evaluate_and_print_results(
 
 
 def result_lines(prefix: str, losses: dict[str, float]) -> list[str]:
-    """Return the three lines that tell the result of an evaluation."""
+    """Return the three lines with the result of an evaluation."""
     parts = [f"{key} value: {value:.6E} | {key} PPL: {perplexity(value):.6E} | " for key, value in losses.items()]
     line = f" validation loss at {prefix} | " + "".join(parts)
     return ["-" * (len(line) + 1), line, "-" * (len(line) + 1)]
@@ -147,7 +147,7 @@ def perplexity(loss: float) -> float:
 
 
 class _LossSums:
-    """Sums what the loss functions report, over all micro-batches of all batches."""
+    """Sums of the loss functions' reports, over all micro-batches of all batches."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
@@ -167,7 +167,7 @@ class _LossSums:
                 self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 
     def means(self) -> dict[str, torch.Tensor]:
-        """Return the mean over the tokens of all ranks, or over this rank's micro-batches where there is no count.
+        """Return the mean over the tokens of all ranks, or over this rank's micro-batches without a count.
 
         A collective over data and context parallelism.
         """
@@ -190,7 +190,7 @@ def _in_evaluation_mode(model: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(state: GlobalState, config: Any) -> Iterator[None]:
-    """Turn off what belongs to training: gradients, timers and reruns. All come back, whatever happens."""
+    """Turn off gradients, timers and reruns. All are restored, also after an error."""
     machine = get_rerun_state_machine()
     mode, timers, timer = machine.get_mode(), config.timers, state.timers("evaluate", log_level=0)
     timer.start(barrier=True)

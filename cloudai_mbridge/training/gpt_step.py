@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     """One micro-batch on this rank: this context-parallel rank's share, on its device. None: not needed on this stage.
 
     tokens, labels, loss_mask and position_ids are [b, s / cp]; cu_seqlens holds the bounds of the packed sequences,
-    whole: there is nothing to cut off, so the fields that tell where are None. Order and names are Megatron-Bridge's.
+    without padding to cut off, so the fields with cut-off positions are None. Order and names are Megatron-Bridge's.
     """
 
     tokens: torch.Tensor | None = None
@@ -44,7 +44,7 @@ def forward_step(
     data_iterator: may be None on a stage that needs no data.
     return_schedule_plan: return Megatron's plan of this forward pass in place of its output.
 
-    AssertionError: a schedule plan is asked for without `overlap_moe_expert_parallel_comm`.
+    AssertionError: a schedule plan is requested without `overlap_moe_expert_parallel_comm`.
     """
     if return_schedule_plan:
         assert state.cfg.model.overlap_moe_expert_parallel_comm, (
@@ -57,7 +57,7 @@ def forward_step(
         batch = get_batch(data_iterator, state.cfg, **_stage(chunk))
     timer.stop()
     rerun = state.cfg.rerun_state_machine
-    mask: Any = batch.loss_mask  # None off the last stage, where the function is not called
+    mask: Any = batch.loss_mask  # None off the last stage, which does not call the function
     loss_function = create_masked_next_token_loss_function(
         mask, rerun.check_for_nan_in_loss, rerun.check_for_spiky_loss
     )
@@ -77,10 +77,10 @@ def get_batch(
     is_last: bool | None = None,
     pg_collection: Any = None,
 ) -> Batch:
-    """Take the next micro-batch and keep what this stage needs of it.
+    """Take the next micro-batch and keep the parts that this stage needs.
 
     data_iterator: yields CPU tensors of whole sequences: tokens, labels, loss_mask, position_ids [b, s], and
-        attention_mask where the data set is to give one; packed ones (b = 1) come with cu_seqlens, and may with
+        attention_mask if the data set yields it; packed sequences (b = 1) come with cu_seqlens, and optionally with
         cu_seqlens_argmin and max_seqlen.
     use_mtp: multi-token prediction on the last stage embeds the tokens again.
     is_first, is_last: this stage's place; by default that of the pipeline rank, in Megatron's own groups.
@@ -106,7 +106,7 @@ def get_batch(
 
 
 def _stage(chunk: Any) -> dict[str, bool]:
-    """Say what a model chunk does; one that does not tell is asked by its place in the pipeline."""
+    """Return the roles of a model chunk, by default from its place in the pipeline."""
     stage = getattr(chunk, "vp_stage", None)
     place = {"ignore_virtual": stage is None, "vp_stage": stage}
     has_mtp = bool(getattr(chunk, "mtp_process", False))

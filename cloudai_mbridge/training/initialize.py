@@ -37,7 +37,7 @@ _LAYOUT = (
 def initialize(config: ConfigContainer, store: Any = None) -> bool:
     """Start torch.distributed and Megatron on it; return whether the process group is this call's.
 
-    Without torchrun's variables the run is a single process. store: where the ranks meet; None: as torchrun says.
+    Without torchrun's variables the run is a single process. store: rendezvous of the ranks; None: torchrun's.
 
     ConfigError: Megatron's groups are up already, with another layout.
     """
@@ -56,7 +56,7 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
                 f"dist.use_decentralized_pg = {config.dist.use_decentralized_pg}, but other groups are up: call"
                 " megatron.core.parallel_state.destroy_model_parallel() first"
             )
-        destroy_num_microbatches_calculator()  # it counts for the batch of an earlier run
+        destroy_num_microbatches_calculator()  # it holds the batch size of an earlier run
     initialize_megatron(config)
     return owns_group
 
@@ -79,7 +79,7 @@ def initialize_megatron(config: ConfigContainer) -> None:
     """Make Megatron's groups, unless they are up, and user buffers; seed every generator; count micro-batches."""
     set_experimental_flag(config.dist.enable_megatron_core_experimental)
     if config.dist.disable_jit_fuser:
-        disable_jit_fuser()  # of what is imported from now on, as upstream does
+        disable_jit_fuser()  # of later imports, as upstream does
     if not mpu.model_parallel_is_initialized():
         _make_groups(config)
     _seed_generators(config)

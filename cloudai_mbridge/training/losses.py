@@ -14,13 +14,13 @@ def masked_next_token_loss(
     check_for_nan_in_loss: bool = True,
     check_for_spiky_loss: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum the per-token losses where the mask is set: the token-aware pattern of Megatron's schedules.
+    """Sum the per-token losses under the mask: the token-aware pattern of Megatron's schedules.
 
     Args:
-        loss_mask: [b, s], 1 where a token counts.
+        loss_mask: [b, s], 1 for tokens that count.
         output_tensor: [b, s] cross entropy per token; or a pair of it and the mask to use instead of `loss_mask`.
         check_for_nan_in_loss: let Megatron's rerun machine refuse a sum that is NaN or infinite.
-        check_for_spiky_loss: let it tell a sum that is unexpectedly large.
+        check_for_spiky_loss: let it report a sum that is unexpectedly large.
 
     Returns:
         The loss sum, the number of tokens counted (int), and `{"lm loss": [sum, tokens]}` for reporting.
@@ -42,7 +42,7 @@ masked_token_loss = masked_next_token_loss
 def create_masked_next_token_loss_function(
     loss_mask: torch.Tensor, check_for_nan_in_loss: bool, check_for_spiky_loss: bool
 ) -> "partial[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]":
-    """Return `masked_next_token_loss` with all but the model's output given: what a forward step returns."""
+    """Return `masked_next_token_loss` with all but the model's output bound, the second result of a forward step."""
     return partial(
         masked_next_token_loss,
         loss_mask,
@@ -54,7 +54,7 @@ def create_masked_next_token_loss_function(
 def _validate(loss: torch.Tensor, is_finite_wanted: bool, is_even_wanted: bool) -> None:
     """Hand the loss to the rerun machine, once per question.
 
-    The machine asks the device for every answer, so it gets a copy on the host: one wait per micro-batch, not three.
+    The machine waits for the device in every check, so it gets a copy on the host: one wait per micro-batch, not three.
     """
     machine = get_rerun_state_machine()
     on_host = loss.cpu()

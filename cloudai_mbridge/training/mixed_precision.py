@@ -14,7 +14,7 @@ from cloudai_mbridge.training.compat.transformer_engine import describe_te, te_i
 logger = logging.getLogger(__name__)
 
 _FP4_NEEDS_TE = "2.7.0.dev0"
-# One setting under two names: the model config says fp8_param, the DDP config fp8_param_gather
+# One setting under two names: fp8_param in the model config, fp8_param_gather in the DDP config
 _GATHER_OF = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 _OTHER_NAME = _GATHER_OF | {gather: name for name, gather in _GATHER_OF.items()}
 # Left by __new__, taken away by __post_init__
@@ -203,7 +203,7 @@ def _bf16_layers(start: int, end: int) -> dict[str, Any]:
 _BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
 _FP16: dict[str, Any] = {"fp16": True, "params_dtype": torch.half, "pipeline_dtype": torch.half}
 
-# The recipes: name, base, what is set beyond it
+# The recipes: name, base, additional settings
 bf16_mixed = _recipe("bf16_mixed", **_BF16, grad_reduce_in_fp32=True)
 fp16_mixed = _recipe("fp16_mixed", **_FP16, grad_reduce_in_fp32=False)
 bf16_with_fp8_delayed_scaling_mixed = _recipe("bf16_with_fp8_delayed_scaling_mixed", bf16_mixed, **_DELAYED)

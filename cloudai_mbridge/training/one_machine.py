@@ -3,7 +3,7 @@
     python -m cloudai_mbridge.training.one_machine --nproc-per-node N -m MODULE [ARGUMENT ...]
 
 `torchrun --standalone` hands the machine's host name to the ranks as MASTER_ADDR, and resolves that name for its own
-records too. Where the name does not resolve (a container, a laptop on a VPN) the ranks wait for minutes and fail.
+records too. If the name does not resolve (a container, a laptop on a VPN) the ranks wait for minutes and fail.
 """
 
 import os
@@ -66,7 +66,7 @@ def launch(arguments: Sequence[str], server: str = "") -> None:
 
 
 def fork_ranks(handler: Any, server: str) -> None:
-    """Have torchrun start ranks by the server, and those that it cannot start as ever."""
+    """Have torchrun start ranks by the server, or as usual if the server cannot."""
     start_cold = handler._popen
 
     def start(self: Any, command: Sequence[str], env: Mapping[str, str]) -> Any:
@@ -80,7 +80,7 @@ def fork_ranks(handler: Any, server: str) -> None:
 
 
 def meet_at_once(rendezvous: Any) -> None:
-    """Leave out what takes torchrun a third of a second: a random wait, so that not all machines come together, and
+    """Skip steps that take torchrun a third of a second: a random wait, so that not all machines come together, and
     the search of all source files for the names of the functions that its events name.
     """
     wait = rendezvous._delay

@@ -48,12 +48,12 @@ def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimi
     for inner in _offloaded(optimizer):
         inner._update_fp32_params_by_new_state = partial(_take_saved_copies, inner)
         if any(each not in inner.param_to_inner_param for group in inner.param_groups for each in group["params"]):
-            inner._init_sub_optimizers()  # Megatron has put main parameters in the place of those in 16 bits
+            inner._init_sub_optimizers()  # Megatron has replaced parameters in 16 bits by main parameters
     return optimizer
 
 
 def _take_saved_copies(inner: Any) -> None:
-    """Copy what a checkpoint holds of the copies: Megatron-Core expects all parameters to be in 16 bits."""
+    """Restore the copies from a checkpoint: Megatron-Core expects all parameters to be in 16 bits."""
     for param, state in inner.state.items():
         inner.param_to_inner_param[param].data.copy_(state["master_param"])
 

@@ -49,15 +49,15 @@ def pretrain(
 
     A process group that is up already is used, and left up. callbacks: see `training.callbacks`.
 
-    ConfigError: before anything starts, if the configuration is not valid or asks for what the loop does not do.
-    RuntimeError: an in-process restart is asked for and the process group is up already.
+    ConfigError: before anything starts, if the configuration is invalid or requests an unsupported feature.
+    RuntimeError: an in-process restart is configured and the process group is up already.
     SystemExit: the run leaves early; see `train`.
     """
     set_variables(config.env_vars)
     cpu.install()
     set_up_logging(config.logger)
     adapted = prepare(config)
-    # What is missing, a file or a package, would otherwise be found when all ranks are up
+    # A missing file or package would otherwise be found when all ranks are up
     check_data_config(config)
     check_tokenizer(config.tokenizer)
     check_loggers(config)
@@ -139,12 +139,12 @@ def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
             prefix = f"iteration {state.train_state.step} on {name} set"
             config, is_test = run.model[0].config, name == "test"
             step = forward_step_func
-            with without_forward_pre_hooks(run.model):  # on where nothing was trained
+            with without_forward_pre_hooks(run.model):  # on if nothing was trained
                 evaluate_and_print_results(state, prefix, step, iterator, run.model, config, is_test=is_test)
 
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:
-    """Say, once per run, what runs and on what, and write the configuration as it runs."""
+    """Log, once per run, software, hardware and settings, and write the resolved configuration."""
     hosts = gather_host_facts()
     if dist.get_rank() != 0:
         return

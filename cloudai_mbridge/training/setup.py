@@ -1,4 +1,4 @@
-"""Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
+"""Construction of the loop's objects: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -72,7 +72,7 @@ def setup(state: GlobalState) -> SetupOutput:
     state.tokenizer = build_tokenizer(config)  # again: the configuration may have changed since the first one
     if config.model.vocab_size is None:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
-    # The schedule of the learning rate has to know how many iterations the epochs are
+    # The learning rate schedule needs the number of iterations in the epochs
     datasets = None if config.train.num_epochs is None else build_for_epochs(config, state.tokenizer)
     tensor_inspect.start(config.tensor_inspect)
     model = build_model(config, partial(load_pretrained, state))
@@ -91,7 +91,7 @@ def setup(state: GlobalState) -> SetupOutput:
 
 
 def _load(state: GlobalState, model: list[Any], optimizer: Any, scheduler: Any) -> tuple[dict[str, Any], int]:
-    """Load what there is to load; return what all saves share, and the iteration."""
+    """Load the checkpoint, if any; return the context shared by all saves, and the iteration."""
     config = state.cfg.checkpoint
     if config.custom_manager_class is None:
         context = init_checkpointing_context(config)
@@ -104,7 +104,7 @@ def _load(state: GlobalState, model: list[Any], optimizer: Any, scheduler: Any) 
 
 
 def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: GlobalState) -> None:
-    """Tell the schedule how to scale the loss, to finish and overlap the gradients, and what to time."""
+    """Connect the schedule to loss scaling, to finishing and overlapping the gradients, and to the timers."""
     megatron_config = model[0].config
     megatron_config.timers = config.optimizer.timers = state.timers
     megatron_config.grad_scale_func = optimizer.scale_loss

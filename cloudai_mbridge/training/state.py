@@ -1,4 +1,4 @@
-"""What a run carries from step to step, under the names of Megatron-Bridge's `training.state`."""
+"""State that a run carries from step to step, under the names of Megatron-Bridge's `training.state`."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _FLOPS = "floating_point_operations_so_far"  # soon beyond int64
 
 @dataclass
 class TrainState:
-    """Progress counters of the whole job: optimizer steps, sequences, model FLOPs; which phases there are."""
+    """Progress counters of the whole job: optimizer steps, sequences, model FLOPs; and the phases to run."""
 
     step: int = 0
     consumed_train_samples: int = 0
@@ -52,7 +52,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Take what `state_dict` returned. Raises KeyError: a counter is missing; nothing is taken then."""
+        """Load the result of `state_dict`. Raises KeyError: a counter is missing; nothing is loaded then."""
         values = {each.name: state_dict[each.name].item() for each in fields(self)}
         for name, value in values.items():
             setattr(self, name, int(value) if name == _FLOPS else value)
@@ -60,7 +60,7 @@ class TrainState:
 
 @dataclass
 class FaultToleranceState:
-    """What the fault-tolerance package's sections have seen so far."""
+    """Observations of the fault-tolerance package's sections so far."""
 
     ft_state_path: str | None = None
     is_persistent_chkpt_loaded: bool = False
@@ -73,10 +73,10 @@ class FaultToleranceState:
 
 
 class GlobalState:
-    """The run's configuration and progress, and what is opened once per process, when it is first used.
+    """The run's configuration and progress, and objects opened once per process, on first use.
 
     The loggers are open on the last rank only and None elsewhere. Setting `cfg` installs the signal handler, if the
-    configuration asks for one.
+    configuration enables it.
     """
 
     def __init__(self, cfg: ConfigContainer | None = None) -> None:
@@ -100,7 +100,7 @@ class GlobalState:
         self.flops_at_start = 0.0  # of the whole job, when this process began to train
         self.last_saved_step: int | None = None  # by a checkpoint that outlives the job
         self.step_seq_length: int | None = None  # of the step that was run last; None: the model's
-        self.max_attention_logit: float | None = None  # of the step that was run last; None: not asked for
+        self.max_attention_logit: float | None = None  # of the step that was run last; None: not configured
         for name in _OPENED_ONCE:
             self.__dict__.pop(name, None)
 
@@ -120,7 +120,7 @@ class GlobalState:
 
     @property
     def tokenizer(self) -> Any:
-        """The run's tokenizer, built when it is first asked for. Raises ConfigError: it cannot be built."""
+        """The run's tokenizer, built on first use. Raises ConfigError: it cannot be built."""
         if self._tokenizer is None:
             self._tokenizer = build_tokenizer(self.cfg)
         return self._tokenizer

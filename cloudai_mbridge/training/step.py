@@ -96,7 +96,7 @@ def run_schedule(
     optimizer: Any = None,
     **options: Any,
 ) -> list[Any]:
-    """Run `count` micro-batches through Megatron's schedule; return what the loss functions report of each."""
+    """Run `count` micro-batches through Megatron's schedule; return the loss functions' reports of each."""
     iterator, seq_length = _micro_batches(data_iterator, state, count)
     schedule = graphs.schedule(get_forward_backward_func(), state.cfg, options)
     schedule = with_second_try(schedule, state, model, optimizer)
@@ -114,7 +114,7 @@ def run_schedule(
 
 
 def _groups(model: list[Any]) -> dict[str, Any]:
-    """Return the groups of the schedule, where they are not Megatron-Core's own."""
+    """Return the groups of the schedule, if not Megatron-Core's own."""
     if (own := grid_groups()) is None:
         return {}
     return {"pg_collection": own, "p2p_communicator": P2PCommunicator(own.pp, model[0].config)}

@@ -1,4 +1,4 @@
-"""The training loop. Names and order of actions are those of Megatron-Bridge's `training.train`."""
+"""The training loop. Names and order of actions follow Megatron-Bridge's `training.train`."""
 
 import gc
 import time
@@ -156,7 +156,7 @@ def train(
             )
             if should_exit:
                 break
-    finally:  # what was profiled is written if training ends inside the window
+    finally:  # recordings are written if training ends inside the window
         finish_profiling(cfg.profiling, dist.get_rank(), run.profiler, run.nsys_context, iteration=progress.step)
     run.close()
     fire("on_train_end")
@@ -166,7 +166,7 @@ def train(
 
 
 class _LoopState:
-    """What the loop keeps from step to step besides the counters, and what it does around `train_step`."""
+    """State of the loop from step to step in addition to the counters, and its actions around `train_step`."""
 
     def __init__(self, forward_step_func: Any, model: list[Any], optimizer: Any, state: GlobalState) -> None:
         self.state, self.cfg, self.model, self.optimizer = state, state.cfg, model, optimizer
@@ -252,7 +252,7 @@ class _LoopState:
         learning_rate, decoupled = learning_rates(self.optimizer, self.cfg)
         params_norm = None
         if self.cfg.logger.log_params_norm:
-            with without_forward_pre_hooks(self.model):  # else what other ranks have updated is still to be gathered
+            with without_forward_pre_hooks(self.model):  # else updates of other ranks are not gathered yet
                 params_norm = calc_params_l2_norm(
                     self.model,
                     self.cfg.model,
@@ -285,7 +285,7 @@ class _LoopState:
         timer = self.state.timers("eval-time", log_level=0)
         with outside_step_time(self.state), without_forward_pre_hooks(self.model):
             if manual_gc:
-                gc.collect()  # what training has left must not pile up during the evaluation
+                gc.collect()  # garbage of training must not pile up during the evaluation
             timer.start(barrier=True)
             evaluate_and_print_results(
                 self.state,
@@ -303,7 +303,7 @@ class _LoopState:
                 gc.collect(generation=0)
 
     def end_step(self) -> None:
-        """Do what is due after a step; tell the hang watch that there was one."""
+        """Run the actions due after a step; report the step to the hang watch."""
         self.flops.since_last_log = post_training_step_callbacks(
             self.model,
             self.flops.since_last_log,
@@ -337,7 +337,7 @@ class _LoopState:
 def _measured_by_nvrx(state: GlobalState) -> Any:
     """Return `train_step`, wrapped by the straggler manager if there is one. A collective then.
 
-    One that fails is dropped, on every rank: its reports are collectives.
+    A failing manager is dropped, on every rank: its reports are collectives.
     """
     if (manager := state.nvrx_straggler_manager) is None:
         return train_step
@@ -383,7 +383,7 @@ def _finalize_async_save(state: GlobalState, blocking: bool = False, terminate: 
 
 
 def _finish_train(global_state: GlobalState) -> None:
-    """Close what outlives the loop: asynchronous saves, adapters, loggers. May be called again. A collective."""
+    """Close objects outliving the loop: asynchronous saves, adapters, loggers. May be called again. A collective."""
     safe_shutdown_nvrx_straggler_manager(global_state.nvrx_straggler_manager)
     _finalize_async_save(global_state, blocking=True, terminate=True)
     graphs.delete_all()

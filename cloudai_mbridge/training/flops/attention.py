@@ -13,9 +13,9 @@ from cloudai_mbridge.training.flops.quantities import Cost, Formula, Lengths, ch
 def grouped_query_layers(
     model: Any, lengths: Lengths, formula: Formula, layers: int, numbers: Iterable[int], *, with_gate: bool = True
 ) -> Cost:
-    """So many layers of multi-head or grouped-query attention.
+    """Cost of `layers` layers of multi-head or grouped-query attention.
 
-    numbers: those of the layers, counted from 1, that may have a sliding window. with_gate: count the projection of
+    numbers: of the layers that may have a sliding window, counted from 1. with_gate: count the projection of
     `attention_output_gate`, if the model has one.
     """
     full = _grouped_query(model, lengths.effective / 2, with_gate)
@@ -49,7 +49,7 @@ def latent(model: Any, lengths: Lengths) -> Cost:
 
 
 def latent_projections(model: Any) -> Cost:
-    """Return the projections of multi-latent attention; those of its sparse variant are the same."""
+    """Return the projections of multi-latent attention, the same for its sparse variant."""
     h, rank = model.hidden_size, read(model, "kv_lora_rank", 0)
     heads, qk, rope, v = _head_sizes(model)
     key_value = rank * (h + heads * (qk + v) + 1) + h * rope
@@ -57,7 +57,7 @@ def latent_projections(model: Any) -> Cost:
 
 
 def latent_query(model: Any) -> Any:
-    """Return the weights of the query projection: through a latent of `q_lora_rank`, or straight where that is None."""
+    """Return the weights of the query projection: through a latent of `q_lora_rank`, or direct if that is None."""
     h, rank = model.hidden_size, read(model, "q_lora_rank")
     heads, qk, rope, _ = _head_sizes(model)
     width = heads * (qk + rope)

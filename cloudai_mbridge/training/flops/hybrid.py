@@ -14,7 +14,7 @@ SYMBOLS = "M*-EG"
 
 @dataclass(frozen=True)
 class HybridPattern:
-    """The symbols of the decoder, and those of every multi-token-prediction block."""
+    """The symbols of the decoder and of every multi-token-prediction block."""
 
     decoder: str
     prediction: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ def pattern_of(model: Any) -> HybridPattern:
 
 
 def is_hybrid(model: Any) -> bool:
-    """Return whether the model's layers follow a pattern of blocks, each of which is one of the kinds above."""
+    """Return whether the model's layers follow a pattern of blocks of the kinds above."""
     if read(model, "hybrid_attention_layers_include_mlp", False):
         return False  # such a model writes `*` for whole transformer layers
     return bool(read(model, "is_hybrid_model", False) or read(model, "hybrid_layer_pattern"))
 
 
 def hybrid(model: Any, lengths: Lengths, formula: Formula, mtp: int | None) -> Cost:
-    """The whole model. mtp: so many blocks of multi-token prediction instead of the pattern's; None: as configured."""
+    """The whole model. mtp: number of multi-token-prediction blocks, instead of the pattern's; None: as configured."""
     pattern = pattern_of(model)
     if mtp is not None:
         pattern = HybridPattern(pattern.decoder, (pattern.prediction[:1] * mtp)[:mtp])

@@ -1,4 +1,4 @@
-"""Which layer is of which kind: experts, sliding windows, linear attention. Lists have an entry for every layer."""
+"""Kinds of layers: experts, sliding windows, linear attention. Lists have an entry for every layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def count_layers(model: Any, mtp_num_layers: int | None = None) -> tuple[int, in
 def has_window(model: Any, layer_number: int) -> bool:
     """Return whether this layer, counted from 1, attends within the sliding window only.
 
-    `window_attn_skip_freq` None: every layer; n: all but every n-th; list: those with 1; anything else: none.
+    `window_attn_skip_freq` None: every layer; n: all but every n-th; list: layers with 1; anything else: none.
     Raises ValueError: it is a number below 1.
     """
     skip = read(model, "window_attn_skip_freq")
@@ -61,7 +61,7 @@ def has_window(model: Any, layer_number: int) -> bool:
 
 
 def window_of(model: Any) -> int | None:
-    """Return how many keys a query sees in a windowed layer, itself included; None: there is no window.
+    """Return how many keys a query sees in a windowed layer, itself included; None: no window.
 
     A pair is (keys before, keys after); a negative entry sets no limit.
     """

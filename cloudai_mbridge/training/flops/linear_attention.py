@@ -32,7 +32,7 @@ def kimi_delta(model: Any) -> Cost:
 
 
 def with_linear_layers(model: Any, attention: Cost, mtp: int) -> Cost:
-    """Return the cost of all layers, of which some have linear attention in place of their share of `attention`.
+    """Return the cost of all layers; some have linear attention in place of their share of `attention`.
 
     Raises ValueError: the pattern of layers does not fit the model. TypeError: it is neither a number nor a list.
     """

@@ -1,4 +1,4 @@
-"""MLPs, experts, the output layer and what joins multi-token prediction to the decoder. Training FLOPs per token."""
+"""MLPs, experts, the output layer and the entry of multi-token prediction. Training FLOPs per token."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def dense_mlp(model: Any, num_projections: int) -> Cost:
 
 
 def experts(model: Any, num_projections: int) -> Cost:
-    """One layer's experts: those that a token is routed to, and the shared one. The router is not counted.
+    """One layer's experts: routed experts of a token, and the shared expert. The router is not counted.
 
     With a latent size the routed experts work at that width, and a projection leads there and back.
     """
@@ -34,7 +34,7 @@ def logits(model: Any, mtp: int) -> Cost:
 
 
 def prediction_entry(model: Any) -> Cost:
-    """What a multi-token-prediction layer has besides a decoder layer: three norms, the projection from 2h to h."""
+    """Additions of a multi-token-prediction layer to a decoder layer: three norms, the projection from 2h to h."""
     h = model.hidden_size
     return Cost(6 * (3 * h + 2 * h * h))
 

@@ -1,4 +1,4 @@
-"""What the blocks pass around: costs, lengths, fields that a model may lack, the formula's name.
+"""Values shared by the formulas: costs, lengths, fields that a model may lack, the formula's name.
 
 Lengths, widths and vocabularies may be numpy arrays; numbers of layers, windows and patterns are plain Python.
 """
@@ -12,7 +12,7 @@ from typing import Any
 class Cost:
     """Training FLOPs per token: in the weights of linear layers, and in the cores, which have no weights.
 
-    Cores are those of attention, of recurrences and of convolutions.
+    Cores belong to attention, recurrences and convolutions.
     """
 
     linear: Any = 0
@@ -29,13 +29,13 @@ class Cost:
 
     @property
     def total(self) -> Any:
-        """All FLOPs of a token whose weights are trained; an integer where that is exact, so that sums stay so."""
+        """All FLOPs of a token whose weights are trained; an integer if exact, so that sums stay exact."""
         both = self.linear + self.core
         return int(both) if isinstance(both, float) and both.is_integer() else both
 
     @property
     def frozen(self) -> Any:
-        """All FLOPs where the weights are frozen: forward and input gradient, no weight gradient (4 instead of 6)."""
+        """All FLOPs with frozen weights: forward and input gradient, no weight gradient (4 instead of 6)."""
         return self.linear * 2 / 3 + self.core
 
 
@@ -60,7 +60,7 @@ class Lengths:
 
     @classmethod
     def of_batch(cls, batch_size: int, seq_length: int, total: Any, squared_total: Any) -> "Lengths":
-        """Return the lengths of a batch; what is not known is that of full sequences. A batch may be empty."""
+        """Return the lengths of a batch; unknown sums are taken from full sequences. A batch may be empty."""
         is_full = total is None or batch_size <= 0
         tokens = batch_size * seq_length if is_full else total
         mean = seq_length if is_full else _exact(total, batch_size)
@@ -69,13 +69,13 @@ class Lengths:
 
 
 def read(model: Any, name: str, default: Any = None) -> Any:
-    """Return a field of a model; the default where the model lacks it or holds None."""
+    """Return a field of a model; the default if the model lacks it or holds None."""
     value = getattr(model, name, None)
     return default if value is None else value
 
 
 def choose(condition: Any, if_true: Any, if_false: Any) -> Any:
-    """Return one of two finite values; element by element where they are arrays."""
+    """Return one of two finite values; element by element for arrays."""
     return condition * if_true + (1 - condition) * if_false
 
 
@@ -91,7 +91,7 @@ def padded_vocab_size(model: Any) -> Any:
 
 
 def head_dim(model: Any) -> Any:
-    """Return the width of one attention head; Megatron's default where it is not set."""
+    """Return the width of one attention head; Megatron's default if not set."""
     return read(model, "kv_channels") or model.hidden_size // model.num_attention_heads
 
 
@@ -101,7 +101,7 @@ def query_groups(model: Any) -> Any:
 
 
 def _exact(numerator: Any, denominator: Any) -> Any:
-    """Return a quotient, as an integer where it is one: sums stay exact then."""
+    """Return a quotient, as an integer if it is exact: sums stay exact then."""
     whole, rest = divmod(numerator, denominator)
     return numerator / denominator if rest else whole
 
@@ -109,7 +109,7 @@ def _exact(numerator: Any, denominator: Any) -> Any:
 class Formula(StrEnum):
     """The formula's name and version, as reports carry it.
 
-    OLD: Megatron-Bridge below 0.5, NeMo containers up to 26.04.01: a gated MLP counts as three projections only where
+    OLD: Megatron-Bridge below 0.5, NeMo containers up to 26.04.01: a gated MLP counts as three projections only if
     the activation is SiLU, and sliding windows are counted as full attention. NEW: gated means three projections,
     windows count; everything else is equal.
     """
@@ -119,7 +119,7 @@ class Formula(StrEnum):
 
     @classmethod
     def named(cls, text: str) -> "Formula":
-        """Return the formula of a full or a short name (`old`, `new`). Raises ValueError: there is none."""
+        """Return the formula of a full or a short name (`old`, `new`). Raises ValueError: unknown name."""
         for formula in cls:
             if text in (formula.value, formula.value.partition("/")[2]):
                 return formula

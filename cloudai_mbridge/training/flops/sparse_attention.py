@@ -2,7 +2,7 @@
 Core. FLOPs per token; unequal lengths are taken at their effective length, which is exact below top-k.
 
 Compressed sparse attention (DeepSeek-V4's hybrid) has a window, and keys compressed by `csa_compress_ratios`: 0, 4 or
-128 for every layer, multi-token prediction included; those of 4 are selected by an indexer.
+128 for every layer, multi-token prediction included; an indexer selects the keys of ratio 4.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def _selected_context(topk: int, lengths: Lengths) -> Any:
 
 
 def _indexer_layers(model: Any, layers: int) -> int:
-    """Return how many of `layers` select keys of their own instead of using those of an earlier layer.
+    """Return how many of `layers` select keys of their own instead of reusing the keys of an earlier layer.
 
     The first `dsa_indexer_skip_topk_offset` do, then every `dsa_indexer_topk_freq`-th; prediction layers are counted
     separately.

@@ -28,7 +28,7 @@ def flops_per_token(
     """Return the model FLOPs to train on one token of a full sequence.
 
     model: anything with Megatron's field names. seq_length, mtp_num_layers: None takes the model's. frozen: only
-    adapters of so many weights per token are trained (LoRA), which spares the weight gradients.
+    adapters are trained (LoRA), with `adapter_weights` weights per token, which saves the weight gradients.
     """
     lengths = Lengths.fixed(model.seq_length if seq_length is None else seq_length)
     cost = cost_per_token(model, lengths, formula, mtp_num_layers)
@@ -64,7 +64,7 @@ def num_floating_point_operations(
     exact instead. cross_*: for estimators of models with cross attention. packed_samples: averages of the packed
     data; with them, runs that the reference counts by its rule for LoRA are counted so.
 
-    A model's own estimator is asked first, unless LoRA is trained.
+    A model's own estimator takes precedence, unless LoRA is trained.
     """
     model = cfg.model
     if not is_lora(cfg) and (estimator := getattr(model, _WITH_STATISTICS, None)):

@@ -11,7 +11,7 @@ class VisionPatches:
     """Patches of a batch, before merging.
 
     total, squared: sums over the sequences within which patches attend to each other (an image, a frame of a video).
-    merged_tokens: what is left after merging.
+    merged_tokens: number of tokens after merging.
     """
 
     total: Any

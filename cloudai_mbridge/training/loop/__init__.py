@@ -1,1 +1,1 @@
-"""What the loop does around a step: forward step, hooks, checks, checkpoints and exits."""
+"""Actions of the loop around a step: forward step, hooks, checks, checkpoints and exits."""

@@ -1,4 +1,4 @@
-"""What is read off after a step, and what is due then: reports, checks of the replicas' weights, garbage."""
+"""Readings and periodic actions after a step: reports, checks of the replicas' weights, garbage collection."""
 
 import gc
 import hashlib
@@ -50,7 +50,7 @@ def learning_rates(optimizer: Any, config: ConfigContainer) -> tuple[float | Non
 
 
 def loss_scale_of(optimizer: Any) -> float:
-    """Return the optimizer's loss scale, 1 where there is none."""
+    """Return the optimizer's loss scale, 1 without one."""
     get_loss_scale = getattr(optimizer, "get_loss_scale", None)
     return 1.0 if get_loss_scale is None or getattr(optimizer, "is_stub_optimizer", False) else float(get_loss_scale())
 
@@ -65,7 +65,7 @@ def post_training_step_callbacks(
     should_toggle_forward_pre_hook: bool,
     nsys_nvtx_context: Any = None,
 ) -> float:
-    """Synchronise, report stragglers, compare the replicas' weights, stop profilers and collect garbage, where due.
+    """Synchronise, report stragglers, compare the replicas' weights, stop profilers and collect garbage, if due.
 
     Returns the FLOPs since the straggler detector's last report: zero after one.
     """
@@ -101,7 +101,7 @@ def check_param_hashes_across_dp_replicas(model: list[Any]) -> bool:
     """Return whether every parameter has the same bits on all its replicas. A collective over all ranks.
 
     Dense parameters are replicated over the data- and context-parallel ranks, experts over the expert-data-parallel
-    ones. Every rank gets the same answer; a rank that differs from its replica 0 prints the first names.
+    ranks. Every rank gets the same answer; a rank that differs from its replica 0 prints the first names.
     Copies each parameter to the host: too slow for every step.
     """
     named = [(f"chunk {i}: {name}", param) for i, chunk in enumerate(model) for name, param in chunk.named_parameters()]
@@ -128,7 +128,7 @@ def _differing(params: dict[str, Any], group: Any) -> list[str]:
 
 
 def _hash(param: Any) -> torch.Tensor:
-    """Hash the bits, the data type and the shape, of FP8 and FP4 those of the values; a CPU tensor of bytes."""
+    """Hash data type, shape and bits (for FP8 and FP4, of the dequantized values) into a CPU tensor of bytes."""
     data: Any = quantized.values(param.detach()).cpu().contiguous()
     digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=16)
     digest.update(data.reshape(-1).view(torch.uint8).numpy())

@@ -26,7 +26,7 @@ class EarlyExit(SystemExit):
 
 
 def barrier_and_log(message: str) -> None:
-    """Wait for all ranks, then say it on rank 0, with the time."""
+    """Wait for all ranks, then log the message on rank 0, with the time."""
     if dist.is_initialized():
         dist.barrier()
         if dist.get_rank() != 0:
@@ -36,7 +36,7 @@ def barrier_and_log(message: str) -> None:
 
 @contextmanager
 def outside_step_time(state: GlobalState, stop_with_barrier: bool = False) -> Iterator[None]:
-    """Keep what runs inside `with` out of the step time and of the energy of the steps. A collective."""
+    """Exclude code inside `with` from the step time and the energy of the steps. A collective."""
     interval = state.timers("interval-time", log_level=0)
     was_running = interval._started
     if was_running:
@@ -51,7 +51,7 @@ def outside_step_time(state: GlobalState, stop_with_barrier: bool = False) -> It
         if state.energy_monitor is not None:
             state.energy_monitor.resume()
         if was_running:
-            interval.start(barrier=not has_failed)  # a rank that failed must not wait for those that did not
+            interval.start(barrier=not has_failed)  # a failed rank must not wait for the others
 
 
 def save_checkpoint_and_time(
@@ -64,7 +64,7 @@ def save_checkpoint_and_time(
     non_persistent_ckpt: bool = False,
     train_data_iterator: Any = None,
 ) -> None:
-    """Save a checkpoint, and report how long that took; none of it enters the step time. A collective."""
+    """Save a checkpoint, and report its duration, which does not count as step time. A collective."""
     key = "save-checkpoint-non-persistent" if non_persistent_ckpt else "save-checkpoint"
     cfg = state.cfg
     with outside_step_time(state, stop_with_barrier=True):

@@ -1,5 +1,5 @@
-"""What the loop makes of a forward step: with the run's GlobalState bound, if it asks for it by an annotation or by the
-name of its first parameter, and with copies of what its loss function reports."""
+"""Preparation of the forward step: binding of the run's GlobalState, if an annotation or the name of the first
+parameter requests it, and copies of the values that the loss function reports."""
 
 import inspect
 import types
@@ -16,15 +16,15 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def prepare_forward_step_func(forward_step_func: Callable[..., Any], state: Any) -> Callable[..., Any]:
-    """Return what the schedules can call as `f(data_iterator, model)`. Do it once, and use the result in every step."""
+    """Return a step that the schedules can call as `f(data_iterator, model)`. Prepare it once, use it in every step."""
     return maybe_inject_state(forward_step_func, state, needs_global_state_injection(forward_step_func))
 
 
 def needs_global_state_injection(forward_step_func: Callable[..., Any]) -> bool:
-    """Return whether a function, functor or partial asks for the GlobalState and has not been given it yet.
+    """Return whether a function, functor or partial requests the GlobalState and has not been given it yet.
 
     It does if any parameter is annotated with GlobalState, alone, in a union or as a string, or if the first one is
-    called `state` or `global_state`. `*args` and `**kwargs` ask for nothing.
+    called `state` or `global_state`. `*args` and `**kwargs` request nothing.
     """
     return _state_parameter(forward_step_func) is not None
 
@@ -32,12 +32,12 @@ def needs_global_state_injection(forward_step_func: Callable[..., Any]) -> bool:
 def maybe_inject_state(
     forward_step_func: Callable[..., Any], state: Any, needs_injection: bool | None = None
 ) -> Callable[..., Any]:
-    """Return the forward step with `state` bound, or the very same object where nothing is bound.
+    """Return the forward step with `state` bound, or the same object if nothing is bound.
 
-    needs_injection: True binds the state in any case, as first argument if no parameter asks for it; False never
-    does; None looks at the signature.
+    needs_injection: True binds the state in any case, as first argument if no parameter requests it; False never
+    does; None inspects the signature.
 
-    Raises TypeError: the parameter stands where the schedules pass the data iterator or the model.
+    Raises TypeError: the parameter is in the position of the data iterator or the model.
     """
     if needs_injection is None:
         needs_injection = needs_global_state_injection(forward_step_func)
@@ -57,10 +57,10 @@ def maybe_inject_state(
 
 
 def _state_parameter(function: Callable[..., Any]) -> tuple[int, inspect.Parameter] | None:
-    """Return position (keyword-only ones are not at 0) and parameter that asks for the state."""
+    """Return the parameter that requests the state, and its position (not 0 for a keyword-only parameter)."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin that tells no signature
+    except (TypeError, ValueError):  # a builtin without a signature
         return None
     bound = function.keywords if isinstance(function, partial) else {}  # a signature still shows these
     named = [(i, p) for i, p in enumerate(parameters) if p.kind not in _VARIADIC and p.name not in bound]
@@ -85,7 +85,7 @@ def _means_state(annotation: Any) -> bool:
 
 
 def with_own_reports(forward_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward step whose loss function reports copies of what shares the loss's memory.
+    """Return a forward step whose loss function reports copies of values that share the loss's memory.
 
     A loss reported with `.detach()` alone would be logged divided by the number of micro-batches
     (megatron.core.pipeline_parallel.schedules.forward_step_calc_loss).

@@ -1,8 +1,8 @@
-"""CUDA graphs: when they are captured, what runs in their place, when they are deleted. The order is Megatron-Bridge's.
+"""CUDA graphs: capture, eager replacement, deletion. The order is Megatron-Bridge's.
 
 Megatron-Core has three kinds. Its own ("local") records the layers in the first step and captures them at the end of
 it. Transformer Engine's are captured between two steps, by this module. The graph of a full iteration wraps the
-schedule, and another one the optimizer's step; both keep what they have captured in their classes.
+schedule, and another one the optimizer's step; both keep their captures in their classes.
 """
 
 import gc
@@ -27,7 +27,7 @@ from cloudai_mbridge.training.process.log_lines import write_line
 
 try:
     from megatron.core.optimizer.optimizer_cuda_graph import OptimizerCudaGraphWrapper
-except ImportError:  # 0.16 has no such graph, and no field that sets it
+except ImportError:  # 0.16 has neither such a graph nor its field
     OptimizerCudaGraphWrapper = None
 
 CAPTURED_MARK = "CUDA graphs captured:"  # begins the line at the end of training
@@ -35,10 +35,10 @@ _TRAINING, _VALIDATION = "training", "validation"
 
 
 class TrainingGraphs:
-    """The graphs of one call of `train`: Transformer Engine's of the layers, and that of the optimizer's step."""
+    """The graphs of one call of `train`: Transformer Engine's graphs of the layers, and the optimizer step's."""
 
     def __init__(self, config: ConfigContainer, model: list[Any], optimizer: Any) -> None:
-        delete_all()  # what an earlier run of this process has left
+        delete_all()  # remains of an earlier run of this process
         self._config, self._model, self._optimizer = config, model, optimizer
         self._steps, self._hooks_are_manual = 0, False
         is_te = cuda_graphs.implementation(config.model) == "transformer_engine"
@@ -70,7 +70,7 @@ class TrainingGraphs:
             self._hooks_are_manual = True
 
     def _captured(self) -> list[str]:
-        """Return what is inside graphs now."""
+        """Return the names of the captured parts."""
         has_local = getattr(layer_graphs._CudagraphGlobalRecord, "cudagraph_created", False)
         has_engine = self._helper is not None and self._helper.graphs_created()
         found = {
@@ -81,7 +81,7 @@ class TrainingGraphs:
         return [name for name, is_there in found.items() if is_there]
 
     def close(self) -> None:
-        """Delete what training has captured: graphs hold buffers of NCCL, whose groups could not be destroyed."""
+        """Delete the captures of training: graphs hold buffers of NCCL, whose groups could not be destroyed."""
         if (found := self._captured()) and dist.get_rank() == 0:
             write_line(f"{CAPTURED_MARK} {', '.join(found)}")
         if self._helper is not None and self._helper.graphs_created():
@@ -94,8 +94,8 @@ class TrainingGraphs:
 def schedule(function: Callable[..., Any], config: ConfigContainer, options: dict[str, Any]) -> Callable[..., Any]:
     """Return Megatron's schedule, inside a graph of the full iteration if there is one.
 
-    options: what the schedule is called with. An evaluation that collects other data than losses is not captured: it
-    would be answered with the losses.
+    options: arguments of the schedule. An evaluation that collects other data than losses is not captured: the graph
+    would return the losses.
     """
     if not cuda_graphs.captures_full_iteration(config.model) or options.get("collect_non_loss_data"):
         return function
@@ -113,7 +113,7 @@ def _full_iteration(function: Callable[..., Any], warmup_steps: int, single_pool
     def run(*, data_iterator: Any, **more: Any) -> Any:
         result = wrapped(data_iterator=_fixed(data_iterator), **more)
         if more["forward_only"]:
-            torch.cuda.synchronize()  # as Megatron-Bridge does: the next replay writes where this result lies
+            torch.cuda.synchronize()  # as Megatron-Bridge does: the next replay overwrites this result
         return result
 
     return run
@@ -150,7 +150,7 @@ def _on(stream: Any) -> Iterator[None]:
 
 
 def delete_all() -> None:
-    """Delete what is left after the last evaluation, before the process groups go."""
+    """Delete the remaining graphs after the last evaluation, before the process groups are destroyed."""
     for stage in (_TRAINING, _VALIDATION):
         _forget(stage)
     if getattr(layer_graphs._CudagraphGlobalRecord, "cudagraph_created", False):
@@ -181,7 +181,7 @@ def _helper(config: ConfigContainer, model: list[Any], optimizer: Any) -> Any:
 
 
 def _is_captured(helper: Any) -> bool:
-    """Return whether the capture was run; it may have found no layer. 0.16 tells only whether there are graphs."""
+    """Return whether the capture was run; it may have found no layer. 0.16 reports only whether graphs exist."""
     return bool(getattr(helper, "capture_finished", helper.graphs_created)())
 
 
@@ -197,7 +197,7 @@ def _without_hooks(model: list[Any]) -> Iterator[None]:
 
 
 def _graph_optimizer(config: ConfigContainer, optimizer: Any) -> Any:
-    """Capture the optimizer's step, if it is asked for; return the step that runs without."""
+    """Capture the optimizer's step, if configured, and return the eager step; else return None."""
     if not getattr(config.optimizer, "optimizer_cuda_graph", False) or OptimizerCudaGraphWrapper is None:
         return None
     eager, model = optimizer.step, config.model

@@ -12,7 +12,7 @@ def with_second_try(schedule: Any, state: GlobalState, model: list[Any], optimiz
 
     The same schedule without `model.moe_expert_rank_capacity_factor`. The second try has no such limit, stashes
     nothing, and starts from empty gradients: nothing of the first one is left. schedule: wrapped for graphs of the
-    full iteration where there are any. optimizer: None in evaluation.
+    full iteration, if any. optimizer: None in evaluation.
     """
     config = state.cfg.model
     if getattr(config, "moe_expert_rank_capacity_factor", None) is None:

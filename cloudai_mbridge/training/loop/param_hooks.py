@@ -19,7 +19,7 @@ _FUSED_OPERATIONS = "_fused_impl"
 def should_disable_forward_pre_hook(
     use_megatron_fsdp: bool, use_distributed_optimizer: bool, overlap_param_gather: bool
 ) -> bool:
-    """Return whether there are hooks to be disabled at times."""
+    """Return whether the chunks have hooks that must be disabled at times."""
     return not use_megatron_fsdp and use_distributed_optimizer and overlap_param_gather
 
 
@@ -41,7 +41,7 @@ def enable_forward_pre_hook(model: list[DistributedDataParallel]) -> None:
 def _hook_fused_operations(chunk: Any) -> None:
     """Let fused operations that were built without hooks be built again, with them.
 
-    Megatron-Core builds those of Transformer Engine in the first forward pass, and gives them the hooks that their
+    Megatron-Core builds Transformer Engine's fused operations in the first forward pass, with the hooks that their
     layers have then. Without hooks nothing waits for the gathered parameters, and the next gather fails.
     """
     for module in chunk.modules():
@@ -94,7 +94,7 @@ class FirstStepHooks:
     """Keeps the hooks off until the first step has succeeded: before it the parameters are not sharded yet.
 
     A resumed run in MXFP8 has them on from the start, as Megatron-Bridge 0.6: it takes the main parameters of the
-    checkpoint, as a run that was not interrupted does, not what was rounded to 8 bits.
+    checkpoint, as an uninterrupted run does, not the values rounded to 8 bits.
     """
 
     def __init__(self, config: ConfigContainer, model: list[Any], is_resumed: bool = False) -> None:

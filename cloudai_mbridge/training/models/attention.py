@@ -1,4 +1,4 @@
-"""Core attention and norm for Megatron's local layer spec, where Transformer Engine is not installed."""
+"""Core attention and norm for Megatron's local layer spec, used without Transformer Engine."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -65,7 +65,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Attend: query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d].
 
-        attention_mask: [b, 1, s, s * cp], True where a query sees no key, in the order of the sequence; None: causal.
+        attention_mask: [b, 1, s, s * cp], True if a query sees no key, in the order of the sequence; None: causal.
         A window takes its place, as in Megatron-Core.
         Packed sequences come without the batch dimension, and leave without it.
         """
@@ -141,7 +141,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         return mask.index_select(-1, order.to(mask.device))
 
     def _mask(self, bounds: torch.Tensor) -> torch.Tensor:
-        """True where a local query may see a gathered key: one of its own sequence, and not behind it."""
+        """Return a mask, True if a local query may see a gathered key: in its own sequence, and not after it."""
         size = self.cp.size()
         if size > 1:
             shares = [zigzag_index(bounds, size, rank).to(bounds.device) for rank in range(size)]
@@ -154,7 +154,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         return is_seen if self.window is None else is_seen & (query - key <= self.window)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return the learned sinks, of which each tensor-parallel rank has those of its heads; else nothing."""
+        """Return the learned sinks, if any; each tensor-parallel rank holds the sinks of its own heads."""
         if self.kind != "learnable":
             return {}
         state = self.state_dict(prefix="", keep_vars=True)

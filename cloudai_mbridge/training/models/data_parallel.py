@@ -42,8 +42,8 @@ def _divide_gradients_once(shards: Any, *, in_collective: bool) -> None:
     """Have Megatron-FSDP divide the sum of gradients over the ranks by their number, once.
 
     Sharded between instances, Megatron-Core 0.17 to 0.19 does not divide it: the buffer that is reduced has no factor.
-    In a group of one rank, as that of experts of which every rank has others, it divides in each micro-batch what
-    it has added up before.
+    In a group of one rank, as for experts with a different set on every rank, it divides the sum so far
+    in each micro-batch.
     """
     later = []
     for group in shards.parameter_groups:
@@ -67,8 +67,8 @@ def _divide(attach: Callable[[], None], later: list[tuple[Any, float]]) -> None:
 def _accumulate_whole_gradients(chunk: Any) -> None:
     """Let layers whose gradients Megatron-FSDP keeps whole leave their accumulation to it.
 
-    It has fused products overwrite a gradient, since it adds the shards of each micro-batch up after a reduction. Of
-    gradients that are not sharded, as in a group of one rank, only those of the last micro-batch would be left.
+    It has fused products overwrite a gradient, since it adds the shards of each micro-batch up after a reduction. For
+    gradients that are not sharded, as in a group of one rank, only the last micro-batch would be left.
     """
     shards = chunk.param_and_grad_buffer
     whole = {
@@ -86,7 +86,7 @@ def _accumulate_whole_gradients(chunk: Any) -> None:
 
 
 def register_buffers(config: ConfigContainer, model: list[Any]) -> None:
-    """Register Megatron-FSDP's buffers with NCCL, where `ddp.fsdp_manual_registration` leaves it to the loop.
+    """Register Megatron-FSDP's buffers with NCCL, if `ddp.fsdp_manual_registration` leaves it to the loop.
 
     After a step, when they have been allocated. A collective.
     """

@@ -55,7 +55,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
 
 
 def unlike(model: Any) -> Iterator[str]:
-    """Yield, in words, each field of the model that its layers would not have."""
+    """Yield a message for each field of the model that these layers do not support."""
     groups = {"num_query_groups": (None, model.num_attention_heads)}
     for name, values in (_FIELDS | groups).items():
         value = getattr(model, name, values[0])
@@ -129,7 +129,7 @@ def _layer() -> type:
 
 
 def _arguments(config: Any) -> dict[str, Any]:
-    """Return what the layer is told of the model."""
+    """Return the layer's constructor arguments."""
     return {
         "hidden_size": config.hidden_size,
         "ffn_hidden_size": config.ffn_hidden_size,

@@ -1,6 +1,6 @@
 """GPT models: dense, grouped-query, MoE, multi-latent attention, multi-token prediction, sliding window.
 
-Fields, types and defaults are those of Megatron-Bridge's `GPTModelProvider`.
+Fields, types and defaults match Megatron-Bridge's `GPTModelProvider`.
 """
 
 from collections.abc import Callable
@@ -89,7 +89,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
                 self.yarn_rotary_scaling_factor = 1.0
 
     def finalize(self) -> None:
-        """Check the architecture and derive what Megatron-Core derives. May be called again.
+        """Check the architecture and compute Megatron-Core's derived values. May be called again.
 
         Raises ValueError, AssertionError: Megatron-Core refuses the combination.
         """

@@ -58,7 +58,7 @@ class LinearForLastLayer(torch.nn.Linear):
     ) -> tuple[torch.Tensor, None]:
         """Return (values [sequence, batch, output_size] in fp32, no bias).
 
-        weight and runtime_gather_output are what Megatron's models pass to an output layer; they change nothing.
+        weight and runtime_gather_output: passed by Megatron's models to an output layer; ignored.
         """
         values = super().forward(input_.to(self.weight.dtype)).float()
         if self.sequence_parallel:
@@ -70,7 +70,7 @@ class LinearForLastLayer(torch.nn.Linear):
 def create_value_head_hook(hidden_size: int, sequence_parallel: bool, output_size: int = 1) -> ModelHook:
     """Return a hook that gives the last stage a value head of `output_size` outputs; call it before wrapping.
 
-    The hook raises ValueError if there are not as many chunks as virtual stages.
+    The hook raises ValueError if the numbers of chunks and virtual stages differ.
     """
     _register_linear_for_last_layer_mapping()
 
@@ -103,7 +103,7 @@ def _last_stage_flags() -> list[bool]:
 
 
 def _register_linear_for_last_layer_mapping() -> None:
-    """Tell Megatron-Bridge's weight conversion, where it is installed, that the head is replicated."""
+    """Register the head as replicated with Megatron-Bridge's weight conversion, if installed."""
     try:
         mapping = importlib.import_module("megatron.bridge.models.conversion.param_mapping").AutoMapping
     except ImportError:

@@ -29,7 +29,7 @@ _HAS_PREDICTION = "mtp_block_spec" in {each.name for each in fields(HybridStackS
 @cache
 def _stack() -> type:
     class LocalStack(HybridStack):  # type: ignore[misc]
-        """Megatron-Core's stack with torch's norm at its end, where it demands Transformer Engine's."""
+        """Megatron-Core's stack with torch's final norm instead of Transformer Engine's."""
 
         def __init__(self, config: Any, *args: Any, post_layer_norm: bool = True, **keywords: Any) -> None:
             super().__init__(config, *args, post_layer_norm=False, **keywords)

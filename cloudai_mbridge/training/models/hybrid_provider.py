@@ -1,6 +1,6 @@
 """Hybrid models: a pattern of Mamba (M), attention (*), MLP (-), MoE (E) and other layers.
 
-Fields, types and defaults are those of Megatron-Bridge's `HybridModelProvider`.
+Fields, types and defaults match Megatron-Bridge's `HybridModelProvider`.
 """
 
 import copy
@@ -91,10 +91,10 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         return bool(self.hybrid_attention_ratio or self.hybrid_mlp_ratio)
 
     def finalize(self) -> None:
-        """Check the layer pattern and what Megatron-Core checks.
+        """Check the layer pattern, and run Megatron-Core's own checks.
 
         Raises ValueError: the number of layers is neither given nor follows from the pattern, or differs from it; the
-        pattern has layers that there are not, or another number of predictions than `mtp_num_layers`.
+        pattern contains unknown layers, or another number of predictions than `mtp_num_layers`.
         """
         if self.hybrid_layer_pattern and self.hybrid_override_pattern not in (None, self.hybrid_layer_pattern):
             raise ValueError("model.hybrid_override_pattern and hybrid_layer_pattern are both set; use the latter")
@@ -115,7 +115,7 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         if not pattern or not block:
             return pattern
         depths = self.mtp_num_layers or 0
-        if getattr(self, "mtp_use_repeated_layer", False):  # one block, which is there even where nothing is predicted
+        if getattr(self, "mtp_use_repeated_layer", False):  # one block, present even without predictions
             depths = max(1, depths)
         return _PREDICTION.join([pattern.split(_PREDICTION)[0], *([block] * depths)])
 
@@ -183,6 +183,6 @@ class MambaModelProvider(HybridModelProvider):
 
 
 def without_missing_fusions(config: TransformerConfig) -> None:
-    """Turn a default off that Megatron-Core refuses where Transformer Engine is not installed."""
+    """Turn off a default that Megatron-Core refuses without Transformer Engine."""
     if not has_transformer_engine():
         config.apply_rope_fusion = False

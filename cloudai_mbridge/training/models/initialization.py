@@ -16,7 +16,7 @@ from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.mixers import MixerWeight, mixer_weights, of_mixer
 
 # A routed expert's parameter. Sequential layers: `experts.local_experts.3.linear_fc1.weight`; Transformer Engine's
-# grouped ones: `experts.linear_fc1.weight3`, or `experts.linear_fc1.weight` for all experts of the rank
+# grouped layers: `experts.linear_fc1.weight3`, or `experts.linear_fc1.weight` for all experts of the rank
 _EXPERT = re.compile(r"\bexperts\.(?:local_experts\.(\d+)\.)?linear_fc([12])\.(weight|bias)(\d*)$")
 # Megatron-Core 0.16's own grouped layers: the transposed matrices of all experts of the rank
 _TRANSPOSED = re.compile(r"\bexperts\.weight([12])$")
@@ -50,7 +50,7 @@ def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers:
         value = _value(_globalize(name, model), parameter, config, seed, mixers.get(name))
         value = value.to(parameter.dtype)  # of FP8 the nominal one, from which every later step rounds, too
         parameter.copy_(value)
-        # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
+        # the optimizer's initial value: Transformer Engine keeps it next to an FP8 parameter
         read_kept = getattr(parameter, "get_high_precision_init_val", None)
         if read_kept is not None and (kept := read_kept()) is not None:
             kept.copy_(value)
@@ -59,8 +59,8 @@ def _fill(name: str, parameter: Any, model: Any, config: Any, seed: int, mixers:
 def _reset(module: torch.nn.Module, prefix: str, given: dict[str, Any], usual: Any, fill: Any) -> None:
     """Fill parameters that have memory now; given: those on the meta device, with their marks.
 
-    Transformer Engine's `reset_parameters` replaces parameters by quantized ones, which have a backward pass's data
-    only where gradients are enabled.
+    Transformer Engine's `reset_parameters` replaces parameters by quantized parameters, which have a backward pass's
+    data only if gradients are enabled.
     """
     if usual is not None:
         usual()
@@ -75,7 +75,7 @@ def _reset(module: torch.nn.Module, prefix: str, given: dict[str, Any], usual: A
 def mark_shards(model: torch.nn.Module) -> None:
     """Correct the marks of Transformer Engine's layers: which parameters are sharded, for their values and for norms.
 
-    Megatron-Core before 0.19 leaves them out on experts, of which norms then count one shard; 0.16 marks replicas as
+    Megatron-Core before 0.19 leaves them out on experts, so norms count one of their shards; 0.16 marks replicas as
     shards, which would start from different values.
     """
     for prefix, module in model.named_modules():
@@ -85,7 +85,7 @@ def mark_shards(model: torch.nn.Module) -> None:
                 if mpu.get_expert_tensor_parallel_world_size() > 1 and (found[2], found[3]) != ("2", "bias"):
                     marks.tensor_model_parallel, marks.partition_stride = True, 1
                     marks.partition_dim = int(found[2]) - 1
-            elif getattr(module, "parallel_mode", "") is None:  # a product of which every rank has the whole
+            elif getattr(module, "parallel_mode", "") is None:  # a product that every rank holds in full
                 marks.tensor_model_parallel = False
 
 
@@ -104,7 +104,7 @@ def _globalize(name: str, model: Any) -> str:
 def _value(
     name: str, parameter: torch.Tensor, config: Any, seed: int, mixer: MixerWeight | None = None
 ) -> torch.Tensor:
-    """Return what this rank holds of a parameter with this global name."""
+    """Return this rank's share of the parameter with this global name."""
     # the same numbers on every device
     device = torch.device("cpu") if config.use_cpu_initialization else parameter.device
     if mixer is not None:
@@ -135,7 +135,7 @@ def _value_of_mixer(
 
 
 def _experts(name: re.Match[str], parameter: torch.Tensor, config: Any, draw: _Draw) -> torch.Tensor:
-    """Return the matrix of one expert, or those of all experts of this rank [experts, rows, columns]."""
+    """Return the matrix of one expert, or the matrices of all experts of this rank [experts, rows, columns]."""
     number = name[1] or name[4]
     numbers = [int(number)] if number else range(_experts_per_rank(config))
     matrices = _matrices(name, name[2], numbers, parameter.shape[-2:], config, draw)
@@ -170,7 +170,7 @@ def _experts_per_rank(config: Any) -> int:
 
 
 def _interleave(matrix: torch.Tensor, config: Any) -> torch.Tensor:
-    """Put blocks of the gate's and the up projection's rows by turns, where the grouped layers expect them so."""
+    """Interleave blocks of the gate's and the up projection's rows, if the grouped layers expect that order."""
     size = getattr(config, "moe_mlp_glu_interleave_size", None)
     return matrix if size is None else matrix.view(2, -1, size, matrix.shape[-1]).transpose(0, 1).reshape(matrix.shape)
 
@@ -191,7 +191,7 @@ def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
 
 
 def _std(name: str, config: Any) -> float:
-    """Return the standard deviation of a matrix; those that add to the residual are smaller."""
+    """Return the standard deviation of a matrix; smaller for matrices that add to the residual."""
     std = float(config.init_method_std)
     if name.endswith(("linear_proj.weight", "linear_fc2.weight", "out_proj.weight")):
         std /= math.sqrt((1 if getattr(config, "is_hybrid_model", False) else 2) * config.num_layers)

@@ -1,4 +1,4 @@
-"""Which modules a transformer layer is made of: Transformer Engine's where installed, else local ones on torch."""
+"""Modules of a transformer layer: Transformer Engine's if installed, else local modules on torch."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
         for layer in block.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = DotProductAttention
     if config.use_transformer_engine_op_fuser and config.num_moe_experts is None:
-        # Experts look at the field themselves; dense layers beside them have no fused form in upstream's models either
+        # Experts read the field themselves; dense layers next to them have no fused form in upstream's models either
         for layer in block.layer_specs:
             layer.submodules.mlp = _fused_mlp(config)
     return block

@@ -1,5 +1,5 @@
-"""What initial weights need to know of Mamba's and Gated DeltaNet's layers: their own distributions, and the parts of
-which each tensor-parallel rank holds a share."""
+"""Initialization of Mamba's and Gated DeltaNet's layers: their own distributions, and the parts that are split
+over tensor-parallel ranks."""
 
 import math
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class MixerWeight(NamedTuple):
 
 
 def mixer_weights(model: torch.nn.Module) -> dict[str, MixerWeight]:
-    """Return the parameters whose values or shares are not those of other matrices, by name."""
+    """Return the parameters whose values or shares differ from other matrices, by name."""
     found: dict[str, MixerWeight] = {}
     for name, module in model.named_modules():
         if (parts := _parts(module)) is None:

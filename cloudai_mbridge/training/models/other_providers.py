@@ -51,7 +51,7 @@ class T5ModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # type:
             super().__post_init__()
 
     def finalize(self) -> None:
-        """Check the pipeline split of the encoder and what Megatron-Core checks."""
+        """Check the pipeline split of the encoder, and run Megatron-Core's own checks."""
         if self.encoder_num_layers is None:
             self.encoder_num_layers = self.num_layers
         assert 0 <= self.encoder_pipeline_model_parallel_size <= self.pipeline_model_parallel_size, (

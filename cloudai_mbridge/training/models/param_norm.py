@@ -28,7 +28,7 @@ def calc_params_l2_norm(
 ) -> float:
     """Return the L2 norm of the whole model's parameters, the same on every rank. Every rank must call it.
 
-    model: this rank's chunks. Half-precision parameters are taken at fp32: the optimizer's main parameters where it
+    model: this rank's chunks. Half-precision parameters are taken at fp32: the optimizer's main parameters if it
     keeps them, unless `force_create_fp32_copy`, which widens the model's own.
 
     Raises RuntimeError: `use_megatron_fsdp`, and a parameter is not a DTensor. AssertionError: an expert's parameter is
@@ -76,7 +76,7 @@ def _sum_over_ranks(shares: _Shares, sharding_group: Any, has_experts: bool) -> 
 
 
 def _squares(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares in float64: norms per tensor in fp32, in one kernel where there is one."""
+    """Return the sum of squares in float64: norms per tensor in fp32, in one kernel if available."""
     tensors = [tensor for tensor in tensors if tensor.numel()]
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=current_device())
@@ -103,7 +103,7 @@ def _fsdp_norm(chunks: list[Any]) -> float:
 
 
 def _of_kind(params: list[Any], is_expert: bool) -> list[Any]:
-    """Return those of experts, or the others; Megatron-FSDP leaves an expert's mark on the parameter that it shards."""
+    """Return the experts' parameters, or the others; Megatron-FSDP leaves the marks on the original parameters."""
     marks = [getattr(getattr(param, "orig_param", param), "allreduce", True) for param in params]
     kinds = zip(params, marks, strict=True)
     return [param for param, mark in kinds if bool(mark) is not is_expert and param_is_not_shared(param)]

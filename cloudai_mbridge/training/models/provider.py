@@ -1,4 +1,4 @@
-"""What all model providers share: a Megatron-Core config whose derived values are computed by `finalize()`, as often as
+"""Base of all model providers: a Megatron-Core config whose derived values are computed by `finalize()`, as often as
 it is called; until then every field may be changed. Field names are Megatron-Bridge's."""
 
 import copy
@@ -41,7 +41,7 @@ class ModelProvider(Generic[M]):
 
     @property
     def pre_wrap_hooks(self) -> tuple[Callable[[list[Any]], list[Any]], ...]:
-        """What `register_pre_wrap_hook` was given, in order."""
+        """The hooks registered with `register_pre_wrap_hook`, in order."""
         return tuple(self.__dict__.get(_HOOKS, ()))
 
     def register_pre_wrap_hook(self, hook: Callable[[list[Any]], list[Any]], prepend: bool = False) -> None:
@@ -57,8 +57,8 @@ class ModelProvider(Generic[M]):
     ) -> M:
         """Build this pipeline stage's part.
 
-        pre_process, post_process: whether it holds the embedding, the output layer; None asks Megatron's groups.
-        Raises CannotBuild: this version builds no such model.
+        pre_process, post_process: whether it holds the embedding, the output layer; None: decided by Megatron's groups.
+        Raises CannotBuild: this version cannot build such a model.
         """
         raise CannotBuild(f"{type(self).__name__}: this version validates such models and does not build them")
 
@@ -73,7 +73,7 @@ _ARGUMENTS = (
 def model_arguments(
     model: Any, pre_process: bool | None, post_process: bool | None, vp_stage: int | None
 ) -> dict[str, Any]:
-    """Return the arguments that GPT and hybrid models share; None asks Megatron's groups, as of `provide`."""
+    """Return the arguments that GPT and hybrid models share; None: decided by Megatron's groups, as in `provide`."""
     stages = {
         "pre_process": (mpu.is_pipeline_first_stage, pre_process),
         "post_process": (mpu.is_pipeline_last_stage, post_process),
@@ -100,7 +100,7 @@ class Deferred:
     _is_finalizing: bool = False
 
     def run_post_init(self) -> None:
-        """Compute what follows from the fields as the user has set them, also if that was done before."""
+        """Compute the values derived from the fields as set by the user, even if computed before."""
         for name, (given, derived) in self.__dict__.pop("_derived", {}).items():
             if _same(getattr(self, name), derived):  # not changed by the user since
                 setattr(self, name, given)
@@ -126,14 +126,14 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-# A version of it that is missed: by 0.16 in a comparison with None, by newer releases in words
+# Errors of a missing Transformer Engine: 0.16 compares its version with None, newer releases name it
 _ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
 
 
 def _fill_in(model: Any) -> None:
-    """Convert names to what they name, and fill in what follows from the parallel sizes.
+    """Convert names to dtypes and functions, and fill in the values derived from the parallel sizes.
 
-    Raises ValueError: a name that stands for no dtype or activation function.
+    Raises ValueError: a name that is not a dtype or activation function.
     """
     for field in ("params_dtype", "pipeline_dtype", "autocast_dtype"):
         if isinstance(name := getattr(model, field, None), str):
@@ -159,7 +159,7 @@ def _fill_in(model: Any) -> None:
 
 @contextmanager
 def _naming_transformer_engine(model: Any) -> Iterator[None]:
-    """Raise a ValueError that names Transformer Engine in place of what Megatron-Core says where none is installed."""
+    """Raise a ValueError that names Transformer Engine instead of Megatron-Core's error if it is not installed."""
     try:
         yield
     except (TypeError, AssertionError, ValueError, ImportError) as error:

@@ -1,7 +1,7 @@
 """Gradient accumulation fusion: the product that computes a weight's gradient adds it to the accumulated one.
 
-Transformer Engine's layers can do it, and so can Megatron-Core's own linear layers with an extension of Apex. Of those
-a Transformer Engine model has one, the output layer, and refuses to be built with the fusion where Apex is missing.
+Transformer Engine's layers can do it, and so can Megatron-Core's own linear layers with an extension of Apex. A
+Transformer Engine model has one such linear layer, the output layer, and cannot be built with the fusion without Apex.
 """
 
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""Parameter-efficient fine-tuning: the model's weights stay as they are, and small adapters beside them are trained."""
+"""Parameter-efficient fine-tuning: the model's weights are frozen, and small adapters next to them are trained."""

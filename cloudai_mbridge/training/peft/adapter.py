@@ -1,6 +1,6 @@
-"""The two small matrices beside a linear layer, split over ranks as that is: B A x.
+"""The two small matrices next to a linear layer, split over ranks as the layer is: B A x.
 
-Both are split: A along the rank of the product, or the input where that is split already; B along the output.
+Both are split: A along the rank of the product, or the input if that is split already; B along the output.
 """
 
 import math
@@ -21,7 +21,7 @@ from cloudai_mbridge.training.peft.base_layer import BaseLayer
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """What an adapter is made with. name: the adapted layer's, with global numbers; it decides the first values."""
+    """Parameters of an adapter. name: of the adapted layer, with global numbers; determines the initial values."""
 
     name: str
     dim: int
@@ -38,7 +38,7 @@ class AdapterShape:
 
 
 class Matrix(torch.nn.Module):
-    """A weight [rows, columns] of this rank, of which all ranks hold `ranks` along `axis`; None: each has the whole.
+    """This rank's shard [rows, columns] of a weight split over all ranks along `axis`; None: each rank has the whole.
 
     experts: grouped experts have a weight each, `weight0`, `weight1`, ...
     """
@@ -76,7 +76,7 @@ class Matrix(torch.nn.Module):
 
     @torch.no_grad()
     def fill(self, kind: str, name: str, shape: AdapterShape) -> None:
-        """Give the weights their first values: those of the layout-independent whole."""
+        """Initialize the weights from the layout-independent whole."""
         ranks = self.base.ranks if self.axis is not None else 1
         first = mpu.get_expert_model_parallel_rank() * self.experts
         for i, weight in enumerate(self.weights):
@@ -86,7 +86,7 @@ class Matrix(torch.nn.Module):
             weight.copy_(value if self.axis is None else value.chunk(ranks, self.axis)[self.base.rank])
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return what is saved; of experts as Megatron-Core does of theirs, whether grouped or not."""
+        """Return the sharded state; experts' as in Megatron-Core, whether grouped or not."""
         if not self.experts:
             return {f"{prefix}weight": self._sharded(self.weight, f"{prefix}weight", tuple(sharded_offsets))}
         size, rank = mpu.get_expert_model_parallel_world_size(), mpu.get_expert_model_parallel_rank()
@@ -111,7 +111,7 @@ class Matrix(torch.nn.Module):
 
 
 def _of_expert(name: str, number: int) -> str:
-    """Return the name that a matrix has where experts are not grouped; number: over all ranks."""
+    """Return the matrix's name in a model without grouped experts; number: over all ranks."""
     return name.replace(".experts.", f".experts.local_experts.{number}.", 1)
 
 
@@ -131,7 +131,7 @@ def _draw(kind: str, shape: list[int], generator: torch.Generator, device: torch
 class Adapter(torch.nn.Module):
     """The adapter of a layer whose weight is split over ranks, or of one part of it.
 
-    out_size: of this rank's output. is_gated: its rows are those of a gate and of an up projection.
+    out_size: of this rank's output. is_gated: its rows belong to a gate and an up projection.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class Adapter(torch.nn.Module):
 
     @property
     def scale(self) -> float:
-        """What the product is multiplied by."""
+        """The factor of the product."""
         return self.alpha / self.dim
 
     def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
-        """Return what is added to the layer's output; splits: of grouped experts' tokens."""
+        """Return the adapter's addend to the layer's output; splits: of grouped experts' tokens."""
         x = x.to(self.linear_in.weights[0].dtype)
         if self.is_dropped_first:
             x = self.drop(x, is_split=self._takes_split_input)
@@ -246,7 +246,7 @@ class Adapter(torch.nn.Module):
         return [self.scale * (_joined(b, base) @ a) for a, b in matrices]
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return what is saved, under Megatron-Bridge's names."""
+        """Return the sharded state, under Megatron-Bridge's names."""
         arguments = (sharded_offsets, metadata)
         inner = self.linear_in.sharded_state_dict(f"{prefix}linear_in.", *arguments)
         return inner | self.linear_out.sharded_state_dict(f"{prefix}linear_out.", *arguments)
@@ -264,7 +264,7 @@ class SharedAdapter(Adapter):
     """One adapter for all grouped experts, on all ranks: they take their part of it.
 
     Its gradients are summed over tensor-parallel ranks, which have other tokens or another part of the product, as
-    those of norms are under sequence parallelism; experts need that.
+    the gradients of norms are under sequence parallelism; experts need that.
     """
 
     def __init__(self, base: BaseLayer, shape: AdapterShape, *, is_gated: bool = False) -> None:
@@ -276,7 +276,7 @@ class SharedAdapter(Adapter):
         self.splits_gate = is_gated
 
     def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
-        """Return what is added to the layer's output."""
+        """Return the adapter's addend to the layer's output."""
         x = x.to(self.linear_in.weights[0].dtype)
         if self.is_dropped_first:
             x = self.drop(x, is_split=True)

@@ -90,7 +90,7 @@ def _shape(match: matching.MatchedModule, peft: AdapterConfig, base: BaseLayer, 
 
 
 def _rank(match: matching.MatchedModule, peft: AdapterConfig, base: BaseLayer, config: Any) -> int:
-    """Return the rank of the product; of experts it may be a part, rounded up to what the layout can split."""
+    """Return the rank of the product; for experts it may be a part, rounded up to a multiple the layout can split."""
     dim, ranks = peft.dim, base.ranks if base.kind == "column" else 1
     if match.is_expert and getattr(peft, "normalize_moe_lora", False):
         if dim % config.moe_router_topk:
@@ -120,7 +120,7 @@ def _agree(peft: AdapterConfig, adapted: list[str], error: str) -> None:
 
 
 def _let_recomputed_layers_learn(chunk: Any) -> None:
-    """Let gradients reach adapters in layers that are computed again, of which none of the inputs is trained.
+    """Let gradients reach adapters in recomputed layers whose inputs need no gradient.
 
     torch runs the backward pass of such a layer only if one of its inputs needs a gradient.
     """

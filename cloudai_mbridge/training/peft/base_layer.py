@@ -30,19 +30,19 @@ def _classes() -> dict[Kind, tuple[type, ...]]:
 
 
 def is_linear(module: torch.nn.Module, *, routers: bool = True) -> bool:
-    """Tell whether a module can have an adapter."""
+    """Return whether a module can have an adapter."""
     kinds = sum(_classes().values(), ())
     return isinstance(module, (*kinds, TopKRouter) if routers else kinds)
 
 
 @dataclass(frozen=True)
 class BaseLayer:
-    """What the adapter of a layer has to know.
+    """Properties of a layer that its adapter needs.
 
     kind: which side of the weight is split over `group`; "whole": none. in_size, out_size: of this rank's weight.
     num_experts: of grouped experts on this rank, 0 for another layer. is_reduced_outside: the layer around it gathers
-    the input and reduces the output. gathers: the output is that of all ranks. is_gated: the rows of the gate and those
-    of the up projection are split apart. marks: attributes of the weight that decide how gradients are reduced.
+    the input and reduces the output. gathers: the output is gathered over all ranks. is_gated: the rows of the gate and
+    the up projection are split separately. marks: attributes of the weight that decide how gradients are reduced.
     """
 
     kind: Kind

@@ -15,7 +15,7 @@ class _Parts(torch.nn.ModuleDict):
     """Adapters by name."""
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return what is saved of all."""
+        """Return the sharded state of all adapters."""
         found: dict[str, Any] = {}
         adapters: Any = self.items()
         for name, adapter in adapters:

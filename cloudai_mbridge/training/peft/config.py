@@ -1,4 +1,4 @@
-"""The section `peft`: which linear layers get adapters, and of what kind. Names and defaults are Megatron-Bridge's."""
+"""The section `peft`: adapted linear layers, and the kind of adapters. Names and defaults are Megatron-Bridge's."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +14,7 @@ def _all_linear() -> list[str]:
 
 @dataclass
 class AdapterConfig:
-    """What all kinds share.
+    """Settings common to all kinds of adapters.
 
     target_modules: names of modules, or whole names with `*`; empty: all linear layers but `exclude_modules`.
     dim: the rank. alpha: the adapter's output is scaled by alpha / dim. dropout: before or after the adapter.

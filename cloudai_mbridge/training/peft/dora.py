@@ -27,12 +27,12 @@ class DecomposedAdapter(Adapter):
         magnitude.allreduce = base.marks["allreduce"]
         if base.kind == "column":
             magnitude.tensor_model_parallel, magnitude.partition_dim, magnitude.partition_stride = True, 0, 1
-        else:  # with other tokens on each rank where the sequence is split
+        else:  # with other tokens on each rank if the sequence is split
             magnitude.sequence_parallel = base.has_split_sequence
         self.weight_magnitude = magnitude
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return what is saved, under Megatron-Bridge's names."""
+        """Return the sharded state, under Megatron-Bridge's names."""
         key, offsets = f"{prefix}weight_magnitude", tuple(sharded_offsets)
         groups = {
             "tp_group": mpu.get_tensor_model_parallel_group(),

@@ -7,7 +7,7 @@ import torch
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.peft.base_layer import weights
 
-# What other modules look at, and call, of a layer
+# Attributes of a layer that other modules read or call
 _OF_THE_LAYER = ("weight", "bias", "layer_norm_weight", "layer_norm_bias", "weight0", "num_gemms", "backward_dw")
 
 
@@ -27,21 +27,21 @@ class AdaptedLinear(torch.nn.Module):
         self._register_load_state_dict_pre_hook(_with_wrapper)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
-        """Return what others look at of the wrapped layer."""
+        """Return an attribute of the wrapped layer that other modules read."""
         return getattr(self.to_wrap, name) if name in _OF_THE_LAYER else super().__getattr__(name)
 
     def forward(self, x: torch.Tensor, *args: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (output, bias) as the wrapped layer does. args: those of that; of grouped experts, their splits."""
+        """Return (output, bias) as the wrapped layer does. args: of that layer; for grouped experts, their splits."""
         output, bias, seen = self.run_wrapped(x, *args, **keywords)
         return output + self.added(seen, args[0] if args else None).reshape(output.shape), bias
 
     def added(self, x: torch.Tensor, splits: Any) -> torch.Tensor:
-        """Return the adapter's output for what the weight was multiplied by."""
+        """Return the adapter's output for the weight's input."""
         y: torch.Tensor = self.adapter(x, splits)
         return y
 
     def run_wrapped(self, x: torch.Tensor, *args: Any, **keywords: Any) -> tuple[Any, Any, torch.Tensor]:
-        """Return the wrapped layer's output, its bias, and what its weight was multiplied by: x, or the norm's output.
+        """Return the wrapped layer's output, its bias, and the input of its weight: x, or the norm's output.
 
         A layer with a norm returns ((output, normed), bias) or (output, bias, normed).
         """
@@ -51,7 +51,7 @@ class AdaptedLinear(torch.nn.Module):
         return output, rest[0], rest[1] if len(rest) > 1 else x
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return what is saved of both."""
+        """Return the sharded state of the layer and its adapter."""
         found: dict[str, Any] = self.to_wrap.sharded_state_dict(prefix, sharded_offsets, metadata)
         adapter: Any = self.adapter
         found.update(adapter.sharded_state_dict(f"{prefix}adapter.", sharded_offsets, metadata))

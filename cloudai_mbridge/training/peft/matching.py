@@ -1,4 +1,4 @@
-"""Which modules get adapters: by name, or by whole name with `*`."""
+"""Selection of the modules that get adapters: by name, or by whole name with `*`."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _EXPERT = re.compile(r"\.mlp\.(?:.*\.)?experts\.(?:local_experts\.\d+\.)?linear_
 class MatchedModule:
     """A module that gets an adapter.
 
-    name: the whole one, with global numbers of layers and experts. parts: of a fused layer, those that are adapted.
+    name: the full name, with global numbers of layers and experts. parts: the adapted parts of a fused layer.
     """
 
     parent: Any
@@ -56,7 +56,7 @@ def find(chunk: Any, peft: AdapterConfig) -> list[MatchedModule]:
 
 
 def unmatched(peft: AdapterConfig, names: list[str]) -> list[str]:
-    """Return the targets that none of the modules with these names is."""
+    """Return the targets that match none of these module names."""
     patterns = {target: (_fused(target)[0] if _splits(peft) else target) for target in peft.target_modules or ()}
     return [
         target
@@ -114,5 +114,5 @@ def _is_named(pattern: str, attribute: str, name: str) -> bool:
 
 
 def has_layers_apart(peft: AdapterConfig) -> bool:
-    """Tell whether some layers may have adapters that others have not."""
+    """Return whether some layers may have adapters that others lack."""
     return any("*" in pattern for pattern in (*(peft.target_modules or ()), *peft.exclude_modules))

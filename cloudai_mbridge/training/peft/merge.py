@@ -11,7 +11,7 @@ from cloudai_mbridge.training.peft.linear import AdaptedLinear
 
 @torch.no_grad()
 def merge(chunk: Any) -> None:
-    """Put the weights with their adapters in the place of both, in a chunk or what wraps it. A collective."""
+    """Replace adapted layers by layers with merged weights, in a chunk or its wrapper. A collective."""
     for name, module in list(chunk.named_modules()):
         if isinstance(module, AdaptedLinear):
             for weight, merged in zip(weights(module.to_wrap), module.merged(), strict=True):

@@ -1,4 +1,4 @@
-"""What checkpoints hold of a model with adapters."""
+"""Checkpoint contents of a model with adapters."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ _DECIDING = ("target_modules", "exclude_modules", "dim", "alpha")
 
 
 def is_trained(key: str) -> bool:
-    """Tell whether an entry of the model changes while adapters are trained: theirs, and the balance of experts."""
+    """Return whether an entry of the model changes while adapters are trained: theirs, and the experts' balance."""
     return ".adapter." in key or key.endswith(".router.expert_bias")
 
 
 def check_adapters(directory: str, peft: AdapterConfig) -> None:
-    """Check that a checkpoint is of the same adapters. Raises CheckpointError: they are others."""
+    """Check that a checkpoint contains the same adapters. Raises CheckpointError: they differ."""
     try:
         data = read_yaml(Path(directory) / "run_config.yaml")
     except (ConfigError, OSError):

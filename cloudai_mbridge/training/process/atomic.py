@@ -9,7 +9,7 @@ import torch
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Replace `path` by what `write` puts into the file that it is given, on the disk when this returns."""
+    """Replace `path` by the contents that `write` puts into the given file, on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -32,5 +32,5 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_torch(path: Path, value: Any) -> None:
-    """Replace `path` by what `torch.save` makes of `value`."""
+    """Replace `path` by `value`, serialized with `torch.save`."""
     write_file(path, lambda file: torch.save(value, file))

@@ -13,7 +13,7 @@ from cloudai_mbridge.training.process.device import current_device
 def reduce_max_stat_across_model_parallel_group(stat: float | None, mp_group: Any) -> float | None:
     """Return the greatest value of the group's ranks; NaN if any has NaN, None if none has a value.
 
-    Whether there is a value travels beside it, so that every number is a value. A collective.
+    A flag next to the value marks its presence, so that no number is a sentinel. A collective.
     """
     if mp_group.size() == 1:
         return None if stat is None else float(stat)
@@ -36,7 +36,7 @@ def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_
     """Return the report with the greatest value of the group's ranks for every key, in one collective.
 
     All ranks must have the same keys in the same order. Integers come back as integers, exact up to 2^53. The same
-    object comes back where there is nothing to reduce.
+    object comes back if nothing is to be reduced.
     """
     if not memory_report or not dist.is_available() or not dist.is_initialized():
         return memory_report

@@ -33,7 +33,7 @@ def bind_local_device(backend: str, *, sees_one: bool = False) -> None:
 
 
 def synchronize() -> None:
-    """Wait until this rank's device has finished what was queued."""
+    """Wait until this rank's device has finished its queued work."""
     if current_device().type != "cpu":
         torch.cuda.synchronize()
 
@@ -47,5 +47,5 @@ def describe_device() -> str:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
         if named := re.search(r"(?m)^model name\s*:[ \t]*(\S.*?)[ \t]*$", text):
             model = " ".join(named[1].split())
-    model = model or platform.processor()  # its architecture, empty where that is unknown
+    model = model or platform.processor()  # its architecture, empty if unknown
     return f"CPU{f' {model}' if model else ''} ({torch.get_num_threads()} threads per rank)"

@@ -1,4 +1,4 @@
-"""NCCL's flight recorder: what collectives a rank was in, written to a file when one of them times out."""
+"""NCCL's flight recorder: a rank's collectives, written to a file when one of them times out."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ _PATHS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # the s
 def set_flight_recorder(config: DistributedInitConfig, env: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that torch reads when the process group starts; nothing without a path, here or there.
 
-    What the environment sets wins, with a warning where it differs.
+    Variables of the environment win, with a warning if they differ.
     """
     given = [env[name] for name in _PATHS if env.get(name)]
     path = given[0] if given else config.flight_recorder_dump_path

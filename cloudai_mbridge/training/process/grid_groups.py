@@ -1,7 +1,7 @@
 """Process groups of a grid of ranks, handed to Megatron-Core function by function: `dist.use_decentralized_pg`.
 
 The order of ranks is tp-cp-dp-pp, and tp-ep-dp-pp for experts, as in Megatron-Bridge. Megatron-Core's global variables
-name the same groups, for those of its functions that take none.
+name the same groups, for its functions that take none.
 """
 
 from datetime import timedelta
@@ -62,7 +62,7 @@ _own: ProcessGroupCollection | None = None
 
 
 def grid_groups() -> ProcessGroupCollection | None:
-    """Return the groups of this run's grid; None where Megatron-Core's own are used, or those of the grid are gone."""
+    """Return the groups of this run's grid; None if Megatron-Core's own are used, or the grid's are gone."""
     is_up = _own is not None and _own.tp is mpu.get_tensor_model_parallel_group(check_initialized=False)
     return _own if is_up else None
 
@@ -81,7 +81,7 @@ def make_grid_groups(config: ConfigContainer) -> None:
             _set(name, dist.get_process_group_ranks(group))
     _set("_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", dist.group.WORLD)
     groups = {id(group): group for group in vars(_own).values() if group is not None}
-    _set("_global_process_group_list", [None, *groups.values()])  # of which timeouts change; None: the default one
+    _set("_global_process_group_list", [None, *groups.values()])  # groups whose timeouts change; None: the default
     if (stages := model.virtual_pipeline_model_parallel_size) is not None:
         mpu.set_virtual_pipeline_model_parallel_rank(0)
         mpu.set_virtual_pipeline_model_parallel_world_size(stages)

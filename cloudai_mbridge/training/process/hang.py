@@ -1,5 +1,5 @@
-"""Keep the stacks of a rank that makes no progress: the ranks that wait say for which collective, the missing one where
-it is instead. Standard library only, so that the watch begins before torch loads."""
+"""Keep the stacks of a rank that makes no progress: stacks of waiting ranks show the collective, the missing rank's
+its place. Standard library only, so that the watch begins before torch loads."""
 
 import faulthandler
 import os
@@ -18,7 +18,7 @@ _watches: list["HangWatch"] = []  # those inside `with`
 
 
 def step_done() -> None:
-    """Tell the watches of this process that the rank makes progress; nothing happens without one."""
+    """Notify the watches of this process that the rank makes progress; does nothing without one."""
     for watch in _watches:
         watch.step_done()
 
@@ -26,7 +26,7 @@ def step_done() -> None:
 def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
     """Return the seconds without a step after which the stacks are kept; `None`: never.
 
-    Raises ConfigError: not a positive number, or one that no timer can take.
+    Raises ConfigError: not a positive number, or too large for a timer.
     """
     if not (text := environment.get(TIMEOUT_VARIABLE, "")):
         return None
@@ -46,7 +46,7 @@ class HangWatch:
 
     The writer is a C thread that needs no GIL, so it also works while the main thread holds it in a blocking call. The
     process continues; the scheduler or the runner cancels the job. A rank that finishes further steps is watched again,
-    and what was written stays.
+    and the written stacks stay.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -67,7 +67,7 @@ class HangWatch:
         return self
 
     def step_done(self) -> None:
-        """Restart the timer. It costs some tens of microseconds: call it outside what is measured."""
+        """Restart the timer. It costs some tens of microseconds: call it outside measured intervals."""
         self._arm()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -81,7 +81,7 @@ class HangWatch:
         with suppress(OSError):  # an empty file more or less; the directory goes with the last rank's file
             if not self._path.stat().st_size:
                 self._path.unlink()
-            if kind is None:  # a rank that failed may be ahead of one that is about to open its file
+            if kind is None:  # a failed rank may be ahead of a rank that is about to open its file
                 self._path.parent.rmdir()
 
     def _arm(self) -> None:

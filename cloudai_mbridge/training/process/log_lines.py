@@ -15,11 +15,11 @@ RUN_MARK = "MBRIDGE_RUN"
 STEP_MARK = "MBRIDGE_STEP"
 # Every process of a job of this machine has it in its environment, and is found by it.
 LOCAL_JOB_VARIABLE = "MBRIDGE_LOCAL_JOB"
-# The token of a Slurm job: sites may rewrite names, and keep environments from jobs. One of the two tells.
+# The token of a Slurm job: sites may rewrite names, and keep environments from jobs. Either identifies the job.
 JOB_TOKEN_VARIABLE = "MBRIDGE_JOB_TOKEN"  # noqa: S105 (a name)
 RECORD_VERSION = 1
 
-# what `peak_memory_gib` of a step may measure
+# Kinds of memory that `peak_memory_gib` of a step may measure
 RESERVED_MEMORY = "accelerator, reserved"
 RESIDENT_MEMORY = "resident set"
 
@@ -29,10 +29,10 @@ _TOKEN = re.compile(r"(?:^|.*\.)([0-9a-f]{16})", re.DOTALL)
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished training step, or the mean of those since the last report.
+    """One finished training step, or the mean of the steps since the last report.
 
     step_time_s is the slowest rank's; tflops_per_gpu is model FLOPs of the step / step_time_s / world size / 1e12,
-    None if the model's are not known; losses are means over the tokens of the global batch. Energy is in J per step
+    None if the model's FLOPs are unknown; losses are means over the tokens of the global batch. Energy is in J per step
     and GPU, power in W per GPU. peak_memory_gib is the largest of any rank so far, of the run's `memory_kind`.
     """
 

@@ -5,7 +5,7 @@ import socket
 
 
 def loopback_address() -> str:
-    """Return 127.0.0.1, or ::1 where this machine has IPv6 only."""
+    """Return 127.0.0.1, or ::1 if this machine has IPv6 only."""
     try:
         with socket.socket(socket.AF_INET) as probe:
             probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What software this process runs, None where unknown. Standard library only: reports use it too."""
+"""Software of this process, None if unknown. Standard library only: reports use it too."""
 
 import functools
 import importlib.util
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
-# What decides speed and numbers, beside the interpreter
+# Packages that determine speed and numbers, in addition to the interpreter
 _PACKAGES = (
     "cloudai-mbridge",
     "apex",
@@ -53,8 +53,8 @@ def package_versions() -> dict[str, str]:
 def git_state(directory: Path = _CHECKOUT) -> dict[str, Any] | None:
     """Return the commit of a checkout, and whether its tracked files differ from it; None if it is not a checkout.
 
-    directory: the root of the checkout; by default the one that this package was imported from. "dirty" is None where
-    git does not say in time.
+    directory: the root of the checkout; by default the checkout that this package was imported from. "dirty" is None if
+    git does not answer in time.
     """
     if not (directory / ".git").exists():
         return None
@@ -73,9 +73,9 @@ def git_state_of(path: Path) -> dict[str, Any] | None:
 
 
 def output_of(*command: str) -> str | None:
-    """Return what a command prints, None if it fails, is missing or takes longer than ten seconds.
+    """Return a command's output, None if it fails, is missing or takes longer than ten seconds.
 
-    It gets no variable of git's: one such as GIT_DIR would name another checkout.
+    Git's variables are not passed on: GIT_DIR, for example, would name another checkout.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

@@ -1,7 +1,7 @@
-"""A signal that asks for a checkpoint and an exit.
+"""A signal that requests a checkpoint and an exit.
 
-A scheduler may signal one process only: the handler notes it, and the loop asks all ranks once per step. The names are
-those of Megatron-Core's `dist_signal_handler`.
+A scheduler may signal one process only: the handler notes it, and the loop polls all ranks once per step. The names
+follow Megatron-Core's `dist_signal_handler`.
 """
 
 import signal
@@ -16,7 +16,7 @@ from cloudai_mbridge.training.process.device import current_device
 
 
 class DistributedSignalHandler:
-    """Notes every arrival of one signal while installed. sig: what is watched; nothing happens before `install`."""
+    """Counter of one signal's arrivals while installed. sig: the signal; nothing happens before `install`."""
 
     def __init__(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.sig = sig
@@ -27,7 +27,7 @@ class DistributedSignalHandler:
     def install(self) -> None:
         """Watch the signal from now on; a second call changes nothing.
 
-        Raises ConfigError: this signal cannot be handled. RuntimeError: not on the main thread, where Python does it.
+        Raises ConfigError: this signal cannot be handled. RuntimeError: not on the main thread (required by Python).
         """
         if self._is_installed:
             return

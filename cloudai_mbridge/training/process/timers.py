@@ -8,11 +8,11 @@ from megatron.core.timers import Timer, Timers
 from cloudai_mbridge.training.process.device import synchronize
 from cloudai_mbridge.training.process.log_lines import write_line
 
-STEP_TIMER = "interval-time"  # it runs at every level: a benchmark without step times is none
+STEP_TIMER = "interval-time"  # always on: a benchmark needs step times
 
 
 class MonotonicTimer(Timer):  # type: ignore[misc]
-    """A timer that drains this rank's device on both sides of what it measures; times are in seconds."""
+    """A timer that drains this rank's device before and after the interval; times are in seconds."""
 
     def start(self, barrier: bool = False) -> None:
         """Start. barrier: wait for all ranks first; a collective then."""

@@ -15,8 +15,8 @@ from cloudai_mbridge.training.process.log_lines import write_line
 def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
     """Record every allocation of this rank's GPU from now on, with Python stacks. Call it before the model is built.
 
-    Running out of memory writes a snapshot to `{base}_oom_rank-{rank}{ext}` of `memory_snapshot_path`. No-op where it
-    is off or for other ranks (an empty `profile_ranks` means all); on a CPU one line says so.
+    Running out of memory writes a snapshot to `{base}_oom_rank-{rank}{ext}` of `memory_snapshot_path`. No-op if it
+    is off or for other ranks (an empty `profile_ranks` means all); on a CPU one line is logged.
     """
     rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
     if not _records(profiling, rank):
@@ -41,7 +41,7 @@ def dump_memory_snapshot(config: ProfilingConfig | None, iteration: int, rank: i
 
 
 def write_memory_snapshot(config: ProfilingConfig, rank: int) -> None:
-    """Write the snapshot `{base}_{rank}{ext}` now, where a history is recorded."""
+    """Write the snapshot `{base}_{rank}{ext}` now, if a history is recorded."""
     if _records(config, rank) and torch.cuda.is_available():
         base, ext = os.path.splitext(config.memory_snapshot_path)
         _write_snapshot(Path(f"{base}_{rank}{ext}"))

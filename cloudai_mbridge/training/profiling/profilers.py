@@ -1,4 +1,4 @@
-"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems.
+"""PyTorch's profiler, a trace and, if configured, an execution trace per rank; and ranges for Nsight Systems.
 
 The loop calls the profilers' hooks. They are not collectives: ranks that are not profiled may leave them out.
 """
@@ -29,7 +29,7 @@ class StepProfiler(torch.profiler.profile):
             self.is_running = True
 
     def stop(self) -> None:
-        """End; write the trace of the steps recorded, if there are any that were not yet written."""
+        """End; write the trace of recorded steps that are not yet written, if any."""
         if not self.is_running:
             return
         self.is_running = False
@@ -45,12 +45,12 @@ def initialize_pytorch_profiler(
     rank: int | None = None,
     first_step: int = 0,
 ) -> StepProfiler | None:
-    """Make this rank's profiler, not started; None where it is off, for other ranks, or for an empty window.
+    """Make this rank's profiler, not started; None if it is off, for other ranks, or for an empty window.
 
     A step is named as in the log: `ProfilerStep#12` is iteration 12, if training starts at step 0. The window is
     `profile_step_start <= iteration < profile_step_end`; the step before it warms the profiler up.
 
-    tensorboard_dir: where the traces go, `./torch_profile` without it; execution traces into `chakra` in there.
+    tensorboard_dir: directory of the traces, `./torch_profile` without it; execution traces go to its `chakra`.
     rank: this process's by default. first_step: steps done before this run; the window counts from the job's first.
     """
     if rank is None:
@@ -115,7 +115,7 @@ def _check(status: Any) -> None:
 def handle_profiling_step(
     config: ProfilingConfig | None, iteration: int, rank: int, pytorch_prof: Any
 ) -> ExitStack | None:
-    """Tell the profilers that an iteration begins. iteration: steps done before it.
+    """Notify the profilers that an iteration begins. iteration: steps done before it.
 
     Returns a capture to keep until `handle_profiling_stop`, at the iteration that opens one; else None.
     """
@@ -138,7 +138,7 @@ def handle_profiling_stop(
     pytorch_prof: Any,
     nsys_nvtx_context: ExitStack | None = None,
 ) -> None:
-    """Stop the profilers at the end of their window. iteration: steps done, with the one that just ended."""
+    """Stop the profilers at the end of their window. iteration: steps done, including the step that just ended."""
     if config is not None and should_profile_rank(config, rank) and iteration == config.profile_step_end:
         _stop(config, pytorch_prof, nsys_nvtx_context)
 
@@ -146,7 +146,7 @@ def handle_profiling_stop(
 def finish_profiling(
     config: ProfilingConfig | None, rank: int, prof: Any, nsys_context: ExitStack | None = None, *, iteration: int
 ) -> None:
-    """Stop what still runs, and write what was recorded; nothing if the window was over and its end not skipped.
+    """Stop running profilers, and write the recordings; nothing if the window was over and its end not skipped.
 
     Call it whenever the loop is left, also by an error. iteration: steps done.
     """

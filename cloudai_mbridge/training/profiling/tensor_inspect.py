@@ -37,7 +37,7 @@ def start(config: TensorInspectConfig | None) -> None:
 
 
 def connect(config: TensorInspectConfig | None, model: list[Any], state: Any) -> None:
-    """Name the layers, count from the step that is done, and log where the run logs. After the checkpoint is loaded."""
+    """Name the layers, count from the finished step, and log to the run's loggers. After the checkpoint is loaded."""
     if config is None or not config.enabled:
         return
     api = _api()
@@ -48,7 +48,7 @@ def connect(config: TensorInspectConfig | None, model: list[Any], state: Any) ->
 
 
 def step(config: TensorInspectConfig | None) -> None:
-    """Count a step that was run: what it gathered is written."""
+    """Count a finished step, and write its statistics."""
     if config is not None and config.enabled:
         _api().step()
 

@@ -1,1 +1,1 @@
-"""What a run reports: the lines of a step, the series of the loggers, memory, FLOPs and progress."""
+"""Reports of a run: the lines of a step, the series of the loggers, memory, FLOPs and progress."""

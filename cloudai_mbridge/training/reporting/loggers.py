@@ -10,8 +10,8 @@ from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
 
-_MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
-# The setting that turns a service on, its package, and the name under which pip installs that
+_MLFLOW_LONGEST_VALUE = 500  # accepted by every MLflow server
+# The setting that turns a service on, its package, and its name for pip
 SERVICES = (
     ("tensorboard_dir", "tensorboard", "tensorboard"),
     ("wandb_project", "wandb", "wandb"),
@@ -21,7 +21,7 @@ SERVICES = (
 
 
 def check_loggers(cfg: Any) -> None:
-    """Check, on every rank, what only the last one will need.
+    """Check, on every rank, the requirements of the last rank's loggers.
 
     Raises ConfigError: a configured service's package is not installed, or W&B has no name for the run.
     """
@@ -51,7 +51,7 @@ def open_wandb(cfg: Any) -> Any:
     """Return the wandb module with a run open, or None if W&B is not configured or this is not the last rank.
 
     WANDB_MODE=offline works without network and key. The key comes from WANDB_API_KEY or from `wandb login`.
-    Raises ConfigError: no run could be opened; it says what W&B wants.
+    Raises ConfigError: no run could be opened; the message contains W&B's reason.
     """
     logger = cfg.logger
     if not logger.wandb_project or not _is_last_rank():
@@ -127,7 +127,7 @@ def _is_last_rank() -> bool:
 
 
 def close_loggers(tensorboard: Any, wandb: Any, mlflow: Any, comet: Any) -> None:
-    """Send what is left and close; each may be None, and what is closed already stays so."""
+    """Send the remaining data and close; each may be None or closed already."""
     if tensorboard is not None:
         tensorboard.close()
     if wandb is not None:

@@ -1,4 +1,4 @@
-"""Losses that Megatron-Core keeps beside the model's output: of the routers and of multi-token prediction."""
+"""Losses that Megatron-Core keeps apart from the model's output: of the routers and of multi-token prediction."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def track_auxiliary_losses(
     A collective for models that have such losses: every rank must call it in every step.
     """
     if wandb_writer is not None and writer is None:
-        writer = _MoeMetricFanoutWriter(None, None, None)  # Megatron-Core logs to W&B beside a writer only
+        writer = _MoeMetricFanoutWriter(None, None, None)  # Megatron-Core logs to W&B only together with a writer
     if getattr(model_config, "num_moe_experts", None) is not None:
         length = model_config.num_layers + (getattr(model_config, "mtp_num_layers", None) or 0)
         report_router_losses(

@@ -29,7 +29,7 @@ def append_to_progress_log(save_dir: str, text: str, barrier: bool = True) -> No
 def get_start_time_from_progress_log(cfg: Any) -> tuple[datetime, float]:
     """Return when the first job of this world size started, and the model FLOPs that had been saved until then.
 
-    A job of another world size in between restarts the search. Raises AssertionError: there is no `checkpoint.save`,
+    A job of another world size in between restarts the search. Raises AssertionError: `checkpoint.save` is not set,
     or no job of this world size has started.
     """
     assert cfg.checkpoint.save is not None, "the progress log is beside the checkpoints: set checkpoint.save"

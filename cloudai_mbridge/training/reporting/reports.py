@@ -1,4 +1,4 @@
-"""What the loggers get beside the losses: memory, gradient norms, run time, throughput; and the peak memory."""
+"""Series logged in addition to the losses: memory, gradient norms, run time, throughput; and the peak memory."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT
 
 logger = logging.getLogger(__name__)
 
-# The allocator's statistic -> its name in the logs. One is misspelt in Megatron-Bridge; its name is what readers know
+# The allocator's statistic -> its name in the logs. One name is misspelt, as in Megatron-Bridge, for compatibility
 MEMORY_KEYS: dict[str, str] = {
     "allocated_bytes.all.current": "mem-allocated-bytes",
     "active_bytes.all.current": "mem-active-bytes",
@@ -39,7 +39,7 @@ def report_memory(memory_keys: dict[str, str] | None) -> dict[str, int | float]:
     """Return the GPU allocator's statistics of this rank under their log names; nothing on a CPU.
 
     memory_keys: statistic -> log name; None or empty: `MEMORY_KEYS`. Bytes become GB (1e9) with five significant
-    digits, and "bytes" in their log name becomes "gigabytes". What the allocator does not have is left out.
+    digits, and "bytes" in their log name becomes "gigabytes". Statistics that the allocator lacks are left out.
     """
     stats = torch.cuda.memory_stats()
     report: dict[str, int | float] = {}
@@ -56,7 +56,7 @@ def report_memory(memory_keys: dict[str, str] | None) -> dict[str, int | float]:
 def report_l2_norm_grad(model: list[Any]) -> dict[str, float]:
     """Return the L2 norm of every parameter's gradient on this rank, and of them all together.
 
-    It takes `main_grad`, where Megatron accumulates; parameters whose `main_grad` is None are left out. A name that
+    It reads `main_grad`, Megatron's accumulation buffer; parameters whose `main_grad` is None are left out. A name that
     an earlier chunk has used gets the chunk's number: `l2_norm/grad/chunk1.<name>`. Raises AttributeError: a parameter
     without `main_grad`.
     """
@@ -75,10 +75,10 @@ def report_l2_norm_grad(model: list[Any]) -> dict[str, float]:
 def report_runtime(
     train_state: Any, start_time: int, seq_length: int, train_iters: int, time_unit: str = "seconds"
 ) -> dict[str, float]:
-    """Return the run's time so far, an estimate of the rest, and what was trained.
+    """Return the run's time so far, an estimate of the rest, and the amount trained.
 
     start_time: seconds since the epoch. The estimate is infinite before the first step. Raises ValueError: `time_unit`
-    is none of seconds, minutes, hours, days.
+    is not one of seconds, minutes, hours, days.
     """
     if time_unit not in _SECONDS:
         raise ValueError(f"time_unit is {time_unit!r}; use one of {', '.join(_SECONDS)}")
@@ -98,7 +98,7 @@ def report_throughput(
 ) -> dict[str, float]:
     """Return the rates over the steps of `history_wct`, which holds the seconds at the end of each step.
 
-    n times bound n - 1 steps. Nothing before there are `window_size` times; device means per rank.
+    n times bound n - 1 steps. Empty with fewer than `window_size` times; device means per rank.
     """
     if len(history_wct) < window_size or len(history_wct) < 2:
         return {}
@@ -124,7 +124,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def memory_kind(device: torch.device) -> str:
-    """Say what `peak_memory_gib` measures."""
+    """Return the kind of memory that `peak_memory_gib` measures."""
     return RESIDENT_MEMORY if device.type == "cpu" else RESERVED_MEMORY
 
 

@@ -12,7 +12,7 @@ from cloudai_mbridge.training.flops import num_floating_point_operations
 def flops_per_step(state: Any, seq_length: int | None = None) -> int:
     """Return the model FLOPs of one step at the current batch size, which a ramp-up changes.
 
-    The lengths are, in this order: those that the forward step has counted on this rank, as `state.seqlen_sum` and
+    The lengths are, in this order: the sums that the forward step has counted on this rank, as `state.seqlen_sum` and
     `state.seqlen_squared_sum` (over the real sub-sequences of the step's micro-batches; 0 or missing: not counted);
     `seq_length`; the model's.
     """

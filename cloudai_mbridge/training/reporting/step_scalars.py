@@ -69,7 +69,7 @@ _failed: set[str] = set()
 
 
 def attempt(service: str, log: Callable[[], Any]) -> None:
-    """Call `log`; if the service fails, say so the first time, and go on."""
+    """Call `log`; if the service fails, warn the first time, and continue."""
     try:
         log()
     except Exception as error:
@@ -84,7 +84,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass
 class StepValues:
-    """What the loop knows after a step; batch_size is in sequences over all ranks, history in seconds."""
+    """Measurements of a step; batch_size is in sequences over all ranks, history in seconds."""
 
     losses: dict[str, torch.Tensor]  # on the last pipeline stage only
     learning_rate: float | None
@@ -101,7 +101,7 @@ class StepValues:
 
 
 def step_scalars(s: StepValues, config: Any, state: Any, memory: Mapping[str, int | float]) -> Scalars:
-    """Return what is logged of a step at the loggers' interval. memory: of `memory_scalars`."""
+    """Return the values of a step to log at the loggers' interval. memory: of `memory_scalars`."""
     logger, progress = config.logger, state.train_state
     common = {
         "decoupled-learning-rate": s.decoupled_learning_rate,
@@ -135,7 +135,7 @@ def memory_scalars(logger: Any, pp_group: Any) -> dict[str, int | float]:
 
 
 def report_scalars(r: StepReport, world_size: int) -> dict[str, float]:
-    """Return what is logged at a log step beside it: rates, time and energy per step."""
+    """Return the additional values of a log step: rates, time and energy per step."""
     tflops = r.tflops_per_gpu
     values = {
         "throughput/tflops/device": tflops,

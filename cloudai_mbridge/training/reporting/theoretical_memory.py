@@ -1,9 +1,10 @@
-"""How much memory the weights, the optimizer and the activations should take on the most loaded GPU; without torch.
+"""Theoretical memory of weights, optimizer and activations on the most loaded GPU; without torch.
 
 The formulas are Megatron-Bridge's (`training/utils/theoretical_memory_utils.py` of its newest version), for selective
 recomputation with sequence parallelism. Every expert counts once, at its own width and sharded by the expert layout;
-layers of multi-latent attention are counted as if their projections were the usual ones. Where adapters are trained,
-the weights beside them have neither gradients nor optimizer state, which Megatron-Bridge counts; adapters are left out.
+layers of multi-latent attention are counted as if their projections were the usual projections. If adapters are
+trained, the frozen weights have neither gradients nor optimizer state, which Megatron-Bridge counts; adapters are left
+out.
 """
 
 from dataclasses import dataclass
@@ -39,11 +40,11 @@ class TheoreticalMemory:
 
 @dataclass(frozen=True)
 class Split:
-    """How a model is split over GPUs. seq_length: of a whole sequence. is_sharded: by the distributed optimizer.
+    """Split of a model over GPUs. seq_length: of a whole sequence. is_sharded: by the distributed optimizer.
 
-    vp: None without virtual stages. num_microbatches: of a step; fewer than there are stages leave some of the
+    vp: None without virtual stages. num_microbatches: of a step; fewer than the stages leave some of the
     activation memory unused. layers: of each pipeline rank, with all its virtual stages; empty: an equal share each.
-    is_frozen: adapters are trained in the place of the weights.
+    is_frozen: adapters are trained instead of the weights.
     """
 
     tp: int
@@ -88,7 +89,7 @@ def theoretical_memory(cfg: Any, num_microbatches: int | None = None) -> Theoret
 
 
 def layers_by_rank(model: Any) -> tuple[int, ...]:
-    """Return the decoder layers of each pipeline rank of a finalized model, () where all have the same number."""
+    """Return the decoder layers of each pipeline rank of a finalized model, () if all have the same number."""
     if (pp := model.pipeline_model_parallel_size) == 1:
         return ()
     if layout := getattr(getattr(model, "pipeline_model_parallel_layout", None), "layout", None):
@@ -106,7 +107,7 @@ def layers_by_rank(model: Any) -> tuple[int, ...]:
 
 
 def report_theoretical_memory(cfg: Any, num_microbatches: int | None = None, verbose: bool = False) -> None:
-    """Print the estimate in MiB, the activations only where the formula holds. verbose: and the parameters."""
+    """Print the estimate in MiB, the activations only if the formula holds. verbose: and the parameters."""
     memory = theoretical_memory(cfg, num_microbatches)
     if verbose:
         write_line(f"Number of parameters in billions: {memory.parameters / 1e9:.2f}")
@@ -123,7 +124,7 @@ def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> Theoretical
     layer = dense / split.tp * bytes_per_parameter(split, split.dp * split.cp)
     layer += routed / (split.ep * split.etp) * bytes_per_parameter(split, expert_copies)
     table = embedding / split.tp * bytes_per_parameter(split, split.dp * split.cp)
-    tables = [1 + untied] if split.pp == 1 else [1, *[0] * (split.pp - 2), 1]  # the last stage's copy, where tied
+    tables = [1 + untied] if split.pp == 1 else [1, *[0] * (split.pp - 2), 1]  # the last stage's copy, if tied
     held = zip(split.layers_of(model.num_layers), tables, strict=True)
     weight = max(layer * count / model.num_layers + table * number for count, number in held)
     parameters = round(dense + routed + embedding * (1 + untied))
@@ -159,7 +160,7 @@ def activation_bytes(model: Any, split: Split, ffn_width: float) -> float:
 
 
 def _parameters(model: Any, projections: int) -> tuple[float, float]:
-    """Return the parameters of the layers: what every rank of a stage has a share of, and the routed experts'."""
+    """Return the layers' numbers of parameters: split over all ranks of a stage, and of the routed experts."""
     h, (dense_layers, expert_layers) = model.hidden_size, count_layers(model)
     shared, latent = read(model, "moe_shared_expert_intermediate_size", 0), read(model, "moe_latent_size", 0)
     dense = (dense_layers + expert_layers) * (2 * h * h * attention_share(model) + 4 * h) + 2 * h

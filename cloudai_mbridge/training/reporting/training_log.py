@@ -62,13 +62,13 @@ def training_log(
     loaded_iteration: int = 0,
     seq_length: int | None = None,
 ) -> bool:
-    """Count the step, and report where a report is due. Every rank must call it after every step.
+    """Count the step, and report if a report is due. Every rank must call it after every step.
 
-    The step time is the mean since the last report, the same on all ranks. Losses are known on the last stage's ranks.
+    The step time is the mean since the last report, the same on all ranks. Losses exist on the last stage's ranks only.
     The console's lines come from rank 0 (step time) and the last rank (all else, and the record).
 
     total_loss_dict: empty at first; kept here from step to step. learning_rate: None on a stage without parameters.
-    seq_length: of this step, None for the model's. loaded_iteration: where this process began.
+    seq_length: of this step, None for the model's. loaded_iteration: steps done when this process began.
 
     Returns whether to report the memory in use at the next report: only until the second step.
     """
@@ -125,10 +125,10 @@ def _accumulate(totals: dict[str, Any], losses: dict[str, torch.Tensor], is_skip
 
 @dataclass(frozen=True)
 class _Due:
-    """What is due after a step; the same on every rank, although only the last one has loggers."""
+    """Reports due after a step; the same on every rank, although only the last one has loggers."""
 
     console: bool
-    loggers: bool  # there are any
+    loggers: bool  # any logger exists
     scalars: bool  # and it is their turn
     memory: bool  # in use, at its own interval
 
@@ -229,7 +229,7 @@ class _Log:
         )
 
     def _losses(self, last: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Return the means since the last report; the last step's own where the optimizer has skipped all of them."""
+        """Return the means since the last report; the last step's own if the optimizer has skipped all of them."""
         if not (advanced := self._totals[_ADVANCED]):
             return {name: float(loss) for name, loss in last.items()}
         return {name: float(total) / advanced for name, total in self._totals.items() if name not in _COUNTERS}
@@ -264,7 +264,7 @@ def _print_memory_in_use(logger: Any, step: int, pg_collection: Any) -> None:
 
 
 def _group(pg_collection: Any, name: str) -> Any:
-    """Return a process group of the collection, of Megatron's state where there is none: mp, pp or dp."""
+    """Return a process group of the collection, of Megatron's state without one: mp, pp or dp."""
     if pg_collection is not None:
         return getattr(pg_collection, name)
     if name == "mp":

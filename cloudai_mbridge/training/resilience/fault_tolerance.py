@@ -70,11 +70,11 @@ def _connected_client(state_path: Path) -> Any:
 def on_training_step_start(state: Any) -> None:
     """Open the section `step`, except for the first training step of the process."""
     _start_step(state, "seen_tr_iters_cnt")
-    state.fault_tolerance_state.curr_eval_iter_idx = 0  # training goes on: the next evaluation warms up again
+    state.fault_tolerance_state.curr_eval_iter_idx = 0  # training continues: the next evaluation warms up again
 
 
 def on_training_step_end(state: Any) -> None:
-    """Close what `on_training_step_start` opened."""
+    """Close the section opened by `on_training_step_start`."""
     _end_step(state, "seen_tr_iters_cnt")
 
 
@@ -84,7 +84,7 @@ def on_eval_step_start(state: Any) -> None:
 
 
 def on_eval_step_end(state: Any) -> None:
-    """Close what `on_eval_step_start` opened."""
+    """Close the section opened by `on_eval_step_start`."""
     _end_step(state, "curr_eval_iter_idx")
 
 
@@ -127,7 +127,7 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None
 
 
 def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
-    """Note that `setup` read a checkpoint; one from local memory says little of how long that can take."""
+    """Note that `setup` read a checkpoint; a load from local memory does not show how long one can take."""
     if global_state.rank_monitor_client is not None:
         global_state.fault_tolerance_state.is_persistent_chkpt_loaded = not is_local_chkpt
 
@@ -164,7 +164,7 @@ def _maybe_update_timeouts(client: Any, seen: Any, is_closing: bool = False) -> 
 
 
 def _learned_sections(seen: Any) -> list[str]:
-    """Return the sections of which enough was seen to set a timeout."""
+    """Return the sections with enough observations to set a timeout."""
     enough = {
         "setup": seen.is_persistent_chkpt_loaded,
         "step": seen.seen_tr_iters_cnt >= _MIN_ITERS_FOR_STEP_TIMEOUT,
@@ -181,7 +181,7 @@ _chance = random.SystemRandom()  # the run's seeded generators stay as they are,
 def maybe_setup_simulated_fault(ft_config: FaultToleranceConfig | None) -> None:
     """Let one rank stop or die after `simulated_fault_base_delay` seconds and up to a fifth more.
 
-    Every rank must call it, once the process group is up. Which rank: the configured one, or one at random. Raises
+    Every rank must call it, once the process group is up. The rank is the configured rank or random. Raises
     ConfigError: the configured rank is not a rank of this run.
     """
     if ft_config is None or not ft_config.simulate_fault:

@@ -100,7 +100,7 @@ def _active_world_size(restart: InProcessRestartConfig) -> int:
 
 
 def _layers(restart: InProcessRestartConfig, on_gpu: bool) -> list[Any]:
-    """Return the topology: all ranks, and with granularity "node" the nodes, of which one is lost as a whole."""
+    """Return the topology: all ranks, and with granularity "node" the nodes; a node is lost as a whole."""
     ranks = nvrx("inprocess").rank_assignment
     active = _active_world_size(restart)
     layers = [ranks.Layer(min_ranks=active, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
@@ -159,7 +159,7 @@ def _monitor_logfile(restart: InProcessRestartConfig) -> str | None:
 
 
 def reset_for_restart(state: Any) -> None:
-    """Drop what an attempt left in this process: our state, and Megatron's global objects."""
+    """Drop the remains of an attempt in this process: our state, and Megatron's global objects."""
     rerun_state_machine.destroy_rerun_state_machine()
     parallel_state.destroy_model_parallel()
     num_microbatches_calculator.destroy_num_microbatches_calculator()

@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Step:
-    """What the detector wraps: it replaces `run` and puts it back at its shutdown."""
+    """Holder of the wrapped function: the detector replaces `run`, and restores it at its shutdown."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
 
 
 class NVRxStragglerDetectionManager:
-    """The detector of one process; every rank makes the same calls. Raises ImportError: there is no such package."""
+    """The detector of one process; every rank makes the same calls. Raises ImportError: the package is missing."""
 
     def __init__(self, config: NVRxStragglerDetectionConfig) -> None:
         self._straggler = nvrx("straggler")
@@ -82,7 +82,7 @@ class NVRxStragglerDetectionManager:
             found = self._has_stragglers(report)
         if not self.config.stop_if_detected:
             return False
-        # the interval need not end on all ranks at the same step: all ask rank 0 at every step
+        # the interval need not end on all ranks at the same step: all poll rank 0 at every step
         flag = torch.tensor([int(found)], device=current_device())
         dist.broadcast(flag, 0)
         return bool(flag.item())
@@ -117,7 +117,7 @@ class NVRxStragglerDetectionManager:
 
 
 def _score_lines(name: str, scores: Mapping[int, float], nodes: Mapping[int, str], count: int) -> list[str]:
-    """Return the `count` worst and best ranks, or all when there are not more than both."""
+    """Return the `count` worst and best ranks, or all ranks if not more than both."""
     ranks = sorted(scores, key=lambda rank: (scores[rank], rank))
 
     def lines(which: list[int]) -> list[str]:

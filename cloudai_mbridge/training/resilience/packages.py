@@ -1,4 +1,4 @@
-"""Optional packages: what a configuration needs and what is installed."""
+"""Optional packages: requirements of a configuration, and installed packages."""
 
 import importlib
 from importlib.util import find_spec
@@ -15,9 +15,9 @@ OF_EMERGING = ("muon", "dist_muon", "lion", "soap")
 
 
 def check_packages(cfg: ConfigContainer) -> None:
-    """Refuse a configuration that asks for a package which is not installed. Every rank calls it, before it starts.
+    """Refuse a configuration that needs a package which is not installed. Every rank calls it, before it starts.
 
-    Raises ConfigError: the first such key, with the package and what to do.
+    Raises ConfigError: the first such key, with the package and the remedy.
     """
     switches = {"ft": "enable_ft_package", "nvrx_straggler": "enabled", "inprocess_restart": "enabled"}
     for section, switch in switches.items():

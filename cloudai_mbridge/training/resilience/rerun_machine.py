@@ -1,8 +1,8 @@
 """Megatron-Core's rerun state machine, on any device, with its defects fixed.
 
 A step whose result is rejected is computed again in place: a result that differs points to a transient fault; the same
-sends the job to another device (exit code 16, resume), where another one means a persistent fault (exit code 17), and
-the same the model or the data.
+result moves the job to another device (exit code 16, resume). There, another result means a persistent fault (exit code
+17), the same result an error of the model or the data.
 """
 
 import logging
@@ -55,9 +55,9 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         self.mode = mode
 
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
-        """Tell whether to compute the step, again or for the first time; the transitions are Megatron's."""
+        """Return whether to compute the step, again or for the first time; the transitions are Megatron's."""
         if self.state == RerunState.NOT_RUNNING_YET:
-            # else a rerun that another rank asks for would compare with this rank's last rejected result
+            # else a rerun requested by another rank would compare with this rank's last rejected result
             self.failed_validation_call = self.initial_result = None
             self.error_injector.injected_error_type = None
         if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT and self._iteration_to_rerun is not None:
@@ -66,13 +66,13 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         return bool(super().should_run_forward_backward(data_iterator))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` returned in the run that saved the checkpoint; ignored in the mode `disabled`."""
+        """Load the `state_dict` of the run that saved the checkpoint; ignored in the mode `disabled`."""
         configured = self.error_injector.state_dict()
         super().load_state_dict(state_dict)
         if self.mode == RerunMode.DISABLED:
             return
         running = {"injected_error_type": self.error_injector.injected_error_type}
-        self.error_injector.load_state_dict({**configured, **running})  # how often to inject is this run's to say
+        self.error_injector.load_state_dict({**configured, **running})  # the injection rate is this run's
         if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT:
             self._iteration_to_rerun = self.current_iteration
         elif self.state != RerunState.NOT_RUNNING_YET:
@@ -93,9 +93,9 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         """Judge one result of the running step.
 
         Args:
-            result: what to judge, a float or a tensor of one element unless `comparison_func` is given.
+            result: the value to judge, a float or a tensor of one element unless `comparison_func` is given.
             rejection_func: True for a result that cannot be right.
-            message: names the judgement; one call of a step is known by its message and its number within the step.
+            message: names the judgement; a call is identified by its message and its number within the step.
             comparison_func: the relative difference between the first result and the second.
             tolerance: the largest difference that counts as the same result.
             fatal: end the run over it, when the diagnosis is complete.

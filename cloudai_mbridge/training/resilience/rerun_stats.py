@@ -35,7 +35,7 @@ def relative_difference(first: Any, second: Any) -> float:
 
 
 def report_stats(stats: Mapping[Caller, QuickStats]) -> None:
-    """Print, on rank 0, what all ranks have seen since the start, and forget it on the others. Collective."""
+    """Print, on rank 0, the statistics of all ranks since the start, and reset them on the others. Collective."""
     gathered: list[Any] = [dict(stats)]
     if dist.is_initialized():
         everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None

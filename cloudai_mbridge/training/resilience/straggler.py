@@ -1,5 +1,5 @@
 """Megatron-Core's straggler detector (megatron/core/README_STRAGGLER.md), with its defects fixed: it times every rank's
-forward pass with GPU events. Without a GPU it stays off; `report` is still a collective that says so."""
+forward pass with GPU events. Without a GPU it stays off; `report` is still a collective, and prints that."""
 
 import math
 from datetime import datetime
@@ -13,7 +13,7 @@ from cloudai_mbridge.training.process.log_lines import write_line
 
 
 class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
-    """The detector where some ranks may have measured nothing, and where asking for the singleton does not reset it."""
+    """Straggler detector that allows ranks without measurements; accessing the singleton does not reset it."""
 
     def __init__(self) -> None:
         if not hasattr(self, "_off"):
@@ -22,7 +22,7 @@ class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
     def elapsed(self) -> tuple[float, float, float, float, float, float]:
         """Return (forward ms, batch ms, temperature, power, utilisation, clock) since the last call, and reset.
 
-        Starts without a stop count as nothing measured. Readings are NaN where their library (pynvml) is missing.
+        Starts without a stop count as nothing measured. Readings are NaN if their library (pynvml) is missing.
         """
         if self._off:
             return 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -51,7 +51,7 @@ class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
             forward_ms, *rest = self.elapsed()
             step_ms = forward_ms / log_interval
             flops = total_flops / log_interval
-            # FLOP/ms/1e9 = TFLOP/s; a rank that measured nothing did no work that is known of
+            # FLOP/ms/1e9 = TFLOP/s; a rank without measurements counts as idle
             tflops = flops / (step_ms * 1e9 * self.world) / self.amp if step_ms > 0 else 0.0
             found = self._min_max(step_ms, *rest, tflops)
             if self.rank == 0 and found is not None:
@@ -70,7 +70,7 @@ def straggler_timer() -> GuardedStragglerDetector:
 
 
 def configure_straggler(state: Any) -> None:
-    """Turn the state's detector on, where it is asked for and there is a GPU. The process group must be up."""
+    """Turn the state's detector on, if configured and on a GPU. The process group must be up."""
     config = state.cfg.straggler
     if config is None or not config.log_straggler:
         return
@@ -97,12 +97,12 @@ def _readings() -> tuple[float, float, float, float]:
     gpu = torch.cuda
     try:
         return float(gpu.temperature()), float(gpu.power_draw()), float(gpu.utilization()), float(gpu.clock_rate())
-    except (ImportError, RuntimeError):  # no pynvml, or a driver that does not tell
+    except (ImportError, RuntimeError):  # no pynvml, or not reported by the driver
         return math.nan, math.nan, math.nan, math.nan
 
 
 def _report_lines(found: Any, num_named: int, world_size: int) -> list[str]:
-    """Render what `_min_max` found; the names are Megatron's."""
+    """Render the result of `_min_max`; the names are Megatron's."""
     slowest, fastest = found.aflops[0]()[:2], found.aflops[-1]()[:2]
     parts = [
         f"[{datetime.now():%Y-%m-%d %H:%M:%S}]",

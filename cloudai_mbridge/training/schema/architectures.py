@@ -10,7 +10,7 @@ from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, show
 from cloudai_mbridge.training.schema.type_forms import Section
 
 _MODELS = "megatron.bridge.models"
-# Module -> beginnings of class names -> what follows them; "" is the class of the bare name
+# Module -> prefixes of class names -> suffixes; "" is the class of the bare name
 _GPT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt_provider": {"GPTProvider": ("126M", "5B", "7B", "20B", "40B", "175B")},
     "llama.llama_provider": {
@@ -89,11 +89,11 @@ _OWN_DEFAULTS = frozenset((
 ))  # fmt: skip
 _LLAMA_31_FACTORS = {"low_freq_factor": 1, "high_freq_factor": 4, "old_context_len": 8192}
 
-# 0.19 has one field for both dispatchers, and refuses what were the defaults of 0.16
+# 0.19 has one field for both dispatchers, and refuses the defaults of 0.16
 _NEW_SMS = "moe_flex_dispatcher_num_sms"
 _OLD_SMS = {"moe_deepep_num_sms": 20, "moe_hybridep_num_sms": 16}
 
-# Layers of a model that mixes dense and MoE ones: what `default_layer_spec` makes here of any model
+# Layers of a model that mixes dense and MoE layers: `default_layer_spec` builds them here for any model
 _BLOCK_SPEC = "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec"
 _DEFAULT_SPEC = f"{_MODELS}.gpt_provider.default_layer_spec"
 

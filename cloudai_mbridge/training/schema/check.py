@@ -25,7 +25,7 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     """Check a config given as plain data, section -> key -> value, as strictly as the training process will.
 
     partial: keys and sections may be missing, as in the overlay of a recipe.
-    release: of the Megatron-Core that will train; None where it is not known: keys of any release pass.
+    release: of the Megatron-Core that will train; None if unknown: keys of any release pass.
 
     ConfigError: unknown or missing key, or a wrong type: dotted path, value, and the valid or nearest key.
     """

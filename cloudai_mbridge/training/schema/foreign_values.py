@@ -1,6 +1,6 @@
-"""Values that Megatron-Bridge's own recipes give a field of another type: read as what they mean there.
+"""Values of another type than the field's in Megatron-Bridge's own recipes, read with their meaning there.
 
-Megatron-Bridge checks no types, so that its files hold them.
+Megatron-Bridge checks no types, so its files contain such values.
 """
 
 from typing import Any
@@ -15,6 +15,6 @@ def as_meant(path: str, field: str, value: Any) -> Any:
             return False
         case _, "moe_router_dtype", {"_target_": "torch.float32"}:
             return "fp32"
-        case _, "moe_router_dtype", "bf16":  # Megatron-Core takes what it does not know for the type of the layer
+        case _, "moe_router_dtype", "bf16":  # Megatron-Core treats unknown values as the type of the layer
             return None
     return value

@@ -169,7 +169,7 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "megatron.core.fusions.fused_bias_geglu.quick_gelu": ("megatron.core.fusions.fused_bias_geglu", "quick_gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.transformer_engine_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
-    # what `default_layer_spec` makes of a model that has such a variant
+    # the result of `default_layer_spec` for a model with such a variant
     "megatron.core.models.gpt.experimental_attention_variant_module_specs."
     "get_transformer_block_with_experimental_attention_variant_spec": (_LAYER_SPECS, "default_layer_spec"),
     "megatron.bridge.models.gpt_provider.local_layer_spec": (_LAYER_SPECS, "local_layer_spec"),
@@ -222,7 +222,7 @@ def dtype_name(name: str) -> str:
 
 
 def is_foreign(target: str) -> bool:
-    """Say whether a file of Megatron-Bridge or Megatron-Core wrote this table: it carries computed fields as well."""
+    """Return whether Megatron-Bridge or Megatron-Core wrote this table, which then contains computed fields as well."""
     return target.startswith("megatron.")
 
 

@@ -11,7 +11,7 @@ _SHOWN = 80
 
 
 def fail(where: str, text: str) -> NoReturn:
-    """Raise ConfigError with one line: the dotted path and what is wrong there."""
+    """Raise ConfigError with one line: the dotted path and the error."""
     line = re.sub(r"\s+", " ", f"{where or 'config'}: {text}")
     raise ConfigError(line.encode("utf-8", "backslashreplace").decode("utf-8"))
 
@@ -40,5 +40,5 @@ def join(where: str, key: object) -> str:
 
 
 def is_tagged(value: object) -> bool:
-    """Say whether `value` is a table with a `_target_`."""
+    """Return whether `value` is a table with a `_target_`."""
     return isinstance(value, dict) and "_target_" in value

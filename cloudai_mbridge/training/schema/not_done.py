@@ -1,4 +1,4 @@
-"""What a valid configuration may ask for and this loop does not do. Standard library only: planning reads it too."""
+"""Features that a valid configuration may request and this loop lacks. Standard library only: planning reads it too."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ _MISSING = object()
 
 _UNREAD = "Megatron-Bridge 0.6 does not read it"
 _NO_GROUPS = "Megatron-Bridge 0.6 makes no process groups for generalized tensor parallelism"
-# section.field -> the reason, and the values that ask for nothing; a section that is None asks for nothing either
+# section.field -> the reason, and the harmless values; a section that is None is harmless, too
 ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "validation.test_mode": (_UNREAD, (False,)),
     "validation.multiple_validation_sets": (_UNREAD, (False,)),
@@ -36,7 +36,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.hybrid_context_parallel": ("Megatron-Bridge 0.6 does not make the batches of its schedule", (False,)),
     "model.dynamic_context_parallel": ("no release of Megatron-Core has it", (False,)),
 }
-# section.field -> what a machine must have for it, and the values that need nothing
+# section.field -> the requirement on the machine, and the values without requirement
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "model.fp8": (TRANSFORMER_ENGINE, (None,)),
     "model.experimental_attention_variant": (TRANSFORMER_ENGINE, (None,)),
@@ -64,7 +64,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "dist.external_gpu_device_mapping": (GPU, (False,)),
     "dist.flight_recorder_dump_path": (GPU, (None,)),
     "model.hierarchical_context_parallel_sizes": (TRANSFORMER_ENGINE, (None,)),
-    "tensor_inspect.enabled": (TRANSFORMER_ENGINE, (False,)),  # whose layers are what calls it
+    "tensor_inspect.enabled": (TRANSFORMER_ENGINE, (False,)),  # called by its layers only
     "dist.use_sharp": (GPU, (False,)),
     "dist.nccl_communicator_config_path": (GPU, (None,)),
     "dist.high_priority_stream_groups": (GPU, (None, [])),
@@ -76,9 +76,9 @@ WITHOUT_EFFECT: dict[str, tuple[str, Any]] = {"model.cuda_graph_modules": ("cuda
 
 
 def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
-    """Yield, in words, every field that asks for what the loop does not do.
+    """Yield a message for every field that requests an unsupported feature.
 
-    get: (section, field, default) -> the field's value, or the default where there is no such section or field.
+    get: (section, field, default) -> the field's value, or the default if the section or field is missing.
     """
     for path, row in ASKS_FOR_NOTHING.items():
         section, _, name = path.partition(".")
@@ -89,7 +89,7 @@ def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
     yield from _without_groups(get)
 
 
-# section.field -> its own value, and the one with which decentralized groups have nothing to do with it
+# section.field -> its default, and the value that is harmless with decentralized groups
 _NOT_IN_A_GRID: dict[str, tuple[Any, Any]] = {
     "dist.use_gloo_process_groups": (True, False),
     "dist.use_tp_pp_dp_mapping": (False, False),
@@ -103,7 +103,7 @@ _NOT_IN_A_GRID: dict[str, tuple[Any, Any]] = {
 
 
 def _without_groups(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
-    """Yield what the process groups of a grid do not have, where Megatron-Bridge would pass over most in silence."""
+    """Yield features that the process groups of a grid lack; Megatron-Bridge would silently ignore most of them."""
     if not get("dist", "use_decentralized_pg", False):
         return
     for path, (default, harmless) in _NOT_IN_A_GRID.items():
@@ -128,13 +128,13 @@ def _sharded_twice(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
 
 
 def remedy(row: tuple[str, tuple[Any, ...]]) -> str:
-    """Return what to use instead, and why."""
+    """Return the harmless values to use instead, and the reason."""
     reason, harmless = row
     return f"use {' or '.join(map(repr, harmless))}; {reason}"
 
 
 def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Iterator[str]:
-    """Yield, in words, every field that needs what the machine lacks. get: as of `asked_for`."""
+    """Yield a message for every field that needs a feature the machine lacks. get: as in `asked_for`."""
     for path, (what, harmless) in NEEDS.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING) if what in lacking else _MISSING
@@ -151,7 +151,7 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
 
 # Modules that Megatron-Core recomputes by functions of Transformer Engine, or in its layers alone
 RECOMPUTED_BY_ENGINE = ("layernorm", "moe_act")
-# Switched off, with a warning, where there is nothing to overlap with
+# Switched off, with a warning, without anything to overlap with
 _IN_GROUPS = "comm_overlap.tp_comm_overlap"
 
 

@@ -35,7 +35,7 @@ _EXACT = ("none", "bool", "int", "str", "literal")
 
 
 def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> Any:
-    """Check `value` against `form`, and return what the catalog makes of it; `where` is its dotted path.
+    """Check `value` against `form`, and return the catalog's object for it; `where` is its dotted path.
 
     ConfigError: unknown key, missing key, wrong type, or a `_target_` outside the known names.
     """
@@ -78,7 +78,7 @@ def _check_target(value: Mapping[str, Any], form: Form, where: str) -> None:
 
 
 def _shape_fits(form: Form, value: Any, catalog: Catalog) -> bool:
-    """Say whether `value` could be meant as `form`, by its outer shape alone."""
+    """Return whether `value` may match `form`, by its outer shape alone."""
     kind = form.kind
     if kind == "any":
         return True
@@ -164,7 +164,7 @@ def _hint_for_text(value: str, kinds: set[str]) -> str:
 
 
 def spelled_out(form: Form, catalog: Catalog, **by_kind: Iterable[str]) -> list[Any]:
-    """List the choices of literals, the members of enums, and those of the other kinds that are given."""
+    """List the choices of literals, the members of enums, and the given values of other kinds."""
     found: list[Any] = []
     for option in options_of(form):
         if option.kind == "literal":
@@ -235,7 +235,7 @@ def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: i
 
 
 def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog: Catalog, depth: int) -> dict[str, Any]:
-    """Check every key of a table; return field -> what is made of its value."""
+    """Check every key of a table; return field -> the object of its value."""
     given: dict[str, Any] = {}
     made: dict[str, Any] = {}
     foreign = is_foreign(str(value.get("_target_", "")))
@@ -266,10 +266,10 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
 
 
 def is_left_out(section: Section, table: Mapping[Any, Any], key: str, item: Any, catalog: Catalog) -> bool:
-    """Say whether a key of a table that Megatron-Bridge or Megatron-Core wrote is passed over.
+    """Return whether to ignore a key of a table that Megatron-Bridge or Megatron-Core wrote.
 
     Other releases of Megatron-Core have fields that do not exist here. Megatron-Bridge has fields of its own, and null
-    where others demand a value.
+    in fields that require a value here.
     """
     target, name = str(table.get("_target_", "")), field_key(section, key)
     if not is_foreign(target):
@@ -280,7 +280,7 @@ def is_left_out(section: Section, table: Mapping[Any, Any], key: str, item: Any,
 
 
 def _refuse_request(section: Section, table: Mapping[Any, Any], key: str, where: str, catalog: Catalog) -> None:
-    """Refuse to pass over a key that asks for something."""
+    """Refuse to ignore a key that has an effect."""
     item = table[key]
     decides, off = WITHOUT_EFFECT.get(where, ("", None))
     if item is None or (decides and (item == [] or table.get(decides, off) == off)):
@@ -303,7 +303,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _check_leaf(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
-    """Let pass what `_shape_fits` has compared, or look at what a table names."""
+    """Accept a value checked by `_shape_fits`, or check the object that a table names."""
     if is_tagged(value):
         match form.kind:
             case "dtype" | "callable":

@@ -1,5 +1,5 @@
-"""`schema.json` holds several releases of Megatron-Core: what is the same in all is one entry, anything else a list of
-entries, each with its "releases"."""
+"""`schema.json` with several releases of Megatron-Core: an entry that is the same in all is stored once, any other as a
+list of entries, each with its "releases"."""
 
 import json
 from abc import ABC, abstractmethod
@@ -31,13 +31,13 @@ class Catalog(ABC):
     """
 
     def __init__(self, release: str | None) -> None:
-        """Begin empty. release: of the Megatron-Core that trains, or its version; None: not known."""
+        """Begin empty. release: of the Megatron-Core that trains, or its version; None: unknown."""
         self._release = release
         self.dropped: dict[str, Any] = {}
 
     @abstractmethod
     def section(self, path: str) -> Section | None:
-        """Return the config class at `path`, None where there is none."""
+        """Return the config class at `path`, None if missing."""
 
     @abstractmethod
     def members(self, path: str) -> Mapping[str, Any]:
@@ -45,14 +45,14 @@ class Catalog(ABC):
 
     @abstractmethod
     def make(self, form: Form, value: Any, where: str) -> Any:
-        """Return what the checked `value` stands for; items of lists and tables are made already."""
+        """Return the object of the checked `value`; items of lists and tables are made already."""
 
     def missing_because(self, path: str, key: str) -> str | None:
-        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+        """Describe the Megatron-Core releases with a key that the class at `path` lacks; None: no release has it."""
         return why_missing(load_all_releases(), path, key, self._release)
 
     def is_request(self, path: str, key: str, value: Any) -> bool:
-        """Say whether a key that other releases have is given, and `value` is the default of none of them."""
+        """Return whether other releases have the key, and `value` is not the default in any of them."""
         if _who_has(load_all_releases(), path, key) is None:
             return False
         variants = load_all_releases()["classes"][path]["fields"][key]
@@ -68,7 +68,7 @@ def of_release(schema: Mapping[str, Any], release: str | None) -> dict[str, Any]
 
 
 def merge(schema: Mapping[str, Any], fresh: Mapping[str, Any], release: str) -> dict[str, Any]:
-    """Return `schema` with what `fresh` says of one release in the place of what it said of that release before."""
+    """Return `schema` with the entries of one release replaced by `fresh`."""
     before = schema["classes"]
     classes = {
         path: {**entry, "fields": _merged(before.get(path, {}).get("fields", {}), entry["fields"], release)}
@@ -78,7 +78,7 @@ def merge(schema: Mapping[str, Any], fresh: Mapping[str, Any], release: str) -> 
 
 
 def why_missing(schema: Mapping[str, Any], path: str, key: str, used: str | None) -> str | None:
-    """Say which releases have a field that the `used` one, which trains, lacks; None where no release has it."""
+    """Describe the releases with a field that `used`, the release that trains, lacks; None if no release has it."""
     having = _who_has(schema, path, key)
     return having and f"needs Megatron-Core {having}, and {used} trains here; remove it, or change the release"
 
@@ -109,7 +109,7 @@ def _variant(entry: Any, release: str | None) -> Entry | None:
 
 
 def _of_any(variants: list[Entry]) -> Entry:
-    """Return a field that takes what any release takes, with the newest default; or the members of all releases."""
+    """Return a field that accepts values of any release, with the newest default; or the members of all releases."""
     joined = {key: value for variant in variants for key, value in variant.items() if key != _KEY}
     if "type" not in joined:  # an enum
         return joined
@@ -130,7 +130,7 @@ def _merged(table: Mapping[str, Any], fresh: Mapping[str, Any], release: str) ->
 
 
 def _with(entry: Any, fresh: Entry | None, release: str) -> Any:
-    """Return the variants of an entry, with `fresh` as that of `release`; the entry itself where all are the same."""
+    """Return the variants of an entry, with `fresh` as the entry of `release`; the entry itself if all are the same."""
     variants = [] if entry is None else entry if isinstance(entry, list) else [{**entry, _KEY: list(RELEASES)}]
     spans = [({k: v for k, v in each.items() if k != _KEY}, {*each[_KEY]} - {release}) for each in variants]
     if fresh is not None:

@@ -63,7 +63,7 @@ def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
 
 
 def _names_member(name: str, member: Any, named: Any, arguments: Any) -> bool:
-    """Say whether both spellings, where given, mean this member."""
+    """Return whether both spellings, if given, mean this member."""
     if arguments is not None and not (isinstance(arguments, list) and len(arguments) == 1):
         return False
     is_value = arguments is None or (type(arguments[0]) is type(member) and arguments[0] == member)

@@ -17,7 +17,7 @@ class Form:
     """One type.
 
     `args` holds the member forms of a union, list, tuple or dict, the choices of a literal, or the class path of a
-    config class, an enum or an opaque object (one that no file can describe). A tuple of any length has kind
+    config class, an enum or an opaque object (not describable in a file). A tuple of any length has kind
     "tuple" and `open_ended`.
     """
 
@@ -42,7 +42,7 @@ def union(options: tuple[Form, ...]) -> Form:
 
 
 def options_of(form: Form, *kinds: str) -> tuple[Form, ...]:
-    """List the members of a union, or the form itself; where `kinds` are given, only those of one of them."""
+    """List the members of a union, or the form itself; if `kinds` are given, only members of these kinds."""
     options = form.args if form.kind == "union" else (form,)
     return tuple(option for option in options if option.kind in kinds) if kinds else options
 
@@ -74,7 +74,7 @@ def describe(form: Form) -> str:
 
 
 def parse(text: str) -> Form:
-    """Read what `render` wrote. Raises ValueError: not a type text."""
+    """Parse the output of `render`. Raises ValueError: not a type text."""
     try:
         return _from_node(ast.parse(text, mode="eval").body)
     except SyntaxError as error:
@@ -126,12 +126,12 @@ class Section:
     abstract: bool = False
 
     def keys(self) -> list[str]:
-        """List what may be set."""
+        """List the names that may be set."""
         return [*(name for name, entry in self.fields.items() if not entry.computed), *self.aliases]
 
 
 def field_key(section: Section, key: object) -> str | None:
-    """Return the name of the field that `key` sets, None when there is none."""
+    """Return the name of the field that `key` sets, None if missing."""
     if not isinstance(key, str):
         return None
     name = section.aliases.get(key, key)

@@ -1,1 +1,1 @@
-"""Everything before the first step: configuration, process groups, and the record of what the run runs on."""
+"""Everything before the first step: configuration, process groups, and the record of hardware and software."""

@@ -1,4 +1,4 @@
-"""What adapters cannot be combined with."""
+"""Features that cannot be combined with adapters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from cloudai_mbridge.training.peft.config import LoRA
 
 
 def asked_of_adapters(config: ConfigContainer) -> Iterator[str]:
-    """Yield, in words, what cannot be combined."""
+    """Yield a message for each invalid combination."""
     if config.peft is None:
         return
     if isinstance(config.peft, LoRA):
@@ -23,9 +23,9 @@ def asked_of_adapters(config: ConfigContainer) -> Iterator[str]:
         ("model.qk_clip", getattr(model, "qk_clip", False), False),  # it changes weights that are not saved
         # Their products do not go through the layers that have adapters
         ("model.use_transformer_engine_op_fuser", getattr(model, "use_transformer_engine_op_fuser", False), False),
-        # A checkpoint of adapters has not the quantizers of the weights, so that no run resumes from it
+        # A checkpoint of adapters lacks the quantizers of the weights, so no run can resume from it
         ("model.restore_modelopt_state", getattr(model, "restore_modelopt_state", False), False),
-        # There is no gradient of a frozen weight to compute later
+        # A frozen weight has no gradient to compute later
         ("model.delay_wgrad_compute", getattr(model, "delay_wgrad_compute", False), False),
     )
     for field, value, harmless in combined:

@@ -1,4 +1,4 @@
-"""Where attention that ends with a document would not, or not by itself: Megatron-Core reports no error."""
+"""Configurations in which attention would not (automatically) end with a document: Megatron-Core reports no error."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, 
 
 
 def asked_of_documents(config: ConfigContainer) -> Iterator[str]:
-    """Yield, in words, what cannot be combined."""
+    """Yield a message for each invalid combination."""
     dataset: Any = config.dataset
     if getattr(dataset, "reset_attention_mask", False):
         yield from _of_masks(config.model, dataset)
@@ -28,7 +28,7 @@ def _of_masks(model: Any, dataset: Any) -> Iterator[str]:
 
 
 def _of_bounds(config: ConfigContainer) -> Iterator[str]:
-    """Yield what cannot hold documents of any length: several rows, and the parts of a sequence."""
+    """Yield layouts that cannot hold documents of any length: several rows, and the parts of a sequence."""
     sizes = {
         "train.micro_batch_size": config.train.micro_batch_size,
         "validation.eval_micro_batch_size": config.eval_batch_sizes[1],

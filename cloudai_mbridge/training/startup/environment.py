@@ -1,4 +1,4 @@
-"""What this rank runs on: the device, its driver and libraries, the packages. It goes into the run's opening record."""
+"""Environment of this rank: the device, its driver and libraries, the packages. Part of the run's opening record."""
 
 import platform
 import socket
@@ -17,7 +17,7 @@ _ENGINES = ("transformer-engine", "transformer-engine-torch", "transformer-engin
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return what this rank runs on; None where it is not known, or not there. The process group must be up."""
+    """Return the environment of this rank, None for unknown or missing parts. The process group must be up."""
     on_gpu = current_device().type != "cpu"
     engines = (package_version(name) for name in _ENGINES) if has_transformer_engine() else ()
     # `megatron.core.__version__` adds the commit of whatever repository lies around it, ours if it is in .venv
@@ -47,7 +47,7 @@ def _nccl() -> str | None:
 
 
 def _driver() -> str | None:
-    """Ask the kernel, which knows without delay, else nvidia-smi, which takes a second or two on a big node."""
+    """Read the version from the kernel, without delay, else from nvidia-smi, in a second or two on a big node."""
     try:
         return _DRIVER_OF_THE_KERNEL.read_text(encoding="ascii", errors="replace").strip() or None
     except OSError:

@@ -1,6 +1,6 @@
 """Facts of every node of a run that may make it slower than the others, gathered once before the first step.
 
-Standard library, and torch.distributed to gather. What a node does not tell is left out.
+Standard library, and torch.distributed to gather. Facts that a node does not report are left out.
 """
 
 import os
@@ -45,17 +45,17 @@ def host_facts(root: Path = _ROOT, query: Callable[..., str | None] = output_of)
 
 
 def gather_host_facts() -> dict[str, Any]:
-    """Return the facts of all nodes, on every rank; as of `in_short`. The process group must be up."""
-    own = host_facts() if int(os.environ.get("LOCAL_RANK", 0)) == 0 else None  # one rank of a node tells them
+    """Return the facts of all nodes, on every rank, in the form of `in_short`. The process group must be up."""
+    own = host_facts() if int(os.environ.get("LOCAL_RANK", 0)) == 0 else None  # one rank of a node reports them
     found: list[dict[str, Any] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return in_short([facts for facts in found if facts])
 
 
 def in_short(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the names of nodes, the facts that most of them have, and for each other node what differs.
+    """Return the names of nodes, the facts that most of them have, and the differences of each other node.
 
-    {"names": [...], "facts": {...}, "odd": {name: {fact: value, or null for what it does not tell}}}
+    {"names": [...], "facts": {...}, "odd": {name: {fact: value, or null if not reported}}}
     """
     names = [str(host["hostname"]) for host in hosts]
     own = [{name: fact for name, fact in host.items() if name != "hostname"} for host in hosts]
@@ -99,7 +99,7 @@ def _links(root: Path) -> dict[str, str]:
 
 
 def _gpus(query: Callable[..., str | None]) -> dict[str, Any]:
-    """Return what nvidia-smi says of all GPUs: one value where they agree, else all of them in order."""
+    """Return nvidia-smi's values of all GPUs: one value if they agree, else all of them in order."""
     said = query("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS.values())}", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
     rows = [row for row in rows if len(row) == len(_GPU_FIELDS)]

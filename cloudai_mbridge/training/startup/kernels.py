@@ -1,4 +1,4 @@
-"""Packages of kernels without which Megatron-Core fails in the middle of building a model."""
+"""Packages of kernels without which Megatron-Core fails while building a model."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.training.errors import ConfigError
 
-# Kind of layer, by its letter in a pattern or the variant's name -> what it imports and the extra that has it
+# Kind of layer, by its letter in a pattern or the variant's name -> its imports and the extra that installs them
 _MAMBA = (("mamba_ssm", "causal_conv1d"), "mamba")
 _LINEAR = (("fla",), "linear-attention")
 _SPARSE = (("fast_hadamard_transform",), "sparse-attention")

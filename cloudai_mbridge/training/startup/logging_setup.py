@@ -1,4 +1,4 @@
-"""Python's logging, as `logger.*` asks for it: what the libraries say. What a run reports does not go through it."""
+"""Python's logging, configured by `logger.*`: the libraries' messages. A run's own reports do not go through it."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Make a configuration ready for this process: fit it to the device, refuse what the loop lacks, derive, validate."""
+"""Preparation of a configuration for this process: adaptation to the device, refusals, derived values, validation."""
 
 import os
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ _CHANGED = "_changed_by_prepare"
 
 
 def prepare(config: ConfigContainer) -> dict[str, Any]:
-    """Prepare in place; return what the device changed, "section.field" -> new value.
+    """Prepare in place; return the changes for the device, "section.field" -> new value.
 
-    May be called again: what an earlier call changed, and holds still, is returned as well.
+    May be called again: changes of an earlier call that still hold are returned as well.
 
-    ConfigError: a rule is broken, or the loop does not do what is asked for.
+    ConfigError: a rule is broken, or the loop does not support a configured feature.
     """
     _check_values(config)
     refuse_unsupported(config)
@@ -88,7 +88,7 @@ def _plain_values(config: ConfigContainer) -> dict[str, Any]:
 
 
 def _check_values(config: ConfigContainer) -> None:
-    """Refuse what would fail later, on every rank, in other words."""
+    """Refuse values that would fail later, on every rank, with an unclear message."""
     optimizer, train = config.optimizer, config.train
     for name, value in (("micro_batch_size", train.micro_batch_size), ("global_batch_size", train.global_batch_size)):
         if value is None or value < 1:
@@ -106,7 +106,7 @@ def _check_values(config: ConfigContainer) -> None:
 
 
 def _check_parallelism(config: ConfigContainer) -> None:
-    """Refuse what pipeline, data and tensor parallelism cannot split."""
+    """Refuse sizes that pipeline, data and tensor parallelism cannot split."""
     model: Any = config.model
     if model.virtual_pipeline_model_parallel_size is not None and not model.overlap_p2p_comm:
         # Megatron-Core would train them wrongly and report no error
@@ -181,7 +181,7 @@ _FUSIONS = (
 
 
 def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> dict[str, Any]:
-    """Change what the device cannot do; return "section.field" -> new value. May be called again."""
+    """Change settings that the device does not support; return "section.field" -> new value. May be called again."""
     gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     made: dict[str, Any] = {}
 
@@ -194,7 +194,7 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
     if not gpu:
         change("dist", "distributed_backend", "gloo")
         change("model", "use_cpu_initialization", True)
-        # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
+        # gloo reads a send buffer after isend has returned, so freeing it early would corrupt the message
         change("model", "deallocate_pipeline_outputs", False)
         change("ddp", "average_in_collective", False)  # gloo has no average
         if config.ddp.use_megatron_fsdp or config.dist.use_megatron_fsdp:
@@ -216,10 +216,10 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
     if getattr(config.model, "attention_backend", None) == AttnBackend.local and find_spec(_FUSED_SOFTMAX) is None:
         change("model", "masked_softmax_fusion", False)
     if config.dist.use_torch_fsdp2:
-        change("model", "gradient_accumulation_fusion", False)  # there is no buffer to accumulate in
+        change("model", "gradient_accumulation_fusion", False)  # without a buffer to accumulate in
     _derive(config)
     if config.comm_overlap is None:
-        # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing
+        # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages silently train wrongly
         is_interleaved = getattr(config.model, "virtual_pipeline_model_parallel_size", None) is not None
         change("model", "overlap_p2p_comm", is_interleaved)
         change("model", "batch_p2p_comm", not is_interleaved)
@@ -227,7 +227,7 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
 
 
 def _derive(config: ConfigContainer) -> None:
-    """Fill in what follows from other sections and is the same on every device."""
+    """Fill in values that follow from other sections and are the same on every device."""
     model: Any = config.model
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
@@ -244,7 +244,7 @@ def _derive(config: ConfigContainer) -> None:
 
 
 def _pad_uneven_dispatch(model: Any) -> None:
-    """Let ranks hand HybridEP different numbers of tokens where no graphs fix their shapes, as Megatron-Bridge does."""
+    """Let ranks pass HybridEP different numbers of tokens if no graphs fix their shapes, as Megatron-Bridge does."""
     dispatcher = getattr(model, "moe_token_dispatcher_type", None), getattr(model, "moe_flex_dispatcher_backend", None)
     old_names = (getattr(model, name, False) for name in ("enable_cuda_graph", "external_cuda_graph"))
     if dispatcher == ("flex", "hybridep") and not cuda_graphs.implementation(model) and not any(old_names):
@@ -254,12 +254,12 @@ def _pad_uneven_dispatch(model: Any) -> None:
 
 
 def take_vocabulary(model: Any, vocab_size: int) -> None:
-    """Give the model the tokenizer's vocabulary, padded as `make_vocab_size_divisible_by` says."""
+    """Give the model the tokenizer's vocabulary, padded according to `make_vocab_size_divisible_by`."""
     model.vocab_size, model.should_pad_vocab = vocab_size, True
 
 
 def refuse_unsupported(config: ConfigContainer) -> None:
-    """Refuse what the loop would ignore: a ConfigError names each such field, its value and what asks for nothing."""
+    """Refuse settings that the loop would ignore: a ConfigError names each field, its value and the harmless value."""
 
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
@@ -314,7 +314,7 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
 
 
 def _of_modelopt(config: ConfigContainer) -> Iterator[str]:
-    """Yield what ModelOpt does not restore, and attention to what follows, as no mask hides it."""
+    """Yield parts that ModelOpt does not restore, and attention to later tokens, which no mask hides."""
     model: Any = config.model
     if getattr(model, "restore_modelopt_state", False):
         combined = (
@@ -334,12 +334,12 @@ def _of_modelopt(config: ConfigContainer) -> Iterator[str]:
 
 
 def _knows(field: str) -> bool:
-    """Tell whether the installed Megatron-Core reads a field of the model."""
+    """Return whether the installed Megatron-Core reads a field of the model."""
     return any(each.name == field for each in fields(TransformerConfig))
 
 
 def _clips_wrongly(config: ConfigContainer) -> Iterator[str]:
-    """Yield where Megatron-Core's `clip_qk` takes the weights for other shapes than they have."""
+    """Yield configurations in which Megatron-Core's `clip_qk` assumes wrong shapes of the weights."""
     model: Any = config.model
     if (tp := model.tensor_model_parallel_size) > 1 and not model.multi_latent_attention:
         yield f"model.qk_clip = True with tensor_model_parallel_size = {tp} (use 1, or multi-latent attention)"

@@ -1,4 +1,4 @@
-"""What sharding and offloading cannot train, where Megatron-Core would fail in the middle or train something else."""
+"""Configurations that cannot be sharded or offloaded: Megatron-Core would fail midway or train something else."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from cloudai_mbridge.training.errors import ConfigError
 
 
 def asked_of_sharding(config: ConfigContainer) -> Iterator[str]:
-    """Yield, in words, what cannot be combined."""
+    """Yield a message for each invalid combination."""
     if config.dist.use_torch_fsdp2:
         yield from _of_fsdp2(config)
     yield from _of_megatron_fsdp(config)
@@ -67,10 +67,10 @@ def _of_megatron_fsdp(config: ConfigContainer) -> Iterator[str]:
 
 
 def _on_one_rank(config: ConfigContainer) -> Iterator[str]:
-    """Yield what no other rank of its shards has: Megatron-Core 0.16 adds up the gradients of that twice."""
+    """Yield parts whose shards are all on one rank: Megatron-Core 0.16 adds up their gradients twice."""
     model: Any = config.model
     replicas = getattr(config, "data_parallel_size", None)
-    if replicas is None:  # not derived yet; what is asked for is looked at again when it is
+    if replicas is None:  # not derived yet; the check runs again once it is
         return
     tp, instances = model.tensor_model_parallel_size, config.ddp.num_distributed_optimizer_instances
     ranks = replicas * model.context_parallel_size

@@ -12,9 +12,9 @@ DUMP = "MBRIDGE_DUMP_ENV"  # set: rank 0 writes its environment
 
 
 def set_variables(variables: Mapping[str, Any]) -> None:
-    """Set what the environment has no value for: the launcher's and the user's win.
+    """Set variables that the environment lacks: the launcher's and the user's win.
 
-    ConfigError: a name that no variable can have, or a value that is no text, number or boolean.
+    ConfigError: an invalid name, or a value other than text, number or boolean.
     """
     for name, value in variables.items():
         if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
@@ -27,7 +27,7 @@ def set_variables(variables: Mapping[str, Any]) -> None:
 def set_variables_of_file(path: Path, overrides: Sequence[str]) -> None:
     """Set the variables of a configuration file and its overrides, before anything else of it is read.
 
-    A file that cannot be read is left to the reader of all of it, which says what is wrong.
+    An unreadable file is left to the reader of the whole file, which reports the error.
     """
     from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, parse_json, parse_yaml, scalar
 
@@ -42,7 +42,7 @@ def set_variables_of_file(path: Path, overrides: Sequence[str]) -> None:
 
 
 def dump_variables(env: Mapping[str, str] = os.environ) -> None:
-    """Write the environment of rank 0 to env_JOB.log, readable by its owner alone, *** for what may be a credential.
+    """Write the environment of rank 0 to env_JOB.log, readable by its owner alone, *** for possible credentials.
 
     ConfigError: it cannot be written.
     """
