@@ -193,5 +193,5 @@ def test_the_page_can_be_followed(project: Project) -> None:
 def test_the_table_has_every_exit_code_of_the_gate() -> None:
     from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, IMPROVEMENT_EXIT_CODE
 
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
+    listed = {int(code) for code in re.findall(r"\*\*(\d+)\*\*", PAGE.read_text())}
     assert listed == {2, 3, NonePromoted.exit_code, IMPROVEMENT_EXIT_CODE, *EXIT_CODES.values()}

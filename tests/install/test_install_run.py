@@ -26,9 +26,9 @@ INSTALL = """\
 import sys
 from pathlib import Path
 from cloudai_mbridge.install import install_all
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TestDefinition
 
-definition = MegatronBridgeTestDefinition.model_validate_json(sys.argv[1])
+definition = TestDefinition.model_validate_json(sys.argv[1])
 result = install_all([definition], Path(sys.argv[2]), lambda line: print(line, flush=True), packages=())
 sys.exit("; ".join(result.failures) or 0)
 """
