@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -82,19 +81,10 @@ def _train(directory: Path, container: dict[str, Any], *overrides: str, ranks: i
     import torch
 
     (directory / "config.json").write_text(json.dumps(container))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**_env(), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    program = [sys.executable, str(PROGRAM), "config.json", "logits.pt", *overrides]
-    logs = [directory / f"rank{rank}.log" for rank in range(ranks)]
-    processes = []
-    for rank, log in enumerate(logs):
-        of_rank = {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with log.open("w") as out:
-            processes.append(subprocess.Popen(program, env=of_rank, cwd=directory, stdout=out, stderr=out))
-    ends = [process.wait(timeout=300) for process in processes]
-    assert ends == [0] * ranks, "\n".join(log.read_text()[-3000:] for log in logs)
+    start = [sys.executable, "-m", "cloudai_mbridge.training.one_machine", "--nproc-per-node", str(ranks)]
+    program = [*start, str(PROGRAM), "config.json", "logits.pt", *overrides]
+    done = subprocess.run(program, cwd=directory, env=_env(), capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return torch.load(directory / "logits.pt")
 
 
