@@ -3,8 +3,9 @@
 Megatron-Bridge maps the tensors of each model family; the checkpoint itself does not need this mapping.
 """
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,10 +53,19 @@ def problems(cfg: Any) -> Iterator[str]:
 def check(cfg: Any) -> None:
     """Open the source of an export, if one is configured. Any rank, before the process group.
 
-    Raises ConfigError: Megatron-Bridge is not installed, or does not support the model.
+    Raises ConfigError: Megatron-Bridge does not support the model, or configuration, tokenizer or weights are missing.
     """
-    if cfg.checkpoint.also_save_hf_checkpoint:
-        _open(source_of(cfg), cfg.checkpoint.hf_trust_remote_code)
+    if not cfg.checkpoint.also_save_hf_checkpoint:
+        return
+    source = source_of(cfg)
+    bridge = _open(source, cfg.checkpoint.hf_trust_remote_code)
+    with _refusals(source), TemporaryDirectory() as unused:  # else a missing file is found at the first checkpoint
+        bridge.hf_pretrained.save_artifacts(unused, original_source_path=source)
+        if cfg.peft is None and not _tensors(bridge):
+            raise FileNotFoundError("it has no weights in safetensors, whose names and files the export follows")
+        layers = getattr(bridge.hf_pretrained.config, "num_hidden_layers", None)
+        if not getattr(cfg.model, "hybrid_layer_pattern", None) and layers not in (None, cfg.model.num_layers):
+            raise ValueError(f"it has {layers} layers, and the model {cfg.model.num_layers}")
 
 
 def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
@@ -68,7 +78,8 @@ def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
     if cfg.peft is not None:
         bridge.save_hf_adapter(model, path, cfg.peft, base_model_name_or_path=source, show_progress=False)
         return
-    weights = bridge.export_hf_weights(model, cpu=True, show_progress=False)
+    names: set[str] = set()
+    weights = _named(bridge.export_hf_weights(model, cpu=True, show_progress=False), names)
     try:
         bridge.hf_pretrained.state.source.save_generator(weights, path, strict=False, **_by_rank(cfg.checkpoint))
         if dist.get_rank() == 0:
@@ -77,7 +88,25 @@ def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
         for _ in weights:
             pass
     if dist.get_rank() == 0:
-        write_line(f"  saved Hugging Face weights to {path}")
+        write_line(f"  saved Hugging Face weights to {path}{_missing(names, _tensors(bridge), source)}")
+
+
+def _named(weights: Iterable[Any], names: set[str]) -> Iterator[Any]:
+    for weight in weights:
+        names.add(weight[0])
+        yield weight
+
+
+def _missing(model: Set[str], source: Set[str], name: str | None) -> str:
+    """Return a clause on the source's tensors that the model lacks; Megatron-Bridge writes the others."""
+    missing = sorted(source - model)
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"; of {name} the model lacks {missing[0]}{more}" if missing else ""
+
+
+def _tensors(bridge: Any) -> Set[str]:
+    """Return the names of the source's tensors."""
+    return set(bridge.hf_pretrained.state.source.key_to_filename_map)
 
 
 def _by_rank(checkpoint: Any) -> dict[str, Any]:
@@ -88,13 +117,17 @@ def _by_rank(checkpoint: Any) -> dict[str, Any]:
 
 @functools.cache
 def _open(source: str | None, trusts_code: bool) -> Any:
-    try:
+    with _refusals(source):
         from megatron.bridge.models.conversion import auto_bridge, peft_bridge
 
         peft_bridge.ModuleDict = torch.nn.ModuleDict  # its own class and ours, of adapters for parts of a layer
-        bridge = auto_bridge.AutoBridge.from_hf_pretrained(source, trust_remote_code=trusts_code)
-        with TemporaryDirectory() as unused:  # else a missing file is found at the first checkpoint
-            bridge.hf_pretrained.save_artifacts(unused, original_source_path=source)
-        return bridge
-    except Exception as error:  # of the import too: Megatron-Bridge's own dependencies
+        return auto_bridge.AutoBridge.from_hf_pretrained(source, trust_remote_code=trusts_code)
+
+
+@contextlib.contextmanager
+def _refusals(source: str | None) -> Iterator[None]:
+    """Turn Megatron-Bridge's errors, of its import too, into one line."""
+    try:
+        yield
+    except Exception as error:
         raise ConfigError(f"{_SWITCH}: Megatron-Bridge cannot export {source!r}: {one_line(error)}") from error

@@ -144,8 +144,15 @@ def test_adapters(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.process
-def test_a_model_that_is_not_known_is_refused_before_training(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(_container(tmp_path / "nowhere")))
+@pytest.mark.parametrize("wrong", ["no such directory", "no weights", "other layers"])
+def test_a_source_that_cannot_be_exported_is_refused_before_training(tmp_path: Path, wrong: str) -> None:
+    source = tmp_path / "source"
+    if wrong != "no such directory":
+        _source(source, "Llama")
+    if wrong == "no weights":
+        (source / "model.safetensors").unlink()
+    layers = {"num_layers": 3} if wrong == "other layers" else {}
+    (tmp_path / "config.json").write_text(json.dumps(_container(source, **layers)))
     program = [sys.executable, str(PROGRAM), "config.json", "logits.pt"]
     done = subprocess.run(program, cwd=tmp_path, env=_env(), capture_output=True, text=True, check=False)
     assert done.returncode != 0
