@@ -25,7 +25,7 @@ def post(url: str, body: bytes) -> str:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET, which tells nothing."""
+    """A redirected POST would become a GET without content."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -28,7 +28,7 @@ _WITHOUT_DEEPEP = ("gb200", "gb300", "vr200", "r100")
 def e01_every_argument_reaches_the_training(point: Point) -> Answer:
     """No argument is set that the embedded loop would have to ignore.
 
-    A benchmark that drops an option measures something else than it says.
+    A benchmark without one of its options measures something else.
 
     Pass: tp=2. Fail: domain="vlm".
     Source: `cloudai_mbridge.recipes.apply`.
@@ -160,7 +160,7 @@ def e08_the_variant_exists(point: Point) -> Answer:
     """A variant of a preset exists for the recipe, task, GPU and number format.
 
     Pass: config_variant="large_scale", model_recipe_name="deepseek_v3", gpu_type="gb200", compute_dtype="fp8_mx".
-    Fail: config_variant="large_scale", model_recipe_name="llama3_8b". Not evaluated: no GPU type is known.
+    Fail: config_variant="large_scale", model_recipe_name="llama3_8b". Not evaluated: unknown GPU type.
     Source: the presets of Megatron-Bridge 0.6.0.
     """
     if not (point.is_embedded and point.args.config_variant):
@@ -201,7 +201,7 @@ def e10_the_gpu_has_the_backend(point: Point) -> Answer:
     """DeepEP has no kernels for GPUs in one NVLink domain of several nodes.
 
     Pass: moe_flex_dispatcher_backend="deepep", gpu_type="h100". Fail: the same with gpu_type="gb200".
-    Not evaluated: the GPU is not known.
+    Not evaluated: unknown GPU.
     Source: Megatron-Bridge 0.6.0, megatron.bridge.training.flex_dispatcher_backend.
     """
     backend = point.args.moe_flex_dispatcher_backend
@@ -248,7 +248,7 @@ CHECKPOINTS = {"save_dir": "checkpoint.save", "load_dir": "checkpoint.load"}
 
 
 def _checkpoints(point: Point) -> Iterator[tuple[str, str]]:
-    """Yield where checkpoints are set, such as "cmd_args.save_dir", and the argument."""
+    """Yield the keys that set checkpoints, such as "cmd_args.save_dir", and their arguments."""
     for name, key in CHECKPOINTS.items():
         if getattr(point.args, name):
             yield f"cmd_args.{name}", name
@@ -262,7 +262,7 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
     That release adds up the gradients of one rank twice.
 
     Pass: use_megatron_fsdp=true, num_gpus=2 on Megatron-Core 0.16; num_gpus=1 on 0.19. Fail: num_gpus=1 on 0.16.
-    Not evaluated: the release is not known, or `extra_cmd_args` set ddp.data_parallel_sharding_strategy.
+    Not evaluated: unknown release, or `extra_cmd_args` set ddp.data_parallel_sharding_strategy.
     Source: `cloudai_mbridge.training.startup.sharding`.
     """
     if not (point.is_embedded and point.use_megatron_fsdp and (part := _on_one_rank(point))):
@@ -279,7 +279,7 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
 
 
 def _on_one_rank(point: Point) -> str:
-    """Return what no other rank of an optimizer's instance shares; "" where there is nothing."""
+    """Return the state that ranks of an optimizer's instance do not share, or ""."""
     instances = point.args.num_distributed_optimizer_instances or 1
     if (ranks := point.dp * point.cp) == instances:
         return "the model"

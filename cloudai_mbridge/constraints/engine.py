@@ -49,9 +49,9 @@ def check(
 ) -> CheckResult:
     """Check one point against all rules; all violations are returned, not the first.
 
-    upstream: what Megatron-Bridge's launcher adds to `cmd_args`; None: nothing is added, they are all there is.
+    upstream: additions of Megatron-Bridge's launcher to `cmd_args`; None if nothing is added.
     core: the release of Megatron-Core; None: the one of `upstream`, or the one that trains on `system`, if known.
-    overridden: what `extra_cmd_args` set of a point of the embedded loop; `upstream` says it of others.
+    overridden: settings of `extra_cmd_args` for the embedded loop; for others in `upstream`.
     env: the test's variables, which replace those of the system.
     """
     core = core or core_release(system)
@@ -70,9 +70,9 @@ def check(
 
 
 def with_origins(answer: _A, given: Container[str], preset: Preset | None) -> _A:
-    """Return the answer on a point of the embedded loop; a violation says which operands are the preset's.
+    """Return the answer on a point of the embedded loop; a violation marks operands of the preset.
 
-    given: what the point sets itself.
+    given: arguments that the point sets itself.
     """
     if preset is None or not isinstance(answer, Violation):
         return answer

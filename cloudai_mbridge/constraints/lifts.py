@@ -16,7 +16,7 @@ from cloudai_mbridge.constraints.rule import Answer, Lifted, Point, Rule, Violat
 class Lift:
     """since: the first release without the rule. core: its Megatron-Core, or an older one that has the feature.
 
-    applies: for which points; given with what the launcher fills in.
+    applies: for which points; given with the launcher's values.
     """
 
     rule_id: str
@@ -109,7 +109,7 @@ LIFTS: Mapping[str, tuple[Lift, ...]] = {
 
 
 def ask_loop(rule: Rule, point: Point) -> Answer:
-    """Return what a rule says of a point whose arguments are all there; the embedded loop has CloudAI's lifts."""
+    """Return a rule's answer on a point with all arguments; the embedded loop has CloudAI's lifts."""
     answer = rule(point)
     if not isinstance(answer, Violation) or not point.is_embedded:
         return answer

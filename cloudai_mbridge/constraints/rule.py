@@ -15,17 +15,17 @@ from cloudai_mbridge.recipes.apply import recipe_layout
 
 
 class UnknownOperandError(Exception):
-    """A rule asks for an unknown value that the launcher or an override decides; says which and why."""
+    """A rule needs an unknown value that the launcher or an override decides; the message names both."""
 
 
 @dataclass(frozen=True)
 class Point:
     """The input of every rule: scalars only. Absent or zero tp, pp and cp count as 1, as in CloudAI.
 
-    release: of Megatron-Bridge, for points of its launcher; None where it is not known.
-    is_resolved: `args` hold what the launcher fills in; one that it leaves unset has Megatron-Core's default.
+    release: of Megatron-Bridge, for points of its launcher; None if unknown.
+    is_resolved: `args` contain the launcher's values; an unset argument has Megatron-Core's default.
     overridden: fields of the recipe's model, and SECTION.FIELD of others, that `extra_cmd_args` set.
-    core: the release of Megatron-Core that trains, such as "0.19"; None where it is not known.
+    core: the release of Megatron-Core that trains, such as "0.19"; None if unknown.
     env: variables that the system and the test set.
     """
 
@@ -40,7 +40,7 @@ class Point:
     env: Mapping[str, Any] = field(default_factory=dict)
 
     def has_core(self, since: str) -> bool | None:
-        """Return whether the Megatron-Core that trains is of release `since` or newer; None where it is not known."""
+        """Return whether the Megatron-Core that trains is of release `since` or newer; None if unknown."""
         return None if self.core is None else version_key(self.core) >= version_key(since)
 
     @property
@@ -96,7 +96,7 @@ class Point:
 
     @property
     def num_layers(self) -> int | None:
-        """Decoder layers, or None where neither the arguments nor a recipe say."""
+        """Decoder layers, or None if neither the arguments nor a recipe set them."""
         return self.args.num_layers or self._int_of_recipe("num_layers")
 
     @property
@@ -117,7 +117,7 @@ class Point:
 
     @property
     def pipeline_layout(self) -> str | None:
-        """The explicit layout: the user's, else the one that the recipe has for pp*vp stages."""
+        """The explicit layout: the user's, else the recipe's for pp*vp stages."""
         if self.args.pipeline_model_parallel_layout or self.recipe is None:
             return self.args.pipeline_model_parallel_layout
         return recipe_layout(self.recipe, self.pp, self.args.vp, with_mtp=True)
@@ -128,7 +128,7 @@ class Point:
 
     @property
     def mtp_num_layers(self) -> int | None:
-        """Multi-token-prediction layers, or None where no recipe says."""
+        """Multi-token-prediction layers, or None without a recipe."""
         return self.recipe.mtp_num_layers if self.recipe else None
 
     def _int_of_recipe(self, field: str) -> int | None:
@@ -166,7 +166,7 @@ def _lower_names(value: str | list[str] | None) -> tuple[str, ...]:
 class Violation:
     """A broken rule: where, the fact with every operand, the remedy.
 
-    origins: where the operands come from that the user did not write.
+    origins: sources of operands that the user did not write.
     """
 
     rule_id: str

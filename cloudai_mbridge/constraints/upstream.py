@@ -42,9 +42,9 @@ CHOOSING = ("launcher", "model_recipe_name", "model_family_name", "gpu_type", "c
 
 @dataclass(frozen=True)
 class Upstream:
-    """What is known of the launcher of a point.
+    """Knowledge about the launcher of a point.
 
-    preset: what it fills in; None where it is not known.
+    preset: values that it fills in; None if unknown.
     overridden: arguments and fields of the model that `extra_cmd_args` set: rules do not read these.
     """
 
@@ -62,11 +62,11 @@ class Upstream:
         )
 
     def overrides(self, name: str, written: Any) -> bool:
-        """Whether `extra_cmd_args` decide an argument; of what the launcher decides, `cmd_args` win."""
+        """Whether `extra_cmd_args` decide an argument; `cmd_args` win over the launcher's values."""
         return name in self.overridden and (name not in _DECIDED or written in UNSET)
 
     def why_unknown(self, name: str) -> str:
-        """Say which argument is not known, and who decides it."""
+        """Return a text about an unknown argument and its origin."""
         return f"{name}, which {'extra_cmd_args set' if name in self.overridden else 'Megatron-Bridge decides'},"
 
 
@@ -89,7 +89,7 @@ class TrainedArgs:
 
 
 def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
-    """Return what a rule says of a point. trained: the same with the arguments that will be trained."""
+    """Return a rule's answer on a point. trained: the same with the arguments that will be trained."""
     if upstream.rules is RuleSet.CLOUDAI and rule in cloudai.RULES:
         return _AS_CLOUDAI.get(rule, rule)(written)
     if rule not in _ON_WRITTEN:
@@ -103,7 +103,7 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
 
 
 def _filled_in(rule: Rule, of_written: Answer, written: Point, trained: Point, upstream: Upstream) -> Answer:
-    """Return what a rule of CloudAI's, which what is written does not break, says of what will be trained."""
+    """Return the answer of a rule of CloudAI's on the trained arguments; the written arguments pass it."""
     if _lift(rule_id(rule), trained, upstream):
         return of_written  # CloudAI accepts the written values; a note would refer to a lifted rule
     answer = _of_trained(rule, written, trained, upstream)
@@ -124,7 +124,7 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
 
 
 def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -> bool:
-    """Whether the preset breaks the rule by itself, and in the same way: then upstream answers for it."""
+    """Whether the preset alone breaks the rule in the same way: then it is upstream's decision."""
     chosen = {name: getattr(written.args, name) for name in CHOOSING}
     args = ResolvedCmdArgs.model_validate({**chosen, "num_gpus": preset.num_gpus})
     if written.recipe is not None:
@@ -135,7 +135,7 @@ def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -
 
 
 def _unknown_operand(broken: Violation, trained: Point) -> str | None:
-    """Return the first operand that the launcher or an override decides and that is not known."""
+    """Return the first unknown operand that the launcher or an override decides."""
     names = {*broken.operands, *(("tp", "pp", "cp") if "dp" in broken.operands else ())}
     for name in sorted(names & _DECIDED):
         try:

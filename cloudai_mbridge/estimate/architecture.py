@@ -27,7 +27,7 @@ class Architecture:
     """A model, in Megatron-Core's names and with its defaults. Sizes are the whole model's; hashable.
 
     activation: silu, gelu, quick_gelu, squared_relu. tensor_model_parallel_size: for the padding of the vocabulary.
-    mtp_num_layers: 0 where none are trained. csa_*, o_*, dsa_*, linear_*: of attention variants that the formulas know
+    mtp_num_layers: 0 if none are trained. csa_*, o_*, dsa_*, linear_*: of attention variants that the formulas know
     and our loop does not build.
     """
 

@@ -17,7 +17,7 @@ class _Data(BaseModel):
 
 
 class Parameters(_Data):
-    """Of the whole model; active: what a token meets."""
+    """Of the whole model; active: parameters used per token."""
 
     total: int
     active: int
@@ -96,7 +96,7 @@ class Published(_Data):
 
 
 class Estimate(_Data):
-    """One point. Times in seconds; None: not known, and `missing` says why. filled_in: by which preset.
+    """One point. Times in seconds; None if unknown, with the reason in `missing`. filled_in: by which preset.
 
     fits: whether the fullest stage fits into the GPU. step_time_terms_s: they add up. step_time_median_error: relative.
     gpu_hours: of the steps alone. published: of exactly this point. not_considered: set, and read by no estimate.

@@ -20,7 +20,7 @@ Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class StepFactors(StrictModel):
-    """How much longer each group of a step's parts takes than the shipped time model says (`estimate.time.groups`)."""
+    """Ratios of measured to predicted time for each group of a step's parts (`estimate.time.groups`)."""
 
     compute: Factor = 1.0
     memory: Factor = 1.0
@@ -42,7 +42,7 @@ class HeldOut(StrictModel):
 
 
 class ClusterFactors(StrictModel):
-    """Factors on what is predicted for one type of GPU. memory: on the peak of the fullest stage."""
+    """Factors on the predictions for one type of GPU. memory: on the peak of the fullest stage."""
 
     version: Literal[1] = 1
     gpu: OneLine

@@ -24,12 +24,12 @@ _FORMS = frozenset({"sxm", "sxm4", "sxm5", "sxm6", "ac", "80gb", "hbm3", "hbm3e"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU and what joins it to others. Rates are dense and in one direction; None: not claimed.
+    """A GPU and its links. Rates are dense and in one direction; None if the vendor claims none.
 
     peak_tflops: by number format (fp32, tf32, bf16, fp8, fp4), in 1e12 FLOP/s. memory_gib: as the driver reports it.
     memory_bandwidth_gb_s, nvlink_gb_s, nic_gb_s: 1e9 byte/s. nvlink_domain: GPUs that reach each other over NVLink.
     exp_per_s: exponentials, in 1e12/s. power_w: the module's limit.
-    measured: how wrong the predictions for it are on a cluster; None: not known.
+    measured: factors on its predictions, measured on a cluster; None if unknown.
     """
 
     name: str

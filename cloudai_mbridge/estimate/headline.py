@@ -12,7 +12,7 @@ START_UP_S = 300.0  # containers, imports, compilation: an allowance for budgets
 class MemoryLimit:
     """Which share of a GPU's memory states and activations may need.
 
-    is_asked_for: by the user; then points whose memory is not known exceed it. The default lets these pass, and points
+    is_asked_for: set by the user; then points of unknown memory exceed it. The default lets these pass, and points
     whose performance was published: these have run, and need no room for the estimate's error.
     """
 
@@ -25,7 +25,7 @@ DEFAULT_LIMIT = MemoryLimit(0.9, is_asked_for=False)
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """Estimates of a point; None: not known, and `why` says the reasons. gpu_memory_gib: what the GPU has.
+    """Estimates of a point; None if unknown, with the reasons in `why`. gpu_memory_gib: of the GPU.
 
     modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
@@ -81,7 +81,7 @@ class Price:
 def price_of(system: System | None, gpu: str | None) -> tuple[Price | None, str]:
     """Return the price of the GPU of this name on a system, or None and the reason."""
     if not gpu:
-        return None, "the GPU is not known"
+        return None, "unknown GPU"
     if system is None or not system.prices.per_gpu_hour:
         return None, "the system has no [prices]"
     for name, price in system.prices.per_gpu_hour.items():

@@ -25,8 +25,9 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What points share that differ in GPUs and batch alone. layout: of one of them. times: or why there are none.
+    """Values shared by points that differ in GPUs and batch alone.
 
+    layout: of one of them. times: or the reason for none.
     proven_gib: the most states and activations that are predicted for a published point of this shape.
     shipped_gib: the same of the preset of the pinned release.
     """

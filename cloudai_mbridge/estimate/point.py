@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Of the whole model; active: what a token meets."""
+    """Of the whole model; active: parameters used per token."""
 
     total: int
     active: int
@@ -46,7 +46,7 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class Speed:
-    """What follows from a step time. None: not known."""
+    """Rates that follow from a step time. None if unknown."""
 
     step_time_s: float | None
     tokens_per_s_per_gpu: float | None
@@ -62,7 +62,7 @@ class PointEstimate(Speed):
     whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
     memory, needed for states and activations.
     gpu_hours: of the steps alone, without start-up. cost: of these. published: rows of exactly this point.
-    not_considered: what the point sets and no estimate reads. filled_in: as in `EstimateRequest`.
+    not_considered: settings that no estimate reads. filled_in: as in `EstimateRequest`.
     """
 
     recipe: str

@@ -6,7 +6,7 @@ from cloudai_mbridge.errors import BadInput
 
 
 class Precision(StrEnum):
-    """What the matrix products of the layers run in, by the names of `cmd_args.compute_dtype`."""
+    """Number format of the layers' matrix products, by the names of `cmd_args.compute_dtype`."""
 
     FP32 = "fp32"
     TF32 = "tf32"

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Proxy:
-    """A shrunk recipe. changed: fields of the model that differ beside num_layers; layers: before."""
+    """A shrunk recipe. changed: fields of the model that differ, except num_layers; layers: before."""
 
     recipe: Recipe
     layers_before: int

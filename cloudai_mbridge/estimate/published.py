@@ -54,7 +54,7 @@ _LORA_RULE = "llama3_70b"  # the one recipe that the reference counts by a rule 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row. args: the point that it describes; where the table has no number format (25.09), it is derived."""
+    """One row. args: of its point; the number format is derived if the table lacks it (25.09)."""
 
     container: str
     label: str
@@ -96,7 +96,7 @@ def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
         except BadInput as error:
             raise BadInput(f"{path}: line {reader.line_num}: {error}") from None
         except KeyError as error:
-            raise BadInput(f"{path}: there is no column {error}") from None
+            raise BadInput(f"{path}: column {error} is missing") from None
     return rows
 
 

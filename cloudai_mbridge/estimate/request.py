@@ -51,11 +51,11 @@ def answer_or_why(name: str, answer: Callable[[], T], note: Callable[[str], None
 class EstimateRequest:
     """A point to be estimated.
 
-    args: with the recipe's defaults. extra: its `extra_cmd_args`. gpu: None where it is not known, with the reason.
+    args: with the recipe's defaults. extra: its `extra_cmd_args`. gpu: None if unknown, with the reason.
     as_published: the arguments as the published tables would give them; None: `args`.
     shipped: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
-    why_no_layout: why its sizes are not known; "" where they are.
-    filled_in: what Megatron-Bridge's launcher fills in, and of which release; "" for nothing.
+    why_no_layout: the reason for unknown sizes, or "".
+    filled_in: arguments filled in by Megatron-Bridge's launcher, with its release, or "".
     """
 
     recipe: Recipe

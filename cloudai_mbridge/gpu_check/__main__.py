@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--patience", type=float, default=1.0, help="factor on all times, for a busy machine")
     args = parser.parse_args(argv)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        print(f"error: not installed: {', '.join(missing)}; docs/gpu-check.md says how to bring them", file=sys.stderr)
+        print(f"error: not installed: {', '.join(missing)}; see docs/gpu-check.md", file=sys.stderr)
         return 2
     if not args.out.absolute().parent.is_dir():
         print(f"error: --out {args.out}: its directory does not exist", file=sys.stderr)

@@ -20,11 +20,11 @@ _TAIL_CHARACTERS = 400
 
 
 class PartSkipped(Exception):
-    """A part cannot run here; the message says why."""
+    """A part cannot run here; the message contains the reason."""
 
 
 class PartFailed(Exception):
-    """A part has run and shown something wrong; figures: what it found before."""
+    """A part has failed; figures: found before the failure."""
 
     def __init__(self, reason: str, figures: Figures | None = None) -> None:
         super().__init__(reason)
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass
 class Kit:
-    """deadline: on the monotonic clock, set for each part. shared: what parts leave for later ones."""
+    """deadline: on the monotonic clock, set for each part. shared: results for later parts."""
 
     work: Path
     device: Device

@@ -1,4 +1,4 @@
-"""Install what the upstream launcher needs: repositories, its Python environment, container images."""
+"""Installation of the upstream launcher's needs: repositories, its Python environment, container images."""
 
 from cloudai_mbridge.install.git import RepoInstall
 from cloudai_mbridge.install.installables import ImageInstall, installables_of

@@ -28,8 +28,8 @@ class _Interrupted(MBridgeError):
 
 _INSTALL_HELP = f"""Install what tests of the upstream launcher need: repositories, NeMo-Run, container images.
 
-What is already installed is kept. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
-environment beside NeMo-Run; default: {" ".join(EXTRA_PACKAGES)}."""
+Existing installations are kept. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
+environment in addition to NeMo-Run; default: {" ".join(EXTRA_PACKAGES)}."""
 _UNINSTALL_HELP = """Remove what `install` has installed for these tests, and nothing else."""
 
 

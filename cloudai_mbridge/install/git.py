@@ -77,7 +77,7 @@ class RepoInstall(Installable):
         try:
             return _git(payload, "rev-parse", "--verify", f"{commit}^{{commit}}").strip()
         except ToolFailure as error:
-            raise ToolFailure(f"there is no commit {commit} in it: {error}") from None
+            raise ToolFailure(f"it lacks commit {commit}: {error}") from None
 
 
 def resolved_commit(clone: Path) -> str:

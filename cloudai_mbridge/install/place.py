@@ -26,7 +26,7 @@ Notify = Callable[[str], None]
 
 
 class Installable(ABC):
-    """One thing that can be installed; subclasses say what it is, where it belongs and how it is made."""
+    """An installable item; subclasses define its content, place and installation."""
 
     @abstractmethod
     def place(self, install_path: Path) -> Path:

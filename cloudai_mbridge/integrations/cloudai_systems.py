@@ -1,4 +1,4 @@
-"""The workload on CloudAI's systems: what is submitted, and what is refused before.
+"""The workload on CloudAI's systems: checks and submission.
 
 Imported by `cloudai.register` only.
 """
@@ -25,7 +25,7 @@ _INTERPRETER = '"$_mbridge_python"'
 
 
 def checked(runner: Any) -> Any:
-    """Return a runner of CloudAI's that refuses what cannot run before it submits anything."""
+    """Return a runner of CloudAI's that refuses impossible runs before it submits anything."""
 
     def __init__(self: Any, mode: str, system: Any, test_scenario: Any, *rest: Any, **named: Any) -> None:  # noqa: N807
         for tr in test_scenario.test_runs:
@@ -41,20 +41,20 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
 
     @cached_property
     def directory(self) -> Path:
-        """Where the point runs; its files are written when it is first asked for.
+        """Directory of the point; its files are written at the first access.
 
-        Refused: a rule rejects the point, or something asked for is not implemented.
+        Refused: a rule rejects the point, or a requested feature is not implemented.
         """
         return prepare(self.test_run, self.system, self.get_cached_nodes_spec())
 
     def gen_exec_command(self) -> str:
-        """Return the sbatch command, which says "Submitted batch job N" as CloudAI expects."""
+        """Return the sbatch command, which prints "Submitted batch job N" as CloudAI expects."""
         script = Path(self.test_run.output_path).absolute() / BATCH_SCRIPT
         script.write_text(self._batch_script(), encoding="utf-8")
         return shlex.join([*_environment(), "sbatch", f"--chdir={self.directory}", str(script)])
 
     def gen_srun_command(self) -> str:
-        """Return what the batch script runs; under --single-sbatch the script itself, in CloudAI's one job."""
+        """Return the batch script's command; under --single-sbatch the script itself, in CloudAI's one job."""
         # CloudAI then puts another runner into its registry
         if issubclass(Registry().runners_map["slurm"], SingleSbatchRunner):
             files = f">> {POINT_FILES.stdout} 2>> {POINT_FILES.stderr}"
@@ -110,7 +110,7 @@ class EmbeddedStandaloneStrategy(CommandGenStrategy):
         directory = prepare(self.test_run, self.system)
         self.store_test_run()
         command = [sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(directory)]
-        # CloudAI never reads what its command prints
+        # CloudAI never reads the output of its command
         return f"exec {shlex.join([*_environment(), *command])} < /dev/null > /dev/null 2>&1"
 
     def store_test_run(self) -> None:

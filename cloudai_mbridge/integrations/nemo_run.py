@@ -57,7 +57,7 @@ def _require_nemo_run() -> None:
 
 
 class NemoRunLocalClient(LocalClient):
-    """This machine, where a run's job is the script that waits for NeMo-Run."""
+    """This machine; a run's job is the script that waits for NeMo-Run."""
 
     def preflight(self) -> None:
         """Also check that NeMo-Run is installed."""

@@ -41,7 +41,7 @@ __all__ = ["JobStatusResult", "MegatronBridgeCmdArgs", "MegatronBridgeTestDefini
 
 
 class HasOutputPath(Protocol):
-    """A run of a test: what `was_run_successful` needs of it."""
+    """A run of a test, as `was_run_successful` needs it."""
 
     output_path: Path
 

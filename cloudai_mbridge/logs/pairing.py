@@ -24,7 +24,7 @@ class TimeLine:
 
 @dataclass(frozen=True)
 class IterationLine:
-    """at: as above. step_time_s, tflops_per_gpu: None where the line lacks them."""
+    """at: as above. step_time_s, tflops_per_gpu: None if the line lacks them."""
 
     at: int
     step: int

@@ -29,7 +29,7 @@ _REPEATED = "{} steps were logged more than once; the last of each counts"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as the log tells it; None where it does not say. peak_memory_gib: the largest rank's, so far."""
+    """One step of the log; None if the log lacks a value. peak_memory_gib: the largest rank's, so far."""
 
     step: int
     step_time_s: float | None
@@ -44,7 +44,7 @@ class LogSummary:
     """All steps of a log in order.
 
     source: "records" if our full-precision records were found, "lines" for Megatron-Bridge's two rounded lines, "none".
-    run: what the run said of itself at its start. notes: what was odd about the log. fault: why it cannot be read.
+    run: the run's own record of its start. notes: irregularities of the log. fault: why it cannot be read.
     """
 
     steps: tuple[StepRecord, ...] = ()

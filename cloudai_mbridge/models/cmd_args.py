@@ -1,6 +1,6 @@
 """`cmd_args` of a MegatronBridge test, as written (any value may be a list: an axis of the sweep) and as resolved.
 
-Field names, defaults and meaning are CloudAI's; the comment at a field of ours says so.
+Field names, defaults and meaning are CloudAI's; our own fields are marked by a comment.
 """
 
 import types
@@ -45,7 +45,7 @@ class Launcher(StrEnum):
 
 
 class _LauncherArgs(StrictModel):
-    """Says what becomes of launcher options that are not arguments here."""
+    """A remedy for launcher options that are not arguments here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,15 +70,15 @@ NOT_READ: Final = "not read"
 
 @dataclass(frozen=True)
 class Argument:
-    """What the parts of mbridge have to know of an argument, beside its name, type and default.
+    """Properties of an argument for the parts of mbridge, besides its name, type and default.
 
     flag: its option of Megatron-Bridge's launcher: the long one of the argument's own name, another, or none.
-    config: where the embedded loop's configuration has it, as SECTION.FIELD. Rules look at it, so nothing else sets it.
-    config_extra: the same of what no rule looks at: `extra_cmd_args` may set it instead.
+    config: its field in the embedded loop's configuration, as SECTION.FIELD. Rules look at it, so nothing else sets it.
+    config_extra: the same without a rule: `extra_cmd_args` may set it instead.
     needs: without any of these arguments it has no effect in the embedded loop.
-    means: what it means outside of the training process.
-    refused: why the embedded loop takes only the values of `harmless`, or what to set instead.
-    harmless: values that ask for nothing.
+    means: its meaning outside of the training process.
+    refused: why the embedded loop takes only the values of `harmless`, or the alternative.
+    harmless: values without effect.
     compared: whether results that differ in it cannot be compared; "whether": only in whether it is set.
     estimated: whether estimates read it; NOT_READ: they do not, although it may change memory or time.
     """
@@ -94,7 +94,7 @@ class Argument:
     estimated: Literal["read", "not read"] | None = None
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Say in the field's JSON Schema where the argument goes to, or why the embedded loop refuses it."""
+        """Add the argument's target to the field's JSON Schema, or why the embedded loop refuses it."""
         place = self.config or self.config_extra
         texts = (
             schema.get("description") or self.means,
@@ -115,7 +115,7 @@ _SRUN = "srun sets it on the nodes of the job"
 
 
 class ResolvedCmdArgs(_LauncherArgs):
-    """Arguments of one point: scalars only, but for values that are lists by meaning."""
+    """Arguments of one point: scalars only, except values that are lists by meaning."""
 
     @model_validator(mode="before")
     @classmethod

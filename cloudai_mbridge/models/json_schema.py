@@ -26,7 +26,7 @@ _BOOLEAN = (
 
 
 class _TomlSchema(GenerateJsonSchema):
-    """The schema of a model in TOML, where there is no null."""
+    """The schema of a model in TOML, which has no null."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False  # the key implies it already
@@ -51,7 +51,7 @@ class _TomlSchema(GenerateJsonSchema):
 
 
 class _LaxTomlSchema(_TomlSchema):
-    """The same of a model that takes text for a number, and what else pydantic converts."""
+    """The same of a model that takes text for a number, and pydantic's other conversions."""
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         return {**super().int_schema(schema), "type": ["integer", "boolean", "string"], "pattern": _INTEGER}

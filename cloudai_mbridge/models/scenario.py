@@ -11,7 +11,7 @@ from cloudai_mbridge.models.values.time_limit import SlurmTime
 
 
 class OnCompletion(StrictModel):
-    """Who is told when a run has ended."""
+    """Notifications at a run's end."""
 
     command: list[Text] = Field(
         [], description="program and arguments; gets the run's directory as $MBRIDGE_RUN and JSON on stdin"

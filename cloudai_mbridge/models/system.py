@@ -32,7 +32,7 @@ _PRICES: dict[str, JsonValue] = {"additionalProperties": {"type": "number", "min
 
 
 class Prices(StrictModel):
-    """What a GPU-hour costs. In the file, the GPUs stand beside the currency: `gb200 = 10.5`."""
+    """Price of a GPU-hour. In the file, GPUs are keys next to the currency: `gb200 = 10.5`."""
 
     model_config = ConfigDict(json_schema_extra=_PRICES)
 

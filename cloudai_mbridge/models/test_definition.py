@@ -61,13 +61,13 @@ class GitRepo(StrictModel):
     commit: Text = Field(description="commit, branch or tag")
     mount_as: Text | None = Field(None, description="where it is mounted in the container")
     init_submodules: bool = Field(False, description="whether its submodules are installed, too")
-    installed_path: Text | None = Field(None, description="CloudAI's own note of where it installed it; not read")
+    installed_path: Text | None = Field(None, description="CloudAI's record of its installation; not read")
 
     @field_validator("url")
     @classmethod
     def _no_password(cls, value: str) -> str:
         if re.match(r"[a-z+]+://[^/@]*:[^/@]*@|https?://[^/@]*@", value, re.IGNORECASE) or find_credential(value):
-            raise ValueError("may hold a credential; remove what stands before the @ and use a git credential helper")
+            raise ValueError("may hold a credential; remove the part before the @ and use a git credential helper")
         return value
 
 

@@ -242,7 +242,7 @@ def _refuse_not_done(data: Mapping[str, Any], lacking: Collection[str]) -> None:
 
 
 def _derive(model: dict[str, Any], recipe: Recipe) -> None:
-    """Apply what the arguments imply, as Megatron-Bridge's recipes do."""
+    """Apply the consequences of the arguments, as Megatron-Bridge's recipes do."""
     for field in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         model[field] = model.get(field) or 1
     if model.get("virtual_pipeline_model_parallel_size") == 1:

@@ -22,12 +22,12 @@ Block = Mapping[str, Any]
 class Recipe:
     """An architecture with training defaults; `sections` are those of the training config.
 
-    not_embedded: what of the model the embedded loop cannot build; "" if it can build it.
+    not_embedded: parts of the model that the embedded loop cannot build, or "".
     mtp_num_layers: multi-token-prediction layers of the upstream recipe.
     pipeline_layouts: the explicit layout that the upstream recipe uses for a number of pipeline stages (pp * vp).
     blocks: settings of upstream's presets; `recipes.presets` reads them.
-    chosen: where `sections` hold those of one preset, how they came about.
-    task: what `sections` are for; `recipes.tasks` makes those of fine-tuning, from what `tasks` has of this recipe.
+    chosen: the source of `sections` if they are of one preset.
+    task: of `sections`; `recipes.tasks` makes the sections of fine-tuning from `tasks`.
     """
 
     name: str

@@ -74,12 +74,12 @@ class MixedPrecisionConfig:
         return self
 
     def __post_init__(self) -> None:
-        """Let `fp8_param`, where it alone was given, decide for both names."""
+        """Let `fp8_param`, if it alone was given, decide for both names."""
         for name, value in self.__dict__.pop(_GIVEN_ALONE, {}).items():
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field, and its other name where it has one."""
+        """Set a field, and its other name if it has one."""
         object.__setattr__(self, name, value)
         other = _OTHER_NAME.get(name)
         if other in self.__dict__:
@@ -114,7 +114,7 @@ _FP8_RECIPES = {"delayed": "fp8_ds", "tensorwise": "fp8_cs", "mxfp8": "fp8_mx", 
 
 
 def number_format(model_config: Any) -> str:
-    """Return what the matrix products of the layers run in, as `cmd_args.compute_dtype` names it; "" if it does not."""
+    """Return the number format of the layers' matrix products by its name in `cmd_args.compute_dtype`, or ""."""
     if getattr(model_config, "fp4", None):
         return str(getattr(recipe := model_config.fp4_recipe, "value", recipe))
     if getattr(model_config, "fp8", None):
@@ -185,7 +185,7 @@ def _fp8(recipe: str, gathers_params: bool = True, **more: Any) -> dict[str, Any
     return {"fp8": "hybrid", "fp8_recipe": recipe, "fp8_param_gather": gathers_params, **more}
 
 
-# What the FP8 and FP4 recipes share. "blockwise" scales 128x128 blocks of weights and 1x128 blocks of activations.
+# Shared by the FP8 and FP4 recipes. "blockwise" scales 128x128 blocks of weights and 1x128 blocks of activations.
 _DELAYED = _fp8("delayed", fp8_margin=0, fp8_amax_history_len=1024, fp8_amax_compute_algo="max")
 _MXFP8 = _fp8("mxfp8", fp8="e4m3", reuse_grad_buf_for_mxfp8_param_ag=True)
 _CURRENT = _fp8("tensorwise")

@@ -65,7 +65,7 @@ class Forked(popen_fork.Popen):
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None and (flag == 0 or self._server.poll()):
             self.returncode = -signal.SIGKILL
-            with suppress(OSError, EOFError):  # what waits for the exit code was killed
+            with suppress(OSError, EOFError):  # the waiting process was killed
                 self.returncode = int(self._server.recv())
         return self.returncode
 
@@ -98,14 +98,14 @@ def serve() -> None:
 
 
 def _import() -> bool:
-    """Import what forks do; return whether this process can fork: it has no thread and no CUDA."""
+    """Import the forks' modules; return whether this process can fork: it has no thread and no CUDA."""
     import_module("cloudai_mbridge.training.process.loopback").resolve_no_name()
     import_module("cloudai_mbridge.training.cpu").import_megatron()
     training = ("finetune", "gpt_step", "config.text.overrides")
     for module in ("torch._dynamo", "torch.distributed.run", *map("cloudai_mbridge.training.{}".format, training)):
         import_module(module)
     import_module("cloudai_mbridge.training.process.provenance").package_versions()  # whatever is installed later
-    gc.freeze()  # what is imported stays
+    gc.freeze()  # imported modules stay
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)  # OpenBLAS ends its threads before a fork
@@ -121,7 +121,7 @@ def _become(connection: socket.socket) -> list[str]:
             os.close(descriptor)
         client = Connection(connection.detach())
         command, environment, process.ORIGINAL_DIR = client.recv()  # type: ignore[attr-defined]
-        os.chdir(process.ORIGINAL_DIR)  # type: ignore[attr-defined]  # where a spawned process begins
+        os.chdir(process.ORIGINAL_DIR)  # type: ignore[attr-defined]  # the first directory of a spawned process
         os.environ.clear()
         os.environ.update(environment)
         _show(command)

@@ -25,7 +25,7 @@ Indices = npt.NDArray[np.intp]
 class Deviations:
     """Standard deviations of the logarithm.
 
-    range_: how many doublings of a size lie between layouts that tell little of each other.
+    range_: correlation length, in doublings of a size.
     """
 
     shared: float = 0.1
@@ -41,7 +41,7 @@ _SCALES = (1.0, 3.0)
 
 @dataclass(frozen=True)
 class Posterior:
-    """Means of the logarithm of every step time, [n], and what their covariances are made of.
+    """Means of the logarithm of every step time, [n], and the factors of their covariances.
 
     slopes: by the factors, [n, factors]. between: covariances with the measured layouts, [n, measured]. weights: how
     much each measurement moves each mean, [measured, n]. log_evidence: of the measurements, under this belief.

@@ -30,9 +30,9 @@ _MEMORY_PRIOR_POINTS = 1
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """Factors, and whether they are better than none: if not, all are 1. memory_points: how many told the peak.
+    """Factors, all 1 unless they improve the predictions. memory_points: number of measured peaks.
 
-    error, share_better: of what was fitted, on points held out: the median, and how many were predicted better.
+    error, share_better: of the fit on points held out: median, and share of better predictions.
     """
 
     factors: ClusterFactors

@@ -20,7 +20,7 @@ Action = dict[str, Any]
 
 
 class TuneAgent(BaseAgent):
-    """Chooses points by what was predicted and measured; stops when no other is likely to be 2 % faster.
+    """Chooses points by predictions and measurements; stops when no other point is likely to be 2 % faster.
 
     It minimises 1 / reward: with CloudAI's usual reward, `inverse`, and a step time as the metric, that is the step
     time. A reward that is not positive is of a point that failed.

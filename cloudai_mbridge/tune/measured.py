@@ -31,7 +31,7 @@ _OVERRIDE, _ARGUMENT = "extra.", "args."
 class MeasuredPoint:
     """A point that ran to its end. groups: of its step, as the shipped time model predicts them.
 
-    peak_over_predicted: memory of the fullest GPU, measured over predicted; None where it is not known.
+    peak_over_predicted: memory of the fullest GPU, measured over predicted; None if unknown.
     """
 
     gpu: str
@@ -149,10 +149,10 @@ def question_of(run: RunResult, system: System | None = None, stand_in: Gpu | No
     if gpu is not None:
         gpu = gpu_on(gpu, system)
     elif (gpu := stand_in) is None:
-        raise BadInput(f"nothing is known of its device, {fields.get('device')!r}")
+        raise BadInput(f"its device, {fields.get('device')!r}, is unknown")
     name = str(fields.get("recipe"))
     if name not in recipe_names():
-        raise BadInput(f"recipe {name!r} is not known")
+        raise BadInput(f"recipe {name!r} is unknown")
     recipe = load_recipe(name)
     extra = {key.removeprefix(_OVERRIDE): str(value) for key, value in fields.items() if key.startswith(_OVERRIDE)}
     given = {key.removeprefix(_ARGUMENT): value for key, value in fields.items() if key.startswith(_ARGUMENT)}
@@ -160,8 +160,8 @@ def question_of(run: RunResult, system: System | None = None, stand_in: Gpu | No
     try:
         args = ResolvedCmdArgs.model_validate({**given, **of_run, "compute_dtype": fields.get("dtype")})
     except ValidationError as error:
-        raise BadInput(f"its arguments are not known here: {error.errors()[0]['msg']}") from None
+        raise BadInput(f"its arguments are unknown here: {error.errors()[0]['msg']}") from None
     args = with_recipe(args, recipe)
     if args.launcher is Launcher.EMBEDDED:
         return EstimateRequest(recipe, args, gpu, "", extra)
-    return trained_question(recipe, args, None, "its report does not say them", gpu, "", extra)
+    return trained_question(recipe, args, None, "its report lacks them", gpu, "", extra)

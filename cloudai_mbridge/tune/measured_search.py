@@ -45,7 +45,7 @@ def choosers_of(plan: ScenarioPlan, judge: Judge) -> dict[str, Chooser]:
 
 @dataclass(frozen=True)
 class TriedPoint:
-    """Of a point that has been tried. step_time_s: None where it failed. error: of its logarithm, standard deviation.
+    """A measured point. step_time_s: None if it failed. error: of its logarithm, standard deviation.
 
     is_cut: it was ended early, so that it is not the best.
     """
@@ -58,7 +58,7 @@ class TriedPoint:
 
 @dataclass(frozen=True)
 class _Point:
-    """The runs of a point, in the order of the plan; `again`: those that measure it again."""
+    """The runs of a point, in the order of the plan; `again`: its repetitions."""
 
     label: str
     firsts: tuple[Tracked, ...]

@@ -16,7 +16,7 @@ _MOST_TERMS = 3
 
 @dataclass(frozen=True)
 class PublishedConfiguration:
-    """What NVIDIA publishes for just these GPUs, number format and batch: a row of the tables, or a preset.
+    """NVIDIA's configuration for exactly these GPUs, number format and batch: a row of the tables, or a preset.
 
     source: the container of a row, or the preset's release. measured_s: None of a preset. rank: among the best, None:
     not there. saved_s: by how much each term of the fastest layout's step is shorter.

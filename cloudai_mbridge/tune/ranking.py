@@ -72,7 +72,7 @@ class Candidate:
 
 @dataclass
 class Ranking:
-    """The best candidates, and what became of the layouts that came before the last of them.
+    """The best candidates, and the outcome of the layouts ranked before the last of them.
 
     num_too_large, num_illegal: whatever they recompute. rules: how many break each rule. reasons: of each rule,
     the words of one violation. errors: of step times by number format, on rows that the time model had not seen.
@@ -146,7 +146,7 @@ Entry = tuple[tuple[Any, ...], ParallelSizes, Options]
 
 
 class Fit(NamedTuple):
-    """How probably a layout's memory suffices. headline: what is predicted; None: it is held back."""
+    """Probability that a layout fits into memory. headline: its prediction; None if it is held back."""
 
     probability: float
     headline: Headline | None

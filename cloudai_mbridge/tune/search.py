@@ -20,7 +20,7 @@ _LEAST_SHARE = 1e-3  # of a belief that counts
 
 @dataclass(frozen=True)
 class Trial:
-    """A measured layout. step_time_s: None where it ran out of memory.
+    """A measured layout. step_time_s: None if it ran out of memory.
 
     error: standard deviation of the logarithm; None: that of any measurement. is_cut: it was ended early, as slower
     than the best.

@@ -1,6 +1,6 @@
 """The space of a search: the ways to spread a model over a number of GPUs.
 
-Only sizes that divide what they must are listed, since a grid of all sizes would be a hundred times as large. The rules
+Only sizes that divide evenly are listed, since a grid of all sizes would be a hundred times as large. The rules
 decide about the rest.
 """
 
@@ -44,7 +44,7 @@ class ParallelSizes(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a layout has beside its sizes. recompute: modules, `ALL_LAYERS`, or "" as the recipe does.
+    """Options of a layout. recompute: modules, `ALL_LAYERS`, or "" as the recipe does.
 
     without_graphs: the CUDA graphs that the recipe has are off.
     """
@@ -57,7 +57,7 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a search is asked for. gbs: sequences of a step, which no layout changes. launcher: who would train it."""
+    """Request of a search. gbs: sequences of a step, the same for all layouts. launcher: of the training."""
 
     recipe: Recipe
     gpu: Gpu
@@ -136,7 +136,7 @@ class SearchRequest:
         return bool(preset_values(self.recipe, self.gpu, self.num_gpus, precision).get("use_megatron_fsdp"))
 
     def layouts(self) -> Iterator[tuple[ParallelSizes, bool]]:
-        """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
+        """Yield every layout that satisfies the divisibility rules, and whether Megatron-FSDP shards everything."""
         num_gpus = self.num_gpus
         for tp in _divisors(num_gpus, self.model.num_attention_heads):
             if tp > self.gpu.nvlink_domain:

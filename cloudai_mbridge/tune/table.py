@@ -35,7 +35,7 @@ _SHORTEST_S, _LONGEST_S = 1e-7, 1e9
 
 @dataclass(frozen=True)
 class MeasuredLayout:
-    """A measured layout. step_time_s: None where it ran out of memory."""
+    """A measured layout. step_time_s: None if it ran out of memory."""
 
     layout: ParallelLayout
     step_time_s: float | None
@@ -68,7 +68,7 @@ def read_table(path: Path) -> list[Space]:
     reader = csv.DictReader(lines, restval="")
     try:
         if not (spaces := _spaces(_rows(reader))):
-            raise BadInput("there is no row below the names of the columns; add what was measured")
+            raise BadInput("no row below the names of the columns; add measurements")
         return spaces
     except BadInput as error:
         raise BadInput(f"{path}: line {max(reader.line_num, 1)}: {error}") from None
@@ -80,7 +80,7 @@ def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, MeasuredLayout
     names = reader.fieldnames or ()
     needed = _NEEDED if "recipe" in names else (*_NEEDED, *_MODEL)
     if missing := [name for name in needed if name not in names]:
-        raise BadInput(f"there is no column {', '.join(missing)}; add it")
+        raise BadInput(f"missing column: {', '.join(missing)}; add it")
     if double := [name for name in needed if names.count(name) > 1]:
         raise BadInput(f"there are several columns {', '.join(double)}; leave one")
     yield from (_read(row) for row in reader if any(isinstance(text, str) and text.strip() for text in row.values()))

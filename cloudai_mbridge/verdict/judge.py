@@ -21,7 +21,7 @@ from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStat
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage
 
-_HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see where each rank stands in stacks/"
+_HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see the ranks' stacks in stacks/"
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 _OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a Slurm code in place of a signal
@@ -35,7 +35,7 @@ _STACK_HEAD = "(most recent call first):\n"
 
 
 class Verdict(StrEnum):
-    """What became of a point. CANCELLED: mbridge ended it, or was stopped before its turn.
+    """Outcome of a point. CANCELLED: mbridge ended it, or was stopped before its turn.
 
     UNFINISHED: a process drives the run, and the point has not ended. No report.json has it.
     """
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run's verdict with every reason against it, and if there is any, what its logs show and its name."""
+    """A run's verdict with every reason against it, and for a failure its evidence and its name."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -194,11 +194,11 @@ def _stacks(directory: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the runner has to know of an ended attempt. verdict: as in the report.
+    """Result of an ended attempt for the runner. verdict: as in the report.
 
     failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. are_suspects: all
     that is known of them is that a job could not start there. step_time_s: the capped mean. step_time_error: its
-    standard error as a share, by the scatter of the steps; None where unknown.
+    standard error as a share, by the scatter of the steps; None if unknown.
     """
 
     verdict: str

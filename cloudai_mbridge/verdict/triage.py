@@ -54,7 +54,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A cause of failures in the catalogue. remedy: what to do about it."""
+    """A cause of failures in the catalogue, with its remedy."""
 
     id: str
     kind: FailureKind
@@ -89,7 +89,7 @@ class Entry(KnownFailure):
 
 @dataclass(frozen=True)
 class EndState(KnownFailure):
-    """One `[[state]]` of the catalogue: a job's end that says why by itself."""
+    """One `[[state]]` of the catalogue: a state of a job that explains its end."""
 
     state: str
     topic: str = ""
@@ -118,14 +118,14 @@ _LOST = EndState(
     id="job_lost",
     kind=FailureKind.APPLICATION,
     title="How the job ended is unknown",
-    remedy="see what the scheduler's own logs say of it, and whether it still runs, before you run it again",
+    remedy="look for it in the scheduler's logs and queue before you run it again",
     topic="cancelled",  # which mbridge does itself when it gives a job up
 )
 
 
 @dataclass
 class _Found:
-    """What the logs have for one entry."""
+    """Matches of one entry in the logs."""
 
     evidence: list[str] = field(default_factory=list)
     nodes: dict[str, None] = field(default_factory=dict)

@@ -263,5 +263,5 @@ def test_a_row_that_cannot_be_understood(tmp_path: Path, columns: dict[str, str]
 def test_a_table_without_a_column(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("container,section\n26.06,SFT\n")
-    with pytest.raises(BadInput, match="there is no column 'model'"):
+    with pytest.raises(BadInput, match="column 'model' is missing"):
         read_published(path)

@@ -74,8 +74,8 @@ def test_submodules_come_when_asked_for(make_repo: Callable[[str], Repo], tmp_pa
     ("url", "commit", "words"),
     [
         (None, "no-such-branch", "couldn't find remote ref no-such-branch"),
-        (None, "0" * 40, f"there is no commit {'0' * 40} in it"),
-        (None, "0123abc", "there is no commit 0123abc in it"),
+        (None, "0" * 40, f"it lacks commit {'0' * 40}"),
+        (None, "0123abc", "it lacks commit 0123abc"),
         ("file:///none/at/all", "main", "does not appear to be a git repository|No such file"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_plain_slurm_script() -> None:
 _mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
 _mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"
 # one job of an attempt trains, whatever became of the sbatch that submitted it
-# the name's, of which a site may have written more than one: then the one that sbatch was given
+# of the name, for which a site may have several values: then the value given to sbatch
 [[ "$SLURM_JOB_NAME" == *".${MBRIDGE_JOB_TOKEN:-no token}"* ]] ||
   if [[ "$SLURM_JOB_NAME" =~ .*\\.([0-9a-f]{16}) ]]; then MBRIDGE_JOB_TOKEN="${BASH_REMATCH[1]}"; fi
 export MBRIDGE_JOB_TOKEN="${MBRIDGE_JOB_TOKEN:-}"
@@ -144,7 +144,7 @@ if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then
 fi
 _mbridge_start="job=$_mbridge_job token=$_mbridge_token name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"
 # a controller that was killed may have forgotten that a job has ended, and run it again; an administrator may
-# requeue one that has succeeded
+# requeue a success
 _mbridge_end=$(cat exit_code.txt 2> /dev/null)
 _mbridge_same="$_mbridge_start "
 if [ "$_mbridge_end" = 0 ]; then _mbridge_same="${_mbridge_start%restarts=*}"; fi

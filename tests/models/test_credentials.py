@@ -80,9 +80,9 @@ def test_an_override_may_hold_its_value_in_its_key() -> None:
 
 
 def test_a_repository_address_with_a_password_is_refused() -> None:
-    with pytest.raises(ValidationError, match="may hold a credential; remove what stands before the @"):
+    with pytest.raises(ValidationError, match="may hold a credential; remove the part before the @"):
         GitRepo(url="https://bob:hunter2@example.com/a.git", commit="x")
-    with pytest.raises(ValidationError, match="may hold a credential; remove what stands before the @"):
+    with pytest.raises(ValidationError, match="may hold a credential; remove the part before the @"):
         GitRepo(url="https://nvidia@dev.azure.com/a.git", commit="x")
     assert GitRepo(url="git@example.com:a/b.git", commit="x")
     assert GitRepo(url="ssh://git@example.com:22/a/b.git", commit="x")

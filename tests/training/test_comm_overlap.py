@@ -384,7 +384,7 @@ def test_another_ddp_stays_as_it_is() -> None:
 
 
 def test_the_data_parallel_size_has_to_be_known() -> None:
-    with pytest.raises(ValueError, match="data_parallel_size is not known yet"):
+    with pytest.raises(ValueError, match="data_parallel_size is unknown"):
         CommOverlapConfig(tp_comm_overlap=False).setup(_model(), OptimizerConfig(), _ddp())
 
 

@@ -66,7 +66,7 @@ def test_a_package_beside_which_megatron_core_cannot_be_imported(beside: str, is
         text=True,
         check=False,
     )
-    words = "megatron-core 0.19.2 cannot be imported beside nvidia-resiliency-ext 0.4.1; install 0.6.0 or newer of it"
+    words = "megatron-core 0.19.2 cannot be imported with nvidia-resiliency-ext 0.4.1; install 0.6.0 or newer of it"
     assert (f"error: {words}, or uninstall it\n" == done.stderr) is is_refused
 
 

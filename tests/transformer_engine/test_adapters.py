@@ -76,7 +76,7 @@ def test_other_kinds_beside_grouped_experts(tmp_path: Path) -> None:
         assert {key: found[key] for key in experts} == {key: of_lora[key] for key in experts}
         assert found["self_attention.linear_qkv.adapter.adapter_k.linear_out.weight"] == (32, 8)
         assert canonical.model.decoder.layers[0].self_attention.linear_qkv.to_wrap.return_layernorm_output
-    with pytest.raises(ConfigError, match="belongs to routed experts, of which it adapts none; use LoRA"):
+    with pytest.raises(ConfigError, match="belongs to routed experts, which DoRA does not adapt; use LoRA"):
         adapted("grouped", DoRA(dim=8), tmp_path)
     outside = DoRA(dim=8, target_modules=["linear_qkv", "linear_proj", "*.shared_experts.*"])
     rest = shapes(adapted("grouped", outside, tmp_path, 4, **layout))

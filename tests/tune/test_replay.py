@@ -185,7 +185,7 @@ def test_rows_of_one_layout_are_one_point(tmp_path: Path) -> None:
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
     rows = [{name: value for name, value in layouts()[0].items() if name not in ("vp", "vocab_size")}]
-    with pytest.raises(BadInput, match="no column vp, vocab_size; add it"):
+    with pytest.raises(BadInput, match="missing column: vp, vocab_size; add it"):
         read_table(write_table(tmp_path / "t.csv", rows))
     with pytest.raises(BadInput, match="nowhere"):
         read_table(tmp_path / "nowhere.csv")
@@ -197,7 +197,7 @@ def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
 def test_a_table_without_rows_or_that_is_none_is_refused(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", layouts()[:2])
     table.write_text(table.read_text().splitlines()[0])
-    with pytest.raises(BadInput, match="line 1: there is no row"):
+    with pytest.raises(BadInput, match="line 1: no row"):
         read_cases(table, None)
     other = tmp_path / "t.tsv"
     other.write_text("gpu\tnum_gpus\n")

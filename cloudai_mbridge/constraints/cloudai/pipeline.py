@@ -8,7 +8,7 @@ _DEEPSEEK_V3_SPLITS = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))
 
 
 def c02_layers_fill_the_pipeline(point: Point) -> Answer:
-    """Every pipeline stage gets the same number of layers, or an explicit layout says which it gets.
+    """Every pipeline stage gets the same number of layers, or an explicit layout assigns them.
 
     Megatron gives every stage num_layers/pp layers (embedding and loss count as one each where the recipe says so) and
     refuses a remainder. An explicit layout must name pp*vp stages and exactly the model's layers.

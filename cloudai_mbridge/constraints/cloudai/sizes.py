@@ -73,7 +73,7 @@ def c06_fsdp_stands_alone(point: Point) -> Answer:
 
 
 def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
-    """The number of GPUs is a multiple of et*ep*pp, where both et and ep are given.
+    """The number of GPUs is a multiple of et*ep*pp, if both et and ep are given.
 
     Experts have groups of their own; a remainder of ranks has none. Without et or ep: no verdict.
 

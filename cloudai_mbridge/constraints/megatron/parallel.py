@@ -76,7 +76,7 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     """With tensor parallelism, tp divides the sequence (of one context-parallel rank).
 
     Sequence parallelism is on whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence.
-    At tp = 1 it is off, whatever is asked for.
+    At tp = 1 it is always off.
 
     Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown, or
     `extra_cmd_args` set model.sequence_parallel.
@@ -95,9 +95,9 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
 
 
 def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
-    """The number of GPUs is a multiple of et*ep*pp, et being 1 where it is not given and ep > 1.
+    """The number of GPUs is a multiple of et*ep*pp, et being 1 if missing and ep > 1.
 
-    C07 checks this only where et is given.
+    C07 checks this only if et is given.
 
     Pass: num_gpus=8, tp=2, ep=8. Fail: num_gpus=8, tp=4, ep=16.
     Not evaluated: et is not given to the upstream launcher.

@@ -15,7 +15,7 @@ class Placement:
 
 
 def gpus_per_node(point: Point) -> int | None:
-    """Return how many ranks a node takes, or None where nothing limits it."""
+    """Return the limit of ranks per node, or None if unlimited."""
     return point.args.gpus_per_node or (point.system.gpus_per_node if point.system else None)
 
 

@@ -92,7 +92,7 @@ def _size(adapters: Adapters, linear: Linear, dim: int, *, is_grouped: bool = Tr
 def _chosen(adapters: Adapters, linear: Linear, *, is_whole: bool = False) -> tuple[str, ...]:
     chosen = adapters.parts_of(linear.name, () if is_whole else tuple(name for name, _ in linear.parts))
     if chosen and adapters.kind == DORA and (linear.experts or linear.name == "router"):
-        raise BadInput(f"peft = DoRA: {linear.name} belongs to routed experts, of which it adapts none; use LoRA")
+        raise BadInput(f"peft = DoRA: {linear.name} belongs to routed experts, which DoRA does not adapt; use LoRA")
     return chosen
 
 

@@ -13,7 +13,7 @@ MASTER_WEIGHTS = 12  # bytes that Adam keeps per 16-bit weight: a 32-bit copy an
 
 
 class Implementation(StrEnum):
-    """Which modules a layer is made of; it decides what they save for the backward pass.
+    """Modules of a layer; they decide about the tensors saved for the backward pass.
 
     FUSED: Transformer Engine, flash attention and fused kernels: the estimate for GPUs. TORCH: the embedded loop where
     Transformer Engine is not installed. LOCAL: as TORCH, with Megatron-Core's own core attention, which keeps scores.
@@ -25,7 +25,7 @@ class Implementation(StrEnum):
 
 
 class Granularity(StrEnum):
-    """What is recomputed in the backward pass instead of being kept."""
+    """Recomputation in the backward pass."""
 
     NONE = "none"
     SELECTIVE = "selective"

@@ -23,7 +23,7 @@ IN_16_BITS = ("embedding", "norms", "router", "output_layer", "mamba_kernels", "
 
 @dataclass(frozen=True)
 class RankParameters:
-    """What one rank holds. by_module: name -> number of parameters."""
+    """Parameters of one rank. by_module: name -> number of parameters."""
 
     by_module: Mapping[str, int]
 
@@ -50,7 +50,7 @@ class RankParameters:
 
 @dataclass(frozen=True)
 class ParameterSplit:
-    """Over how many ranks what is split."""
+    """Numbers of ranks by which parameters are split."""
 
     tp: int = 1
     ep: int = 1

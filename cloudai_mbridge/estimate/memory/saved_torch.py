@@ -156,6 +156,6 @@ def shared_with_checkpoint(z: Sizes) -> float:
 
 
 def up_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
-    """Return the half whose queries, keys and values are recomputed: attention keeps 32-bit copies of what it can."""
+    """Return the half whose queries, keys and values are recomputed: attention keeps 32-bit copies where possible."""
     views = z.tokens * z.heads * z.arch.v_head_dim * z.value if z.value == 4 else 0
     return replace(half, projected=0, core=max(0.0, half.core - views))

@@ -18,8 +18,8 @@ from cloudai_mbridge.training.flops import moe_layer_pattern
 class Layer:
     """A transformer layer has both parts, a block of a hybrid model one of them.
 
-    mixer: what mixes tokens. ffn: what works on every token alone. `saved_fused` and `saved_torch` have a function of
-    each name.
+    mixer: the sublayer across tokens. ffn: the sublayer of single tokens. `saved_fused` and `saved_torch` have a
+    function of each name.
     """
 
     mixer: Literal["attention", "mamba"] | None
@@ -28,7 +28,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """The part of the model that one virtual stage of one rank holds. Equal ones are one object, hashed by identity.
+    """The part of the model on one virtual stage of one rank. Equal parts are one object, hashed by identity.
 
     mtp: the layers of every multi-token-prediction module. has_decoder_end: the norm behind the last decoder layer.
     """

@@ -24,7 +24,7 @@ _WHOLE_GROUPS, _GROUPS = 2, 4
 
 
 class Kept(dict[Hashable, T]):
-    """A dictionary that is emptied when it is full: what is kept is bounded, however many points there are."""
+    """A dictionary that is emptied when it is full: its size is bounded for any number of points."""
 
     def __setitem__(self, key: Hashable, value: T) -> None:
         if len(self) >= _MOST_KEPT:

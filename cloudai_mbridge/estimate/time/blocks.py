@@ -21,7 +21,7 @@ from cloudai_mbridge.training.flops.linear_attention import GATED_DELTA_NET
 
 
 class Kind(StrEnum):
-    """What a sublayer is."""
+    """Kind of a sublayer."""
 
     ATTENTION = "attention"
     WINDOWED = "windowed"
@@ -40,7 +40,7 @@ Sublayer = tuple[Kind, int]
 class Matmul:
     """Weights of k x n that every token meets `times` times; `copies` such matrices exist.
 
-    is_row: the input side is the one that tensor parallelism divides.
+    is_row: tensor parallelism divides the input side.
     """
 
     k: int

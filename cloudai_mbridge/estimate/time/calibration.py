@@ -22,7 +22,7 @@ class Coefficient:
     """A number of the model. is_rate: an exponent or a yearly rate, not a factor.
 
     prior, prior_sd: what was expected before the fit and how firmly (of factors, in their logarithm). lower: what
-    physics allows. is_fixed: the rows say too little about it, the prior stands.
+    physics allows. is_fixed: the prior, since the rows do not determine it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Coefficient:
 class HeldOutError:
     """Median absolute error on published rows whose configuration was not in the fit.
 
-    recipe: None where the recipe is not among them; the error is then of rows whose whole model was held out.
+    recipe: None if the rows lack the recipe; the error is then of rows whose whole model was held out.
     median: the larger of that of the recipe's rows and that of all rows of the GPU and number format; infinite where
     no row is of these. is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
     device: GPU and number format. device_rows, own_rows: published rows of these, and how many are of the recipe.

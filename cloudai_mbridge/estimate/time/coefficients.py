@@ -25,7 +25,7 @@ Powers = tuple[tuple[str, float], ...]
 
 
 class Setting(NamedTuple):
-    """What decides about the coefficients beside the part itself.
+    """Conditions that select a part's coefficients.
 
     container: None is the newest. is_frozen: only adapters are trained (LoRA).
     """

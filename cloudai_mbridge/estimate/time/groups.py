@@ -24,9 +24,9 @@ SHARPNESS = 4.0
 
 
 class StepGroups(NamedTuple):
-    """Seconds of a step's parts in groups, launches by the host beside them, and the pipeline's idle share.
+    """Seconds of a step's parts in groups, of the host's launches, and the pipeline's idle share.
 
-    The first four and the launches go on together, 1 + bubble times; then come the last two.
+    The first four and the launches run at the same time, 1 + bubble times; then come the last two.
     """
 
     compute: float

@@ -136,7 +136,7 @@ class TimeModel:
 def why_no_time(gpu: Gpu, precision: Precision) -> str | None:
     """Return why a GPU and a precision have no step time, or None if they have one."""
     if not gpu.is_known:
-        return f"no peak of {gpu.name} is known"
+        return f"unknown peak of {gpu.name}"
     if device_of(gpu, precision) is None:
         return f"{gpu.name} has no {precision} tensor cores"
     return None

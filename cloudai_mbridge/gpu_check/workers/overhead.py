@@ -1,4 +1,4 @@
-"""What the training loop costs beyond its steps: our step over a bare Megatron-Core step, of one model in one process.
+"""Overhead of the training loop: our step over a bare Megatron-Core step, of one model in one process.
 
 The bare step is the baseline: gradient buffers zeroed, Megatron's schedule, optimizer, scheduler, and nothing else.
 Ours is the whole period of the loop from one step to the next, with every step logged. Blocks of both alternate, so

@@ -2,7 +2,7 @@
 
     python -m cloudai_mbridge.gpu_check.workers.trial --lift SECTION.FIELD CONFIG section.field=value ...
 
-Only for the kit: what the refusal says holds for every other run. Prints the loop's own log lines.
+Only for the kit: every other run is refused. Prints the loop's own log lines.
 """
 
 import argparse

@@ -50,7 +50,7 @@ def load_system(path: Path) -> System:
         return system
     if not (calibration := (path.parent / system.calibration).resolve()).is_file():
         where = source.where(("calibration",))
-        raise BadInput(f"{where}: there is no file {calibration}; write it with `mbridge calibrate`, or remove the key")
+        raise BadInput(f"{where}: file {calibration} is missing; write it with `mbridge calibrate`, or remove the key")
     return system.model_copy(update={"calibration": str(calibration)})
 
 

@@ -57,7 +57,8 @@ class LoadedScenario:
     """A scenario whose tests are all found.
 
     pre_test: the test that checks every node first. pre_hook, post_hook: tests of the hooks' scenarios, that go before
-    and after everything. foreign: id -> template of the tests that this tool does not run. notes: what has no effect.
+    and after everything. foreign: id -> template of the tests that this tool does not run. notes: settings
+    without effect.
     """
 
     scenario: TestScenario
@@ -71,7 +72,7 @@ class LoadedScenario:
 
 @dataclass(frozen=True)
 class HookOptions:
-    """Where hooks are found, and whether they run at all."""
+    """Directory of hooks, and whether they run at all."""
 
     directory: Path = HOOK_DIR
     skip: bool = False

@@ -31,7 +31,7 @@ class TestFiles:
     def find(self, name: str, where: str) -> TomlSource:
         """Return the file of a test. As in CloudAI, a file of the directory itself precedes files of subdirectories.
 
-        BadInput: the file is missing or ambiguous; `where` is the place that names it.
+        BadInput: the file is missing or ambiguous; `where` names it.
         """
         if name not in self.by_name:
             names = list(self.by_name)

@@ -29,7 +29,7 @@ _IN_ENVIRONMENT = "a variable of extra_env_vars or global_env_vars, which travel
 _BY_SHAPE = {
     CredentialKind.PASSWORD: (
         "user or password in a URL",
-        "remove what stands before the @ and use ~/.netrc, a git credential helper or enroot's .credentials,"
+        "remove the part before the @ and use ~/.netrc, a git credential helper or enroot's .credentials,"
         f" or put the URL into {_IN_ENVIRONMENT}",
     ),
     CredentialKind.AUTHORIZATION: ("an authorization header", f"put it into {_IN_ENVIRONMENT}"),

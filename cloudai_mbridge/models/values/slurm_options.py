@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 _UNWATCHED = "the job would run on a cluster that mbridge does not query; set SLURM_CONF instead"
 _NOT_SUBMITTED = "no job would be submitted"
 _NOT_TRAINED = "nothing would be trained"
-_OUTPUT = "mbridge reads what a run prints in the run's own directory"
-_EXPORT = "the job would lack what mbridge passes in its environment; write --export=ALL,NAME=value"
+_OUTPUT = "mbridge reads a run's output in the run's own directory"
+_EXPORT = "the job would lack variables that mbridge passes; write --export=ALL,NAME=value"
 _SBATCH = {
     "array": "mbridge makes the arrays; use iterations, or axes of a sweep",
     "clusters": _UNWATCHED,

@@ -88,7 +88,7 @@ def find_manager_class(path: str) -> Any:
         raise ConfigError(f"{where}: {module or 'its module'!r} is not imported; import it in the script that trains")
     found = getattr(sys.modules[module], name, None)
     if not isinstance(found, type):
-        raise ConfigError(f"{where}: there is no such class")
+        raise ConfigError(f"{where}: no such class")
     if missing := [each for each in _MANAGER_METHODS if not callable(getattr(found, each, None))]:
         raise ConfigError(f"{where} has no method {', '.join(missing)}; see checkpointing.CheckpointManager")
     return found

@@ -247,7 +247,7 @@ class _Load:
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
         if self.with_generators and not generators.restore(loaded[generators.KEY]):
-            _say("(random number generator states are not loaded: they are those of another kind of device)")
+            _say("(random number generator states are not loaded: they are of another kind of device)")
 
     def _counters(self) -> dict[str, Any]:
         counters: dict[str, Any] = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)

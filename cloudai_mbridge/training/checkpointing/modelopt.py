@@ -39,7 +39,7 @@ def _find(config: Any) -> str:
     found = find_checkpoint(config)
     remedy = "set checkpoint.load or pretrained_checkpoint to one, or model.restore_modelopt_state=False"
     if isinstance(found, Nothing):
-        raise CheckpointError(f"model.restore_modelopt_state = True: there is no checkpoint to restore from; {remedy}")
+        raise CheckpointError(f"model.restore_modelopt_state = True: no checkpoint to restore from; {remedy}")
     state = Path(found.directory) / DIRECTORY
     modes = read_common(str(state)).get("modelopt_state_dict", ()) if layout.is_sharded_checkpoint(state) else ()
     if all(mode[0] == _DISTILLATION for mode in modes):

@@ -47,8 +47,8 @@ def save_checkpoint(
     call of `maybe_finalize_async_save`. A save that is still under way is waited for.
 
     pipeline_rank, tensor_rank: not used; every rank saves its own part. non_persistent_ckpt: save into the second
-    stream, which keeps the newest only. preprocess_common_state_dict_fn: drops from the tree what may differ between
-    ranks before they are compared. prebuilt_state_dict: saved instead of the other arguments' content.
+    stream, which keeps the newest only. preprocess_common_state_dict_fn: drops parts of the tree that differ between
+    ranks, before they are compared. prebuilt_state_dict: saved instead of the other arguments' content.
 
     Raises CheckpointError: it cannot be written; on every rank.
     """

@@ -85,7 +85,7 @@ class CommOverlapConfig:
         if not ddp.use_distributed_optimizer:
             return {}
         if self.data_parallel_size is None:
-            raise ValueError("comm_overlap.data_parallel_size is not known yet; set it before setup()")
+            raise ValueError("comm_overlap.data_parallel_size is unknown; set it before setup()")
         replicated = self.data_parallel_size > 1
         defaults = {
             "bucket_size": _BUCKET_SIZE if replicated and getattr(ddp, "num_buckets", None) is None else None,

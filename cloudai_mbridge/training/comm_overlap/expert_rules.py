@@ -13,7 +13,7 @@ EXPERT_OVERLAP = "overlap_moe_expert_parallel_comm"
 DELAYED_WGRAD = "delay_wgrad_compute"
 
 Rule = tuple[bool, str]
-"""Whether it holds, and what to say if not."""
+"""Whether it holds, and the message if not."""
 
 
 def require(subject: str, rules: Iterable[Rule]) -> None:

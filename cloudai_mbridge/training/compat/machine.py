@@ -8,7 +8,7 @@ GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def lacking() -> frozenset[str]:
-    """Return which of GPU and TRANSFORMER_ENGINE this machine is known to lack."""
+    """Return which of GPU and TRANSFORMER_ENGINE this machine certainly lacks."""
     if not any(Path(driver).exists() for driver in GPU_DRIVERS):
         return frozenset({GPU, TRANSFORMER_ENGINE})
     return frozenset() if find_spec("transformer_engine") else frozenset({TRANSFORMER_ENGINE})

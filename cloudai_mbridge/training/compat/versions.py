@@ -65,7 +65,7 @@ def _why_not_imported(found: str) -> str | None:
     if wanted is None or _numbers(beside) >= _numbers(wanted[1]):
         return None
     return (
-        f"{PACKAGE} {found} cannot be imported beside {_NVRX} {beside}; "
+        f"{PACKAGE} {found} cannot be imported with {_NVRX} {beside}; "
         f"install {wanted[1]} or newer of it, or uninstall it"
     )
 

@@ -107,7 +107,7 @@ class CheckpointConfig:
             "load_main_params_from_ckpt needs load_optim=False: the optimizer state holds main parameters of its own"
         )
         if self.ckpt_step is not None and self.load is None:
-            raise ValueError(f"ckpt_step={self.ckpt_step} needs `load`: where that iteration is read from")
+            raise ValueError(f"ckpt_step={self.ckpt_step} needs `load`: the source of that iteration")
         if self.async_save:
             assert self.save is not None, "async_save needs `save`: there is nowhere to write to"
             assert self.use_persistent_ckpt_worker, "async_save needs use_persistent_ckpt_worker=True"

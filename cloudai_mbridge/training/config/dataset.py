@@ -212,7 +212,7 @@ def blend_from_data_path(data_path: str | Sequence[str | float]) -> Blend:
         return _prefixes(items), None
     missing = [item for item, weight in zip(items[::2], weights, strict=True) if weight is None]
     assert not missing, (
-        f"data_path mixes weights and paths: {missing!r} stand where weights are expected; write a weight before "
+        f"data_path mixes weights and paths: {missing!r} stand in the places of weights; write a weight before "
         "every path or before none"
     )
     given = [weight for weight in weights if weight is not None]

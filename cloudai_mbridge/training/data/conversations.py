@@ -37,7 +37,7 @@ class SampleOptions:
         """Take `dataset_kwargs`. Raises ValueError: an unknown key, or a template without its places in order."""
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in given or {} if name not in names]:
-            raise ValueError(f"{', '.join(unknown)} is not known; use {', '.join(names)}")
+            raise ValueError(f"{', '.join(unknown)} is unknown; use {', '.join(names)}")
         options = cls(**(given or {}))
         if [options.prompt_template.count(place) for place in _PLACES] != [1, 1] or not (
             options.prompt_template.index(_PLACES[0]) < options.prompt_template.index(_PLACES[1])

@@ -15,7 +15,7 @@ from cloudai_mbridge.training.errors import ConfigError
 
 
 def check_data_config(config: ConfigContainer) -> None:
-    """Check what can be checked without building; every rank may call it, at any time after validation.
+    """Make all checks that need no building; every rank may call it, at any time after validation.
 
     Raises ConfigError: key, value, remedy.
     """

@@ -126,7 +126,7 @@ def _token_id(tokenizer: Any, token: Any, key: str) -> int:
         # for unknown tokens, libraries have an id of its own, None, the token or an error
         found = None if found == _look_up(tokenizer, "<no such token>") else found
     if not isinstance(found, int) or not 0 <= found < tokenizer.vocab_size:
-        raise ConfigError(f"dataset.{key} = {token!r} is not a token of the tokenizer; use one that is")
+        raise ConfigError(f"dataset.{key} = {token!r} is not a token of the tokenizer; use one of its tokens")
     return found
 
 

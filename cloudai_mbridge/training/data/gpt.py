@@ -54,7 +54,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
 
 
 def _kind(config: GPTConfig) -> type[Any]:
-    """Return the class of the splits. Raises ConfigError, on every rank: the tokenizer lacks what it needs."""
+    """Return the class of the splits. Raises ConfigError, on every rank: the tokenizer lacks a token."""
     if isinstance(config, GPTFIMDatasetConfig):
         Permuter.of(config, config.tokenizer)
         return GPTFIMDataset

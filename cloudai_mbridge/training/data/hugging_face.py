@@ -134,12 +134,12 @@ def _resolve(source: HFDatasetSourceConfig) -> _Known:
     if source.dataset_name is not None:
         if source.dataset_name not in _KNOWN:
             raise ConfigError(
-                f"dataset.hf_dataset.dataset_name = {source.dataset_name!r} is not known; use {', '.join(_KNOWN)},"
+                f"dataset.hf_dataset.dataset_name = {source.dataset_name!r} is unknown; use {', '.join(_KNOWN)},"
                 " or path_or_dataset"
             )
         return _KNOWN[source.dataset_name]
     if source.schema_adapter is not None and source.schema_adapter not in _PAIRS:
         raise ConfigError(
-            f"dataset.hf_dataset.schema_adapter = {source.schema_adapter!r} is not known; use {', '.join(_PAIRS)}"
+            f"dataset.hf_dataset.schema_adapter = {source.schema_adapter!r} is unknown; use {', '.join(_PAIRS)}"
         )
     return _Known(str(source.path_or_dataset), source.schema_adapter)

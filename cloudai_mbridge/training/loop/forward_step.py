@@ -51,7 +51,7 @@ def maybe_inject_state(
     if is_in_the_way or parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise TypeError(
             f"forward step: parameter {parameter.name!r} takes the {_STATE} but stands at position {position + 1},"
-            " where it cannot be bound by name; make it the first parameter"
+            " that cannot be bound by name; make it the first parameter"
         )
     return partial(forward_step_func, **{parameter.name: state})
 

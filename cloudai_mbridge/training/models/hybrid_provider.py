@@ -103,7 +103,7 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
             self._check_pattern(pattern)
             self.hybrid_layer_pattern, self.hybrid_override_pattern = pattern, None
         if self.num_layers is None:
-            raise ValueError("model.num_layers is not set and no hybrid_layer_pattern tells it; set one of them")
+            raise ValueError("neither model.num_layers nor hybrid_layer_pattern is set; set one of them")
         if self.quant_recipe is not None:
             self.quant_recipe.finalize()
         if self.mamba_chunk_size < 1:

@@ -94,7 +94,7 @@ def model_arguments(
 class Deferred:
     """Post-init that waits for `finalize()`.
 
-    What was given is remembered and put back before post-init runs again: it replaces some fields by derived values.
+    Given values are remembered and put back before post-init runs again: it replaces some fields by derived values.
     """
 
     _is_finalizing: bool = False

@@ -45,7 +45,7 @@ def _adapt(match: matching.MatchedModule, peft: AdapterConfig, seed: int) -> Non
     base = describe(module, match.name, is_expert=match.is_expert)
     shape = _shape(match, peft, base, module.config, seed)
     if isinstance(peft, DoRA) and (base.is_expert or isinstance(module, TopKRouter)):
-        raise ValueError(f"peft = DoRA: {match.name} belongs to routed experts, of which it adapts none; use LoRA")
+        raise ValueError(f"peft = DoRA: {match.name} belongs to routed experts, which DoRA does not adapt; use LoRA")
     if isinstance(module, TopKRouter):
         module.adapter = Adapter(base, shape)
         module.gating = partial(_gate, module.gating, module.adapter)

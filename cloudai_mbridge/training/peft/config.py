@@ -28,7 +28,7 @@ class AdapterConfig:
     dropout_position: Literal["pre", "post"] = "pre"
     lora_A_init_method: Initialization = "xavier"  # noqa: N815
     lora_B_init_method: Initialization = "zero"  # noqa: N815
-    # What Megatron-Bridge writes of its own objects
+    # Written by Megatron-Bridge for its own objects
     canonical_mapping: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
     params_to_save: list[str] = field(init=False, repr=False, default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Where the ranks of one machine meet: an address that needs no name and no network. Standard library only."""
+"""Rendezvous of the ranks of one machine: an address that needs no name and no network. Standard library only."""
 
 import os
 import socket

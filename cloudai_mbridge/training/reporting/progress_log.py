@@ -32,7 +32,7 @@ def get_start_time_from_progress_log(cfg: Any) -> tuple[datetime, float]:
     A job of another world size in between restarts the search. Raises AssertionError: `checkpoint.save` is not set,
     or no job of this world size has started.
     """
-    assert cfg.checkpoint.save is not None, "the progress log is beside the checkpoints: set checkpoint.save"
+    assert cfg.checkpoint.save is not None, "the progress log belongs to the checkpoints: set checkpoint.save"
     path = Path(cfg.checkpoint.save) / _NAME
     start: tuple[datetime, float] | None = None
     saved_flops = 0.0

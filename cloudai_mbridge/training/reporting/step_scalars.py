@@ -75,7 +75,7 @@ def attempt(service: str, log: Callable[[], Any]) -> None:
     except Exception as error:
         if service not in _failed:
             _failed.add(service)
-            write_line(f"warning: {service} did not take the numbers of a step; training goes on: {error!r}")
+            write_line(f"warning: {service} did not take the numbers of a step; training continues: {error!r}")
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -37,7 +37,7 @@ def setup(cfg: ConfigContainer, state: Any) -> None:
     if cfg.ft is None or not cfg.ft.enable_ft_package:
         return
     if not cfg.checkpoint.save:
-        raise ConfigError("ft.enable_ft_package=true keeps its state beside the checkpoints: set checkpoint.save")
+        raise ConfigError("ft.enable_ft_package=true keeps its state next to the checkpoints: set checkpoint.save")
     seen = state.fault_tolerance_state
     seen.ft_state_path = os.path.join(cfg.checkpoint.save, "ft_state.json")
     seen.is_async_chkpt_enabled = bool(cfg.checkpoint.async_save)
@@ -54,7 +54,7 @@ def _connected_client(state_path: Path) -> Any:
         try:
             learned = dict(json.loads(state_path.read_text()))
         except ValueError as error:
-            logger.warning("The timeouts in %s cannot be read (%s); those of the launcher apply", state_path, error)
+            logger.warning("The timeouts in %s cannot be read (%s); the launcher's apply", state_path, error)
             learned = {}
         client.load_state_dict(learned)
     try:

@@ -67,7 +67,7 @@ ARCHITECTURES: Mapping[str, str] = {
     **dict.fromkeys(_paths(_MLA), "MLAModelProvider"),
 }
 
-# What these classes set otherwise than ours
+# Settings of these classes that differ from ours
 _OWN_DEFAULTS = frozenset((
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "activation_func",
     "add_bias_linear", "add_qkv_bias", "apply_rope_fusion", "attention_dropout", "attention_softmax_in_fp32",

@@ -64,7 +64,7 @@ CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
     "peft.config": ("LoRA", "DoRA", "CanonicalLoRA"),
 }
 
-# Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
+# Counterparts of our classes in Megatron-Bridge, Megatron-LM and Megatron-Core
 _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
     "models.quantization": ("megatron.core.quantization.quant_config",),
     "peft.config": tuple(f"megatron.bridge.peft.{name}" for name in ("lora", "dora", "canonical_lora")),

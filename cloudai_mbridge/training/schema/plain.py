@@ -30,7 +30,7 @@ from cloudai_mbridge.training.schema.type_forms import Form, Section, describe, 
 
 MAX_DEPTH = 64
 _PLAIN_TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str}
-# What a value fits without becoming another type
+# Types that take a value without a conversion
 _EXACT = ("none", "bool", "int", "str", "literal")
 
 
@@ -295,7 +295,7 @@ def _refuse_request(section: Section, table: Mapping[Any, Any], key: str, where:
 def _valid_keys(section: Section, value: Mapping[Any, Any], key: object) -> str:
     name = section.path.rpartition(".")[2]
     hint = nearest(key, section.keys(), f"valid keys of {name}") if section.fields else f"{name} has no keys"
-    return hint if is_tagged(value) else f"{hint} (read as {name}: there is no `_target_`)"
+    return hint if is_tagged(value) else f"{hint} (read as {name}: `_target_` is missing)"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -25,7 +25,7 @@ def load_all_releases() -> dict[str, Any]:
 
 
 class Catalog(ABC):
-    """Where class paths and enum paths are looked up.
+    """Lookup of class paths and enum paths.
 
     dropped: keys of tables that Megatron-Bridge wrote and no class here has, with their values.
     """

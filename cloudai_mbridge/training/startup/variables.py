@@ -20,7 +20,7 @@ def set_variables(variables: Mapping[str, Any]) -> None:
         if not isinstance(name, str) or not name or set(name) & {"=", "\0"}:
             raise ConfigError(f"env_vars: {name!r} is not the name of a variable")
         if not isinstance(value, str | int | float):
-            raise ConfigError(f"env_vars.{name}: a {type(value).__name__} is no text, number or boolean")
+            raise ConfigError(f"env_vars.{name}: a {type(value).__name__} is not a text, number or boolean")
         os.environ.setdefault(name, str(value))
 
 

@@ -162,9 +162,7 @@ def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any
     if library == "null":
         size = config.vocab_size or getattr(model, "vocab_size", None)
         if size is None or size < 1:
-            raise ConfigError(
-                "tokenizer.vocab_size: a null tokenizer needs it where model.vocab_size is not set either"
-            )
+            raise ConfigError("tokenizer.vocab_size: a null tokenizer needs it if model.vocab_size is not set either")
         return {"vocab_size": size}
     if library == "byte-level":
         return _given(special_tokens=special, vocab_size=config.vocab_size)

@@ -130,7 +130,7 @@ def test_a_template_that_rewrites_history_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"answer_loss": True}, "answer_loss is not known; use prompt_template, add_bos"),
+        ({"answer_loss": True}, "answer_loss is unknown; use prompt_template, add_bos"),
         ({"prompt_template": "{input}"}, "needs {input} once, then {output} once"),
         ({"prompt_template": "{output} {input}"}, "needs {input} once, then {output} once"),
     ],

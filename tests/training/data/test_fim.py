@@ -108,7 +108,7 @@ def test_what_lacks_something_is_refused(fields: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("tokenizer", "fields", "message"),
     [
-        (BYTES, {}, r"dataset.fim_extra_tokens\['prefix'\] = '<p>' is not a token of the tokenizer; use one that is"),
+        (BYTES, {}, r"dataset.fim_extra_tokens\['prefix'\] = '<p>' is not a token of the tokenizer; use one"),
         (MARKED, {"fim_extra_tokens": {**EXTRA, "pad": 260}}, r"fim_extra_tokens\['pad'\] = 260 is not a token"),
         (MARKED, {"fim_split_sample": "\n"}, r"dataset.fim_split_sample = '\\n' is not a token of the tokenizer"),
         ({"vocab_size": 300}, {}, "tokenizer.tokenizer_type: the null one has no text for GPTFIMDatasetConfig"),

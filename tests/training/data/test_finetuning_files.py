@@ -99,7 +99,7 @@ def _packed(size: int) -> PackedSequenceSpecs:
     [
         (lambda: container(None), "dataset.dataset_root is not set"),
         (lambda: container(max_train_samples=0), "dataset.max_train_samples = 0: use at least 1"),
-        (lambda: container(dataset_kwargs={"x": 1}), "dataset.dataset_kwargs: x is not known"),
+        (lambda: container(dataset_kwargs={"x": 1}), "dataset.dataset_kwargs: x is unknown"),
         (lambda: container(tp=2, cp=2, packed_sequence_specs=_packed(60)), "_size = 60 is not a multiple"),
     ],
 )

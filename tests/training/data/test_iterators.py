@@ -185,7 +185,7 @@ ERRORS = {
     "deferred": "dataset.fast_cache_load and defer_npy_index_mmap = True builds nothing",
     "several sets": "dataset.multiple_validation_sets = True: Megatron-Bridge 0.6 loads one validation set; use one",
     "weights": "validation.full_validation = True: the validation data have weights; leave the weights out",
-    "fim": "dataset.fim_extra_tokens['prefix'] = '<p>' is not a token of the tokenizer; use one that is",
+    "fim": "dataset.fim_extra_tokens['prefix'] = '<p>' is not a token of the tokenizer; use one of its tokens",
     "external": "dataset.dataloader_type = 'external' needs a DatasetProvider that returns batches",
     "workers": "dataset.num_workers = -1: use 0 (no workers) or more",
     "length": "dataset.seq_length = 32, model.seq_length = 64: use the same",

@@ -127,7 +127,7 @@ def test_rows_of_hugging_face_are_written_once(tmp_path: Path, monkeypatch: pyte
     ("fields", "message"),
     [
         ({"dataset_root": "/data"}, "set dataset_root or hf_dataset, and not both"),
-        ({"hf_dataset": {"dataset_name": "raven"}}, "'raven' is not known; use squad"),
+        ({"hf_dataset": {"dataset_name": "raven"}}, "'raven' is unknown; use squad"),
         ({"preprocessing": {"_target_": "ChatSFTPreprocessingConfig", "loss_mode": "last_turn"}}, "'last_turn'"),
         ({**LOCAL, "enable_offline_packing": False}, "set both or neither"),
         ({**LOCAL, "dataset_kwargs": {"add_bos": True}}, "add_bos is set by dataset.preprocessing"),

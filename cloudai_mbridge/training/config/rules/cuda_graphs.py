@@ -104,7 +104,7 @@ def _is_packed(config: "ConfigContainer") -> bool:
 def _of_the_allocator() -> Iterator[str]:
     is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if is_expandable and os.environ.get("NCCL_GRAPH_REGISTER") != "0":
-        yield "PYTORCH_CUDA_ALLOC_CONF with expandable_segments:True (set NCCL_GRAPH_REGISTER=0 beside it)"
+        yield "PYTORCH_CUDA_ALLOC_CONF with expandable_segments:True (set NCCL_GRAPH_REGISTER=0 too)"
 
 
 def _of_the_optimizer(config: "ConfigContainer") -> Iterator[str]:

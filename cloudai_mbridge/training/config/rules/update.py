@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def runtime_config_update(cfg: "ConfigContainer") -> None:
     """Apply variables, precision, data-parallel size and communication overlap, then validate; in this order.
 
-    Overlap depends on the data-parallel size and overrides what precision has set; the rules see what both leave.
+    Overlap depends on the data-parallel size and overrides the precision's settings; the rules see the result of both.
 
     AssertionError, ValueError: as `ConfigContainer.validate`, or an unknown precision recipe.
     """

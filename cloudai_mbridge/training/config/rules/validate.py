@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def validate(config: "ConfigContainer") -> None:
-    """Apply every rule of `CHECKS`; calling it again changes nothing more, and sees what was changed in between."""
+    """Apply every rule of `CHECKS`; calling it again changes nothing more, and sees changes made in between."""
     forget_filled_in(config.scheduler)
     for check in CHECKS:
         check(config)
@@ -115,7 +115,7 @@ def _validate_mixed_precision_consistency(config: "ConfigContainer") -> None:
 
 
 def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> None:
-    """Check what offloading activations of single modules needs.
+    """Check the requirements of offloading activations of single modules.
 
     ValueError: layers that are not Transformer Engine's, or one of its releases that would offload weights as well.
     """

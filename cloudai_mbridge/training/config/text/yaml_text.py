@@ -191,7 +191,7 @@ def _at(event: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
-    """Write every list and table in full, and quote what either YAML version would not read as text."""
+    """Write every list and table in full, and quote texts that either YAML version would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
