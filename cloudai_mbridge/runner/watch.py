@@ -1,7 +1,6 @@
 """Bring every run of a plan to its end: submit ready runs, poll the jobs, cancel jobs that hang or cannot start."""
 
 import contextlib
-import re
 import signal
 import sqlite3
 import time
@@ -11,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
+from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
@@ -25,15 +24,7 @@ from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
-from cloudai_mbridge.schedulers.interface import (
-    ENDED_EARLY,
-    FORGOTTEN,
-    NEVER_STARTED,
-    PARTITION_NODE_LIMIT,
-    JobClass,
-    JobStatus,
-    Scheduler,
-)
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY, FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
 from cloudai_mbridge.verdict.judge import LOST
 
 # A pending job that can never start is polled twice before it is given up: an administrator may be at work.
@@ -279,9 +270,9 @@ class Watcher:
         elif run.ending is not None:
             return None
         elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
-            reason = (
-                f"the scheduler will never start it: {status.reason or status.state}{_request(run.plan, status.reason)}"
-            )
+            excess = self.context.scheduler.exceeded(run.plan, status)
+            reason = f"the scheduler will never start it: {status.reason or status.state}"
+            reason += f"; it asks for {excess}" if excess else ""
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
@@ -301,18 +292,15 @@ class Watcher:
 
     def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
         """Return how long an unschedulable job may wait; a held job may be released."""
-        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
+        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._may_start(run, status))
         return self.context.config.patience_s if is_patient else HOPELESS_S
 
-    def _has_enough_nodes(self, run: Tracked, status: JobStatus) -> bool:
-        """Return whether enough nodes exist for a job that waits for nodes; nodes that are down may come back."""
-        if status.reason != PARTITION_NODE_LIMIT:
-            return False
+    def _may_start(self, run: Tracked, status: JobStatus) -> bool:
+        """Return whether nodes that come back would start a job; True if the scheduler does not answer."""
         try:
-            num_nodes = self.context.scheduler.num_usable_nodes(run.plan.exclude_nodes)
+            return self.context.scheduler.may_start(run.plan, status)
         except ToolFailure:
             return True  # queried again
-        return num_nodes is None or num_nodes >= run.plan.num_nodes
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job whose state stays unknown; a job that never started may be submitted again.
@@ -381,10 +369,3 @@ class Watcher:
 
 def _is_held(status: JobStatus | None) -> bool:
     return status is not None and status.hopeless is JobClass.CANCELLED
-
-
-def _request(plan: RunPlan, reason: str) -> str:
-    """Return the part of a job's request that exceeds its scheduler's limits."""
-    if re.search("Time|Wall", reason) and plan.time_limit:
-        return f"; it asks for {plan.time_limit}"
-    return f"; it asks for {counted(plan.num_nodes, 'node')}" if "Node" in reason else ""

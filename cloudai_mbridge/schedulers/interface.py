@@ -57,8 +57,6 @@ NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
 NEVER_BEGAN, NOT_LAUNCHED = "its script never began", 53
 # State of a trial that was ended because it can no longer win a search (docs/tune.md)
 ENDED_EARLY = "ENDED_EARLY"
-# Reason of a job that needs more nodes than exist, or than are up now; nodes that are down may come back
-PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # Status until the scheduler reports more
 SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 
@@ -159,3 +157,9 @@ class Scheduler(Protocol):
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Return how many nodes could take a job if these were excluded, None if unknown."""
+
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        """Return whether a hopeless job can start after all: it waits for nodes that exist and are down."""
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        """Return the part of a hopeless job's request that exceeds a limit, such as "3 nodes"; "" if unknown."""

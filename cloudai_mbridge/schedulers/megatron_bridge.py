@@ -159,6 +159,12 @@ class UpstreamClient:
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         return self._slurm.num_usable_nodes(exclude)
 
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        return self._slurm.may_start(run, _unnamed(status))
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        return self._slurm.exceeded(run, _unnamed(status))
+
 
 def _jobs(launch: _LauncherJob) -> list[Job]:
     return [Job("", job_id, "", launch.directory) for job_id in launch.job_ids]
@@ -168,3 +174,8 @@ def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
     """Add the id of the Slurm job to the reason, since the run's id is the launcher's."""
     reason = f"Slurm job {job_id}{more}"
     return replace(job, reason=f"{reason}: {job.reason}" if job.reason else reason)
+
+
+def _unnamed(status: JobStatus) -> JobStatus:
+    """Return a status with Slurm's own reason, without the job's id."""
+    return replace(status, reason=status.reason.partition(": ")[2])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.schedulers.interface import Job, Scheduler, Seen, Submission
+from cloudai_mbridge.schedulers.interface import Job, JobStatus, Scheduler, Seen, Submission
 from cloudai_mbridge.schedulers.megatron_bridge import is_launcher
 
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ class ByLauncher:
         return [batch for scheduler, own in parts for batch in scheduler.batches(own)]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
-        return (self._upstream if _has_upstream(submission) else self._embedded).submit(submission, root)
+        return self._of(submission.runs[0]).submit(submission, root)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         parts = self._split(submissions, _has_upstream)
@@ -52,6 +52,15 @@ class ByLauncher:
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         return self._embedded.num_usable_nodes(exclude)
+
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        return self._of(run).may_start(run, status)
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        return self._of(run).exceeded(run, status)
+
+    def _of(self, run: RunPlan) -> Scheduler:
+        return self._embedded if run.upstream is None else self._upstream
 
 
 def _has_upstream(submission: Submission) -> bool:

@@ -116,6 +116,14 @@ class LocalClient:
         """Return the number of nodes: 1, or 0 if any is excluded."""
         return 0 if list(exclude) else 1
 
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        """Return False: no job of this machine waits."""
+        return False
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        """Return "": this machine has no limits."""
+        return ""
+
 
 def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
     state = because or ("FAILED" if code else "COMPLETED")
