@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
 from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.launch.job_ids import process_of
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
@@ -215,7 +216,7 @@ def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: C
         if logged.is_withdrawn or logged.host in known or (attempt is not None and attempt.ended_at is not None):
             continue
         job_id = (attempt and attempt.job_id) or claimed_by(root / logged.key, logged.token) or ""
-        if "." in job_id:  # a process id and a token; Slurm's ids are numbers
+        if process_of(job_id) is not None:
             raise InUse(
                 f"{root}: {logged.key} is a process on {shown(logged.host)}; resume or cancel the run there,"
                 f" or, if that machine no longer runs, add --lost-host {shown(logged.host)}"

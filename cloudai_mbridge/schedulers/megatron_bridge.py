@@ -12,6 +12,7 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.launch.job_ids import ProcessId
 from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_path
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN
 from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids, python_path
@@ -23,12 +24,6 @@ from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.parsing import without_slurm_variables
 
 _LONGEST_LINE = 1 << 16
-_PREFIX = "launcher-"
-
-
-def is_launcher(job_id: str) -> bool:
-    """Return whether a job id is a launcher's, and not Slurm's."""
-    return job_id.startswith(_PREFIX)
 
 
 @dataclass
@@ -90,7 +85,7 @@ class UpstreamClient:
         (run,) = submission.runs
         env = {**without_slurm_variables(os.environ), **run.secret_env}
         child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
-        job_id = _PREFIX + child.job_id
+        job_id = str(replace(child.id, is_launcher=True))
         self._launches[job_id] = _LauncherJob(child, root / run.key)
         return {run.key: job_id}
 
@@ -100,7 +95,7 @@ class UpstreamClient:
         for submission in submissions:
             (run,) = submission.runs
             if (pid := find_marked(submission.token)) is not None:
-                found[run.key] = f"{_PREFIX}{pid}.{submission.token}"
+                found[run.key] = str(ProcessId(pid, submission.token, is_launcher=True))
             elif (holder := claimed_by(root / run.key, submission.token)) is not None:
                 found[run.key] = holder
         return found
@@ -108,7 +103,7 @@ class UpstreamClient:
     def _launch(self, job: Job) -> _LauncherJob:
         """Return a launch, including a launch of an earlier process."""
         if job.job_id not in self._launches:
-            child = Child.of(job.job_id.removeprefix(_PREFIX), job.directory)
+            child = Child.of(job.job_id, job.directory)
             self._launches[job.job_id] = _LauncherJob(child, job.directory)
         return self._launches[job.job_id]
 

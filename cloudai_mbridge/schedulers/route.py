@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from cloudai_mbridge.launch.job_ids import process_of
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobStatus, Scheduler, Seen, Submission
-from cloudai_mbridge.schedulers.megatron_bridge import is_launcher
 
 _T = TypeVar("_T")
 
@@ -68,4 +68,5 @@ def _has_upstream(submission: Submission) -> bool:
 
 
 def _is_launcher_job(job: Job) -> bool:
-    return is_launcher(job.job_id)
+    process = process_of(job.job_id)
+    return process is not None and process.is_launcher

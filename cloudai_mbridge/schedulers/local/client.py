@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.launch.job_ids import ProcessId, process_of
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -64,8 +65,9 @@ class LocalClient:
         warm_start = {} if run.profiler else self._warm_start  # a profiler follows what the job starts, not a server
         env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env, **warm_start}
         child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
-        self._processes[child.job_id] = _Process(child, time.monotonic(), run.time_limit_s)
-        return {run.key: child.job_id}
+        job_id = str(child.id)
+        self._processes[job_id] = _Process(child, time.monotonic(), run.time_limit_s)
+        return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Look for processes that carry the tokens, and for the files of ended processes."""
@@ -73,7 +75,7 @@ class LocalClient:
         for submission in submissions:
             (run,) = submission.runs
             if pid := find_marked(submission.token):
-                found[run.key] = f"{pid}.{submission.token}"
+                found[run.key] = str(ProcessId(pid, submission.token))
             elif job_id := _started(root / run.key, submission.token):
                 found[run.key] = job_id
         return found
@@ -149,4 +151,4 @@ def _started(directory: Path, token: str) -> str | None:
     except (FileNotFoundError, NotRegular):
         return None
     ids = [line.partition("job=")[2].split(" ")[0] for line in lines]
-    return next((job_id for job_id in reversed(ids) if job_id.endswith(f".{token}")), None)
+    return next((job_id for job_id in reversed(ids) if (own := process_of(job_id)) and own.mark == token), None)
