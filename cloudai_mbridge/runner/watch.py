@@ -24,7 +24,16 @@ from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
-from cloudai_mbridge.schedulers.interface import ENDED_EARLY, FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
+from cloudai_mbridge.schedulers.interface import (
+    COMPLETING,
+    ENDED_EARLY,
+    FORGOTTEN,
+    NEVER_STARTED,
+    RUNNING,
+    JobClass,
+    JobStatus,
+    Scheduler,
+)
 from cloudai_mbridge.verdict.judge import LOST
 
 # A pending job that can never start is polled twice before it is given up: an administrator may be at work.
@@ -250,7 +259,7 @@ class Watcher:
             within = f"it will be cancelled unless it is released within {self.context.config.patience_s:g} s"
             why = status.reason or status.state
             self.context.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
-        is_ending = run.ending is not None or status.state == "COMPLETING"
+        is_ending = run.ending is not None or status.state == COMPLETING
         is_odd, is_unknown = is_ending or status.hopeless is not None, status.job_class is JobClass.UNKNOWN
         run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
         run.unknown_since = (run.unknown_since or time.monotonic()) if is_unknown else None
@@ -265,7 +274,7 @@ class Watcher:
         if run.unknown_since is not None:  # one answer may have been cut
             if now - run.unknown_since > config.unknown_s:
                 self._give_up(run, status, config.unknown_s)
-        elif (run.ending is not None or status.state == "COMPLETING") and odd_s > config.patience_s:
+        elif (run.ending is not None or status.state == COMPLETING) and odd_s > config.patience_s:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:
             return None
@@ -277,7 +286,7 @@ class Watcher:
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
             return JobStatus("PRE_TEST_TIMEOUT", JobClass.FAILED, reason=reason)
-        elif status.state != "RUNNING":
+        elif status.state != RUNNING:
             self._progress.forget(run.plan)
         elif why := self.submitter.searches.why_end(run.plan, partial(self._step_times, run)):
             return JobStatus(ENDED_EARLY, JobClass.CANCELLED, reason=why)
@@ -313,7 +322,7 @@ class Watcher:
                 return
             status = replace(status, state=FORGOTTEN)
         is_interrupted = run.ending is not None and run.ending.state == INTERRUPTED.state
-        if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
+        if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, COMPLETING):
             raise self.context.pause(f"job {run.job_id} was cancelled but is still {status.state}")
         self.finalizer.cancel([run])
         text = f"job {run.job_id} is given up as {status.state} and may still run"

@@ -50,6 +50,8 @@ class JobStatus:
         return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
 
 
+# States that every scheduler names alike; any other state is the scheduler's own word
+PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
 # States of jobs unknown to the scheduler: nothing of theirs was started, or something was and left no end.
 NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
 # Added to the reason of a failed job without claim and start mark; and the number that Slurm reports in place
@@ -58,7 +60,7 @@ NEVER_BEGAN, NOT_LAUNCHED = "its script never began", 53
 # State of a trial that was ended because it can no longer win a search (docs/tune.md)
 ENDED_EARLY = "ENDED_EARLY"
 # Status until the scheduler reports more
-SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
+SUBMITTED = JobStatus(PENDING, JobClass.ACTIVE, reason="just submitted")
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,14 @@ class SubmitLater(Exception):
 
 class Scheduler(Protocol):
     """What runs jobs: Slurm or this machine. Every method may raise ToolFailure if the scheduler does not answer."""
+
+    @property
+    def pace(self) -> tuple[float, float, float]:
+        """Return the shortest and longest seconds between two polls, and the share as `Pace` has it."""
+
+    @property
+    def may_be_late(self) -> bool:
+        """Return whether files of jobs are seen later than their ends: jobs write on other machines."""
 
     def preflight(self) -> None:
         """Raise BadInput or ToolFailure if nothing can be submitted."""

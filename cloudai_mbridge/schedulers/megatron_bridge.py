@@ -18,6 +18,7 @@ from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN
 from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids, python_path
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.local.child import Child, find_marked
 from cloudai_mbridge.schedulers.slurm import SlurmClient
@@ -55,23 +56,23 @@ class _LauncherJob:
 class UpstreamClient:
     """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID.TOKEN."""
 
+    pace, may_be_late = SlurmClient.pace, SlurmClient.may_be_late
+
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
-        self._system, self._runs = system, [run for run in runs if run.upstream is not None]
+        self._system, self._runs = system, [run for run in runs if run.launcher is MEGATRON_BRIDGE]
         self._slurm = SlurmClient(system, self._runs)
         self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:
         """Check that a token is there, that the launcher is installed, and that Slurm has the partition."""
         for run in self._runs:
-            assert run.upstream is not None
-            is_wanted = HF_TOKEN in run.upstream.credentials
+            is_wanted = HF_TOKEN in run.of_launcher.credentials
             if is_wanted and not (run.secret_env.get(HF_TOKEN) or os.environ.get(HF_TOKEN, "").strip()):
                 raise BadInput(
                     f"test {run.test_id!r}: cmd_args.hf_token is missing; set it, or {HF_TOKEN} in the environment"
                 )
         for run in self._runs:
-            assert run.upstream is not None
-            for path in (python_path(run.upstream, self._system), launcher_path(run.upstream, self._system)):
+            for path in (python_path(run.of_launcher, self._system), launcher_path(run.of_launcher, self._system)):
                 if not path.exists():
                     raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
         self._slurm.preflight()

@@ -36,6 +36,8 @@ class _Process:
 class LocalClient:
     """Scripts on this machine. A job's id is its process id and the submission's token."""
 
+    pace, may_be_late = (0.1, 1.0, 0.02), False  # polling processes costs a few milliseconds
+
     def __init__(self, system: LocalSystem, runs: Iterable[RunPlan] = ()) -> None:
         """runs: may include runs that an earlier process started."""
         self._system = system

@@ -62,6 +62,8 @@ def has_gpu_gres() -> bool | None:
 class SlurmClient:
     """The jobs of the Slurm cluster that SLURM_CONF of the environment selects."""
 
+    pace, may_be_late = (1.0, 30.0, 0.1), True  # polling is work for the controller
+
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan] = ()) -> None:
         """Take the runs that may be submitted: `preflight` checks their time limits."""
         self._system, self._runs = system, tuple(runs)
