@@ -14,13 +14,13 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
-from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions, LoadedScenario
-from cloudai_mbridge.models.system import Executor, LocalSystem, System
+from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.inputs import check_inputs
+from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, refuse_unknown_options
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.training.process.provenance import git_state_of
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from cloudai_mbridge.runner.search import Chooser
     from cloudai_mbridge.schedulers.interface import Scheduler
 
-# Every run of the upstream launcher keeps a process on this machine until its job has ended.
-MOST_LAUNCHERS = 32
 _NOT_ASKED = (
     "Slurm did not report whether it manages GPUs (GRES); the scripts assume so"
     " (if not, set supports_gpu_directives_cache = false)"
@@ -103,9 +101,7 @@ def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prep
 
 def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
     """Return the system with Slurm's support of GPUs as GRES, and a note if Slurm does not answer."""
-    if isinstance(system, LocalSystem) or system.gpus_per_node is None:
-        return system, ()
-    if system.supports_gpu_directives_cache is not None:
+    if not system.may_support_gpus:
         return system, ()
     from cloudai_mbridge.schedulers.slurm import has_gpu_gres
 
@@ -163,19 +159,19 @@ def execute(
     from cloudai_mbridge.runner import Pace, run_all
 
     system = prepared.system
-    # polling processes costs a few milliseconds; polling Slurm is work for its controller
-    shortest, longest, share = (0.1, 1.0, 0.02) if isinstance(system, LocalSystem) else (1.0, 30.0, 0.1)
+    scheduler = scheduler_for(system, prepared.plan)
+    shortest, longest, share = scheduler.pace
     run_all(
         with_defaults(prepared),
         root,
-        scheduler_for(system, prepared.plan),
+        scheduler,
         observer,
         judge_in(root),
         pace=Pace(shortest, system.monitor_interval or longest, share=share),
         only_cancel=only_cancel,
         has_lock=True,
         choosers=choosers,
-        may_be_late=not isinstance(system, LocalSystem),
+        may_be_late=scheduler.may_be_late,
     )
 
 
@@ -195,16 +191,14 @@ def report(root: Path, **options: "FindHistory") -> "RunReport":
 
 def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
     """Return the scheduler of a plan on a system: one per launcher, if the plan has runs of both."""
-    if isinstance(system, LocalSystem):
+    launchers = {run.launcher for run in plan.runs}
+    if MEGATRON_BRIDGE not in launchers:
         return _embedded(system, plan)
     from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
     from cloudai_mbridge.schedulers.route import ByLauncher
 
-    launchers = {run.upstream is not None for run in plan.runs}
-    if launchers == {True}:
-        return UpstreamClient(system, plan.runs)
-    embedded = _embedded(system, plan)
-    return ByLauncher(embedded, UpstreamClient(system, plan.runs)) if True in launchers else embedded
+    upstream = UpstreamClient(slurm_of(system), plan.runs)
+    return ByLauncher(_embedded(system, plan), upstream) if EMBEDDED in launchers else upstream
 
 
 def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
@@ -221,10 +215,8 @@ def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
 
 def with_defaults(prepared: Prepared) -> ScenarioPlan:
     """Return the plan with the system's limits: one run at a time here; on a cluster, the queueing is Slurm's."""
-    config, limit = prepared.plan.runner, None
-    if isinstance(prepared.system, LocalSystem):
-        limit = 1
-    elif any(run.upstream is not None for run in prepared.plan.runs):
-        limit = MOST_LAUNCHERS
+    config, runs = prepared.plan.runner, prepared.plan.runs
+    limits = [1] if prepared.system.is_one_machine else [run.launcher.max_parallel for run in runs]
+    limit = min((limit for limit in limits if limit is not None), default=None)
     limited = config if config.max_parallel else config.model_copy(update={"max_parallel": limit})
     return replace(prepared.plan, runner=limited)

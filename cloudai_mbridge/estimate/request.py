@@ -15,7 +15,7 @@ from cloudai_mbridge.estimate.overrides import ADAPTERS, apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, given_by, with_preset
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
 
@@ -124,7 +124,7 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
     if not ("gpu_type" in args.model_fields_set if is_set is None else is_set):
         if system is not None and system.gpu_type:
             name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
-        elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
+        elif args.launcher is Launcher.EMBEDDED or (system is not None and system.is_one_machine):
             return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
     gpu = find_gpu(name)
     return (gpu_on(gpu, system), "") if gpu else (None, f"{where}: {name!r} is not a GPU with known figures")

@@ -91,7 +91,7 @@ def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
     BadInput: an option cannot be handed to NeMo-Run unharmed.
     """
     for run in plan.runs:
-        if run.upstream is None:
+        if run.launcher.has_script:
             (root / run.key / POINT_FILES.slurm_script).unlink(missing_ok=True)
             for name, text in render(run, system).items():
                 write_file(root / run.key / name, text)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.launch.claim import SIXTEEN_HEX, claim_lines
+from cloudai_mbridge.launch.job_ids import LAUNCHER_ID, LOCAL_ID
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.shell import shell_word
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -232,8 +233,8 @@ SLURM_START = (
 )
 _LOCAL_MARK = '"${MBRIDGE_LOCAL_JOB:-}"'
 LOCAL_START = (
-    *claim_lines(_LOCAL_MARK, "$$.$_mbridge_token"),
-    f'{_STARTED} "job=$$.$_mbridge_token nodes=$(uname -n)" >> {POINT_FILES.started}',
+    *claim_lines(_LOCAL_MARK, LOCAL_ID),
+    f'{_STARTED} "job={LOCAL_ID} nodes=$(uname -n)" >> {POINT_FILES.started}',
 )
-LAUNCHER_START = claim_lines(_LOCAL_MARK, "launcher-$$.$_mbridge_token")
+LAUNCHER_START = claim_lines(_LOCAL_MARK, LAUNCHER_ID)
 EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')

@@ -1,7 +1,7 @@
 """The one writer: create a run's directory and put the rendered files into it."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from importlib.resources import files as files_of
@@ -22,10 +22,10 @@ from cloudai_mbridge.launch.script import (
 )
 from cloudai_mbridge.megatron_bridge import launcher
 from cloudai_mbridge.megatron_bridge.launcher.script import render_launcher_script
-from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
 from cloudai_mbridge.models.values.credentials import is_secret_variable
-from cloudai_mbridge.models.values.host_paths import slurm_pattern_in
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher
 from cloudai_mbridge.plan.read import PLAN_VERSION
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
@@ -35,7 +35,7 @@ _NOT_WRITTEN = ("secret_env", "training_config", "definition")
 def refuse_output_dir(output_dir: Path, system: System) -> None:
     """Raise BadInput if Slurm could not open the output of a job below a directory."""
     path = str(output_dir.resolve())
-    if isinstance(system, SlurmSystem) and (found := slurm_pattern_in(path)):
+    if found := system.refused_in(path):
         raise BadInput(
             f"{path}: Slurm reads {found!r} in the path of a job's output as a pattern of its own, and the job would"
             " fail; choose another --output-dir"
@@ -66,17 +66,16 @@ def write_runs(plan: ScenarioPlan, system: System, root: Path) -> None:
         directory.mkdir(parents=True)
         for name, text in render(run, system).items():
             write_file(directory / name, text)
-    if isinstance(system, SlurmSystem):
-        write_arrays(plan.runs, system, root)
+    write_arrays(plan.runs, system, root)
 
 
-def write_arrays(runs: Iterable[RunPlan], system: SlurmSystem, root: Path) -> None:
+def write_arrays(runs: Iterable[RunPlan], system: System, root: Path) -> None:
     """Write the scripts and links of all arrays below `root`."""
     for run in runs:
         if run.array:
             if not (root / run.array).exists():
                 (root / run.array).mkdir(parents=True)
-                write_file(root / array_script(run.array), render_array_script(run.array, run, system))
+                write_file(root / array_script(run.array), render_array_script(run.array, run, slurm_of(system)))
             (root / run.array / str(run.array_index)).symlink_to(Path("../..", run.key), target_is_directory=True)
 
 
@@ -129,12 +128,22 @@ def _rejected_to_dict(point: RejectedPoint) -> dict[str, Any]:
 
 def render(plan: RunPlan, system: System) -> dict[str, str]:
     """Return the files of a run: name -> text. No file holds a credential."""
-    files = {POINT_FILES.definition: render_toml(plan.definition)}
-    if plan.upstream is not None:
-        assert isinstance(system, SlurmSystem)
-        files[POINT_FILES.launcher_starter] = (files_of(launcher) / "start_launcher.py").read_text(encoding="utf-8")
-        return files | {POINT_FILES.launcher_script: render_launcher_script(plan, system, LAUNCHER_START)}
-    files[POINT_FILES.training_config] = json.dumps(plan.training_config, indent=2) + "\n"
+    return {POINT_FILES.definition: render_toml(plan.definition), **_RENDER[plan.launcher](plan, system)}
+
+
+def _render_embedded(plan: RunPlan, system: System) -> dict[str, str]:
+    files = {POINT_FILES.training_config: json.dumps(plan.training_config, indent=2) + "\n"}
     if isinstance(system, SlurmSystem):
         return files | {POINT_FILES.slurm_script: render_slurm_script(plan, system)}
     return files | {POINT_FILES.local_script: render_local_script(plan, system)}
+
+
+def _render_bridge(plan: RunPlan, system: System) -> dict[str, str]:
+    return {
+        POINT_FILES.launcher_starter: (files_of(launcher) / "start_launcher.py").read_text(encoding="utf-8"),
+        POINT_FILES.launcher_script: render_launcher_script(plan, slurm_of(system), LAUNCHER_START),
+    }
+
+
+_Render = Callable[[RunPlan, System], dict[str, str]]
+_RENDER: Mapping[RunLauncher, _Render] = {EMBEDDED: _render_embedded, MEGATRON_BRIDGE: _render_bridge}

@@ -2,7 +2,8 @@
 
 from datetime import date, time
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +19,7 @@ from pydantic import (
 
 from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.values.credentials import shown_key, shown_value
+from cloudai_mbridge.models.values.host_paths import slurm_pattern_in
 from cloudai_mbridge.models.values.slurm_options import usable_with_sbatch, usable_with_srun
 
 
@@ -122,13 +124,6 @@ class _System(StrictModel):
     reports: dict[str, Any] | None = Field(None, description="CloudAI's; no effect: every report is written")
 
 
-class LocalSystem(_System):
-    """This machine. Points run one after the other, each under its own torchrun."""
-
-    scheduler: Literal["local", "standalone"] = Field(description="this machine")
-    warm_start: bool = Field(True, description="whether the ranks start from a process that has imported torch already")
-
-
 class PartitionGroup(StrictModel):
     """A named part of a partition."""
 
@@ -143,6 +138,34 @@ class Partition(StrictModel):
     nodes: list[OneLine] = Field([], description="its nodes, as older CloudAI files list them")
     groups: list[PartitionGroup] = Field([], description="its nodes, in groups")
     slurm_nodes: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
+
+
+class LocalSystem(_System):
+    """This machine. Points run one after the other, each under its own torchrun."""
+
+    scheduler: Literal["local", "standalone"] = Field(description="this machine")
+    warm_start: bool = Field(True, description="whether the ranks start from a process that has imported torch already")
+
+    is_one_machine: ClassVar[bool] = True
+    default_partition: ClassVar[str] = ""
+    partitions: ClassVar[tuple[Partition, ...]] = ()
+    default_nodes: ClassVar[list[str]] = []
+    preset_gpu: ClassVar[str] = ""  # recipes' presets for a GPU are of clusters
+    submits_arrays: ClassVar[bool] = False
+    may_support_gpus: ClassVar[bool] = False
+
+    @property
+    def is_this_environment(self) -> bool:
+        """Whether runs train with the Python that plans them."""
+        return self.python_executable is None
+
+    def refused_in(self, path: str) -> str | None:
+        """Return the part of an output path that fails jobs, None if safe."""
+        return None
+
+    def sees(self, path: str, output_dir: Path, *, is_in_container: bool) -> bool:
+        """Return whether this machine and a job see the same file at a path. output_dir: of the runs."""
+        return True
 
 
 class SlurmSystem(_System):
@@ -175,6 +198,45 @@ class SlurmSystem(_System):
     )
     group_allocated: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 
+    is_one_machine: ClassVar[bool] = False
+    is_this_environment: ClassVar[bool] = False
+
+    @property
+    def default_nodes(self) -> list[str]:
+        """Host lists of the nodes in the default partition."""
+        own = [each for each in self.partitions if each.name == self.default_partition]
+        return [nodes for each in own for part in (each, *each.groups) for nodes in part.nodes]
+
+    @property
+    def preset_gpu(self) -> str:
+        """The GPU for which recipes' presets are chosen, "" if unknown."""
+        return (self.gpu_type or "").lower()
+
+    @property
+    def submits_arrays(self) -> bool:
+        return self.executor is Executor.MBRIDGE
+
+    @property
+    def may_support_gpus(self) -> bool:
+        """Whether only Slurm knows if jobs may ask for GPUs."""
+        return self.gpus_per_node is not None and self.supports_gpu_directives_cache is None
+
+    def refused_in(self, path: str) -> str | None:
+        """Return the part of an output path that Slurm would expand, which fails the job; None if safe."""
+        return slurm_pattern_in(path)
+
+    def sees(self, path: str, output_dir: Path, *, is_in_container: bool) -> bool:
+        """Return whether this machine and a job see the same file at a path.
+
+        Only on the mounted file system of the runs' output, `output_dir`, and never inside a container.
+        """
+        if is_in_container:
+            return False
+        mount = output_dir.absolute()
+        while not mount.is_mount():
+            mount = mount.parent
+        return mount != Path("/") and Path(path).is_relative_to(mount)
+
     @property
     def asks_for_gpus(self) -> bool:
         """Whether jobs request a number of GPUs; nodes without GRES would reject such a job."""
@@ -182,3 +244,9 @@ class SlurmSystem(_System):
 
 
 System = LocalSystem | SlurmSystem
+
+
+def slurm_of(system: System) -> SlurmSystem:
+    """Return a system whose tests were accepted for Megatron-Bridge's launcher, which needs Slurm."""
+    assert isinstance(system, SlurmSystem)
+    return system

@@ -9,14 +9,13 @@ from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
-from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
-from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.loading.loaded import naming_file
-from cloudai_mbridge.models.scenario import RunnerConfig
-from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
@@ -50,7 +49,7 @@ def build_plan(
             test.build(MOST_RUNS - planned)
         planned += len(test.runs)
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
-    runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run)) for run in runs)
+    runs = tuple(replace(run, hang_timeout_s=run.launcher.hang_timeout_s(loaded.scenario.runner)) for run in runs)
     endless = [run for run in runs if run.time_limit_s is None]
     if endless and loaded.scenario.runner.max_gpu_hours is not None:
         raise BadInput(f"test {endless[0].test_id!r}: runner.max_gpu_hours needs a time_limit; set one")
@@ -70,11 +69,6 @@ def build_plan(
         ),
         runner=loaded.scenario.runner,
     )
-
-
-def _hang_timeout_s(runner: RunnerConfig, run: RunPlan) -> float | None:
-    """Return how long a run may go without a step; for the upstream launcher, which may log none, only if set."""
-    return runner.hang_timeout_s if run.upstream is None or "hang_timeout_s" in runner.model_fields_set else None
 
 
 class _TestRuns:
@@ -154,12 +148,7 @@ class _TestRuns:
         self._require_measured_steps(args)
         for iteration in range(count):
             run = plan_run(self._test, resolved, args, recipe, self._system, iteration, preset)
-            if resolved.num_nodes not in (None, run.num_nodes):
-                self._note(
-                    f"{self._where}: the upstream launcher takes {counted(run.num_nodes, 'node')}"
-                    f" for {counted(run.world_size, 'GPU')}; num_nodes = {resolved.num_nodes} does not reach it"
-                )
-            if run.upstream is not None and (note := graph_note(resolved.args)):
+            for note in run.launcher.notes_on_run(resolved, run):
                 self._note(f"{self._where}: {note}")
             yield run
 
@@ -178,7 +167,7 @@ class _TestRuns:
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
         definition, steps = self._test.definition, args.max_steps or 0
-        if args.launcher is not Launcher.EMBEDDED and not is_passed("max_steps", args, self._test.run):
+        if not LAUNCHERS[args.launcher].knows_steps(args, self._test.run):
             return
         if steps < 1:
             raise BadInput(f"{self._where}: cmd_args.max_steps = {steps} trains nothing; use at least 1")
@@ -214,11 +203,11 @@ MOST_TASKS = 1000
 
 def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...]:
     """Return the runs, with an array and an index if at least two share one."""
-    if not isinstance(system, SlurmSystem) or system.executor is not Executor.MBRIDGE:
+    if not system.submits_arrays:
         return tuple(runs)
     groups: dict[object, list[RunPlan]] = {}
     for run in runs:
-        if run.upstream is None and not run.is_pre_test and run.search is None:
+        if run.launcher.has_script and not run.is_pre_test and run.search is None:
             secrets = tuple(sorted(run.secret_env.items()))
             limits = run.time_limit, run.preempt_time_s
             needs = run.num_nodes, run.ranks_per_node, limits, run.nodes, run.exclude_nodes, secrets
@@ -268,7 +257,7 @@ def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]
 
 def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     where = f"pre_test {test.definition.name!r}"
-    nodes = [] if isinstance(system, LocalSystem) else [node]
+    nodes = [] if system.is_one_machine else [node]
     placed = LoadedTest(test.run.model_copy(update={"nodes": nodes, "num_nodes": 1}), test.definition)
     pinned = pinned_by(placed.definition, system)
     points = list(checked_points(SweepSpace(placed.definition, placed.run), system, pinned))
@@ -278,21 +267,17 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
         raise BadInput(f"{where}: {'; '.join(map(str, points[0].violations))}")
     resolved, args, recipe = points[0].resolve()
     run = plan_run(placed, resolved, args, recipe, system, 0, pinned.preset(resolved.args))
-    if run.upstream is not None:
+    if not run.launcher.has_script:
         raise BadInput(f"{where}: the upstream launcher checks no single node; use launcher = 'embedded'")
     return replace(run, key=f"{PRE_TEST}/{slug(node)}/0", label=node, is_pre_test=True)
 
 
 def _nodes(loaded: LoadedScenario, system: System) -> list[str]:
     """Return the nodes named by the tests, if all name some, else the nodes of the system's default partition."""
-    if isinstance(system, LocalSystem):
+    if system.is_one_machine:
         return ["localhost"]
-    if all(test.run.nodes for test in loaded.tests):
-        lists = [nodes for test in loaded.tests for nodes in test.run.nodes]
-    else:
-        partitions = [each for each in system.partitions if each.name == system.default_partition]
-        lists = [nodes for each in partitions for nodes in each.nodes]
-        lists += [nodes for each in partitions for group in each.groups for nodes in group.nodes]
+    are_named = all(test.run.nodes for test in loaded.tests)
+    lists = [nodes for test in loaded.tests for nodes in test.run.nodes] if are_named else system.default_nodes
     names = list(dict.fromkeys(name for text in lists for name in expand_hostlist(text)))
     if not names:
         raise BadInput(

@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.loaded import with_path
-from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.run_plan import RunPlan
 
 _WEIGHTS = "checkpoint.pretrained_checkpoint"
@@ -38,10 +38,10 @@ def check_inputs(
             if not path.startswith("/") or "$" in path or any(_holds(run, path, *each) for each in saved):
                 continue
             what = f"{name} = {path!r}"
-            if not _is_seen(path, run, system, output_dir):
+            if not system.sees(path, output_dir, is_in_container=bool(run.container_image)):
                 notes[f"test {run.test_id!r}: not evaluated: whether {what} exists on the cluster"] = None
             elif not known.setdefault(path, Path(path).exists()):
-                where = "on this machine" if isinstance(system, LocalSystem) else "there, as seen from this machine"
+                where = "on this machine" if system.is_one_machine else "there, as seen from this machine"
                 text = f"test {run.test_id!r}: {what} does not exist {where}; correct it, or create it first"
                 raise BadInput(with_path(files.get(run.test_id), text))
     return tuple(notes)
@@ -86,18 +86,3 @@ def _paths(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _paths(item)
-
-
-def _is_seen(path: str, run: RunPlan, system: System, output_dir: Path) -> bool:
-    """Return whether this machine and the job see the same file at a path.
-
-    On a cluster: only on the mounted file system of the runs' output, and never inside a container.
-    """
-    if isinstance(system, LocalSystem):
-        return True
-    if run.container_image:
-        return False
-    mount = output_dir.absolute()
-    while not mount.is_mount():
-        mount = mount.parent
-    return mount != Path("/") and Path(path).is_relative_to(mount)

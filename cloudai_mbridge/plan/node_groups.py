@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist, is_free, is_out_of_service, parse_group
 
 # Partition -> node -> its state as `sinfo` writes it, or None if Slurm does not answer.
@@ -68,7 +68,7 @@ def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str],
 
 
 def _names(partition: str, group: str, system: System, where: str) -> list[str]:
-    partitions = {each.name: each for each in system.partitions} if isinstance(system, SlurmSystem) else {}
+    partitions = {each.name: each for each in system.partitions}
     if partition not in partitions:
         raise BadInput(f"{where}: no partition {partition!r} in system {system.name!r}; known: {', '.join(partitions)}")
     groups = {each.name: each for each in partitions[partition].groups}

@@ -9,12 +9,11 @@ from cloudai_mbridge.constraints import Lifted, RuleSet
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.files.names import label
-from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.loading.loaded import naming_file
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.walk import Decision, PointWalk
-from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.sweep import CheckedPoint
 from cloudai_mbridge.sweep.estimated import largest_terms
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -97,8 +96,7 @@ class SweepPreview:
             return
         self._is_checked = True
         _, args, recipe = point.resolve()
-        if args.launcher is Launcher.EMBEDDED and recipe is not None:
-            training_config(recipe, args, self._extra, core_release(self._system), lacking(self._system))
+        LAUNCHERS[args.launcher].check_training(args, recipe, self._extra, self._system)
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why it is missing."""

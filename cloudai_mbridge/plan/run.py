@@ -7,8 +7,7 @@ from typing import Any
 from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.files.names import slug
-from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, is_passed, is_upstream, plan_upstream
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label, recipe_environment
+from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY
 from cloudai_mbridge.megatron_bridge.presets.find import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
@@ -18,12 +17,9 @@ from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.models.values.host_paths import absolute_mount
 from cloudai_mbridge.models.values.references import expand
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
-from cloudai_mbridge.plan.process import mounts_of, node_commands_of, profiler_of, variables_of
+from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
-from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
-from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 from cloudai_mbridge.sweep import SweepPoint
 
 # cmd_args that hold a credential -> the variable that hands it to the job
@@ -41,26 +37,15 @@ def plan_run(
 ) -> RunPlan:
     """Place a point that breaks no rule, and name everything that it needs.
 
-    args: the point's with the recipe's defaults. The upstream launcher has recipes of its own, whose defaults are
-    unknown here; it is passed only explicit arguments. preset: the point's, if it has one.
+    args: the point's with the recipe's defaults. preset: the point's, if it has one.
     """
-    run, definition, nsys = test.run, test.definition, test.definition.nsys
-    upstream = is_upstream(args)
-    args = point.args if upstream else args
-    # the upstream launcher takes the fewest nodes that hold the GPUs, regardless of the scenario
-    placement = place(Point(args, system, recipe, None if upstream else point.num_nodes))
+    run, definition, launcher = test.run, test.definition, LAUNCHERS[args.launcher]
+    args = launcher.arguments(point, args)
+    placement = place(Point(args, system, recipe, launcher.num_nodes(point)))
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
+    env = launcher.variables(args, system) | env
     time_limit = run.time_limit or args.time_limit
-    num_steps = args.max_steps if not upstream or is_passed("max_steps", args, run) else None
-    refuse_hidden_steps(definition.extra_cmd_args, num_steps, is_upstream=upstream)
-    config: dict[str, Any] = {}
-    recipe_env: dict[str, str] = {}
-    if not upstream:
-        recipe_env = recipe_environment(args, gpu_label(args, system), preset)
-        recipe_env |= DETERMINISTIC if args.deterministic else {}
-        env = variables_of(args, gpu_label(args, system)) | env
-        assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-        config = training_config(recipe, args, definition.extra_cmd_args, core_release(system), lacking(system))
+    num_steps = num_steps_of(test, args)
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,
@@ -74,26 +59,20 @@ def plan_run(
         ranks_per_node=placement.ranks_per_node,
         num_steps=num_steps,
         warmup_steps=definition.warmup_steps(num_steps),
-        training_config=config,
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret_variable(name, value)},
         secret_env=_secrets(args, env),
-        recipe_env={name: value for name, value in recipe_env.items() if name not in env},
         time_limit=time_limit,
         time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
         extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
-        container_mounts=_mounts(definition, args, () if upstream else mounts_of(args)),
+        container_mounts=_mounts(definition, args, launcher.mounts(args)),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
-        # as in CloudAI, [nsys] does not reach the upstream launcher, which has enable_nsys
-        profiler=() if upstream else profiler_of(nsys, args),
-        node_commands=() if upstream else node_commands_of(args),
-        preempt_time_s=None if upstream else args.preempt_time,
-        upstream=plan_upstream(test, args, system) if upstream else None,
+        **launcher.fields(test, args, recipe, system, preset, env),
     )
 
 
@@ -119,7 +98,7 @@ def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
 def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return the arguments set by user or recipe, without credentials, and the defaults that decide the training."""
     values = args.model_dump(mode="json", exclude_none=True)
-    kept = args.model_fields_set | ({"num_gpus"} if is_upstream(args) else {"num_gpus", "max_steps", "compute_dtype"})
+    kept = args.model_fields_set | LAUNCHERS[args.launcher].always_shown
     return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
 
 

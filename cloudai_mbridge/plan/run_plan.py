@@ -7,6 +7,7 @@ from typing import Any
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.megatron_bridge.launcher.plan import UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
+from cloudai_mbridge.plan.launchers import RunLauncher, launcher_of
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,16 @@ class RunPlan:
     upstream: UpstreamPlan | None = None
     predicted: Mapping[str, Any] | None = None
     search: SearchPlan | None = None
+
+    @property
+    def launcher(self) -> RunLauncher:
+        return launcher_of(self.upstream)
+
+    @property
+    def of_launcher(self) -> UpstreamPlan:
+        """The plan for Megatron-Bridge's launcher, of a run that has one."""
+        assert self.upstream is not None
+        return self.upstream
 
     @property
     def goes_first(self) -> bool:

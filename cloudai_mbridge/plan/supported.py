@@ -1,19 +1,18 @@
 """Features that this version reads but does not support: such a scenario is refused rather than run in part."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.cluster import calibration_note
-from cloudai_mbridge.megatron_bridge.launcher.plan import may_be_upstream, refuse_upstream
-from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.loading.loaded import with_path
-from cloudai_mbridge.models.system import Executor, SlurmSystem, System
+from cloudai_mbridge.models.system import Executor, System
 from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, TestDefinition
 from cloudai_mbridge.models.values.references import has_other_forms
-from cloudai_mbridge.plan.effects import NOT_EMBEDDED, not_upstream, notes_on_keys, set_without_effect
+from cloudai_mbridge.plan.effects import notes_on_keys
+from cloudai_mbridge.plan.launchers import launchers_of
 from cloudai_mbridge.sweep import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
@@ -29,13 +28,10 @@ def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
 
 def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     where, definition = f"test {test.run.id!r}", test.definition
-    if may_be_upstream(definition):
-        yield from refuse_upstream(test, system)
-    elif not definition.cmd_args.model_recipe_name:  # type: ignore[attr-defined]
-        yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
+    first, *others = launchers_of(definition)
+    yield from first.refusals(test, system)
     yield from credentials_in_sweep(definition, test.run)
-    only_upstream = definition.cmd_args.launcher == Launcher.MEGATRON_BRIDGE  # type: ignore[attr-defined]
-    if system.executor is Executor.NEMO_RUN and not only_upstream:
+    if system.executor is Executor.NEMO_RUN and any(launcher.has_script for launcher in (first, *others)):
         for name in _of_our_scripts(definition):
             yield f"{where}: {name} with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
     if definition.agent not in (GRID_SEARCH, TUNE):
@@ -52,14 +48,14 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
 def notes_on_scenario(loaded: LoadedScenario, system: System) -> Iterator[str]:
     """Yield a line for the scenario's own keys without effect, and for the system's keys, given its tests."""
     yield from notes_on_keys(f"scenario {loaded.scenario.name!r}", loaded.scenario)
-    if any(may_be_upstream(test.definition) for test in loaded.tests):
-        yield from not_upstream(system)
+    launchers = dict.fromkeys(launchers_of(test.definition)[0] for test in loaded.tests)
+    yield from (note for launcher in launchers for note in launcher.notes_on_system(system))
 
 
 def notes_on_system(system: System) -> Iterator[str]:
     """Yield a line for keys with no effect, or with less than expected, and for values that Slurm may refuse."""
     yield from notes_on_keys(f"system {system.name!r}", system)
-    for partition in system.partitions if isinstance(system, SlurmSystem) else ():
+    for partition in system.partitions:
         yield from notes_on_keys(f"system {system.name!r}: partition {partition.name!r}", partition)
     for name, value in system.global_env_vars.items():
         if has_other_forms(str(value)):
@@ -72,11 +68,9 @@ def notes_on_system(system: System) -> Iterator[str]:
 
 def unlisted_partition(system: System) -> str | None:
     """Return the error of a default partition that a system does not list, None if it is valid."""
-    names = [partition.name for partition in system.partitions] if isinstance(system, SlurmSystem) else []
-    if not isinstance(system, SlurmSystem) or not names:
-        return None
+    names = [partition.name for partition in system.partitions]
     unknown = next((name for name in system.default_partition.split(",") if name not in names), None)
-    if unknown is None:
+    if unknown is None or not names:
         return None
     return f"default_partition: {unknown!r} is not among the [[partitions]]; {suggest(unknown, names)}"
 
@@ -84,25 +78,22 @@ def unlisted_partition(system: System) -> str | None:
 def notes_on(test: LoadedTest) -> Iterator[str]:
     """Yield a line for every key of a test that has no effect, here or in CloudAI."""
     where, definition = f"test {test.run.id!r}", test.definition
+    launcher = launchers_of(definition)[0]
     if definition.agent_steps is not None and definition.agent != TUNE:
         yield f"{where}: agent_steps has no effect; [sweep] max_points limits the points"
     yield from notes_on_keys(where, test.run)
     yield from notes_on_keys(where, definition)
-    if not may_be_upstream(definition) and (names := set_without_effect(definition, NOT_EMBEDDED)):
-        yield f"{where}: {', '.join(names)}: the embedded loop needs no repository; `mbridge install` installs them"
+    yield from launcher.notes_on_test(where, definition)
     if definition.training_report is not None:
         yield from notes_on_keys(f"{where}: training_report", definition.training_report)
     for repo in definition.git_repos:
         yield from notes_on_keys(f"{where}: git_repos of {repo.commit!r}", repo)
-    for key in _partly_literal(definition):
+    for key in _partly_literal(definition, launcher.shell_args(definition)):
         yield f"{where}: {key}: {_LITERAL}"
-    if profiles(definition) and may_be_upstream(definition):
-        yield f"{where}: [nsys] does not reach the upstream launcher, as in CloudAI; use cmd_args.enable_nsys"
 
 
-def _partly_literal(definition: TestDefinition) -> Iterator[str]:
+def _partly_literal(definition: TestDefinition, args: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys of values that a shell would act on; the values themselves may be credentials."""
-    args = definition.cmd_args.model_dump(mode="json") if may_be_upstream(definition) else {}
     values: dict[str, Any] = {
         **{f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()},
         **{f"cmd_args.{name}": value for name, value in args.items()},

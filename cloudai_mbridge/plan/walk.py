@@ -12,11 +12,10 @@ from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of, guess_of
-from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed
-from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
@@ -105,7 +104,7 @@ class PointWalk:
         extra = test.definition.extra_cmd_args
         self.estimates = SweepEstimates(self.sweep, system, extra, formula, self.pinned)
         self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
-        self._passes_steps = is_passed("max_steps", self.sweep.base_args(), test.run)
+        self._base = self.sweep.base_args()
         self.runs_per_point = test.run.iterations * self.limits.repeats
 
     @property
@@ -167,9 +166,8 @@ class PointWalk:
             return ""
         assert decision.headline is not None  # no other point is priced
         limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
-        # None if the upstream launcher decides
-        is_embedded = self.estimates.value(decision.point, "launcher") == Launcher.EMBEDDED
-        is_known = is_embedded or self._passes_steps or "max_steps" in decision.point.coordinates
+        launcher = LAUNCHERS[self.estimates.value(decision.point, "launcher")]
+        is_known = "max_steps" in decision.point.coordinates or launcher.knows_steps(self._base, self._test.run)
         num_steps = self.estimates.num_steps(decision.point) if is_known else None
         num_gpus, num_runs = decision.headline.num_gpus, self.runs_per_point
         hours, rule = self.budget.price(decision.headline, num_gpus, num_steps, limit, num_runs)

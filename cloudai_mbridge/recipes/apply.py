@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
-from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.number_formats import QUANTIZED
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
@@ -118,7 +118,7 @@ def lacking(system: System | None) -> frozenset[str]:
 
 
 def _is_this_environment(system: System | None) -> bool:
-    return isinstance(system, LocalSystem) and system.python_executable is None
+    return system is not None and system.is_this_environment
 
 
 def lacked_by(args: ResolvedCmdArgs, lacking: Collection[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from cloudai_mbridge.logs import LogSummary, StepRecord, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
+from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.comparability import compare_by
 from cloudai_mbridge.report.environment import definitions_of, machine_environment, run_environment
@@ -184,10 +185,10 @@ def _read_run(
 ) -> tuple[LogSummary, str, Metrics, RunOutcome]:
     """Return the contents of a run's files: its log, the log's name, the metrics, and the outcome."""
     directory = root / run["key"]
-    is_upstream = run.get("upstream") is not None
-    log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
+    launcher = launcher_of(run.get("upstream"))
+    log_name = launcher.log_name
     last = entry.last if entry else None
-    log = read_log(directory / log_name, last.token if last else None, has_records=not is_upstream)
+    log = read_log(directory / log_name, last.token if last else None, has_records=launcher.has_records)
     batch, length = run["args"].get("gb"), run["args"].get("seq_length")
     tokens = batch * length / _world_size(run) if batch and length else None  # of one step for each rank
     metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run), run["num_steps"])
@@ -198,7 +199,7 @@ def _read_run(
         metrics,
         run["num_steps"] or 0,
         [line for path in reversed(logs) for line in last_lines(path, EVIDENCE_LINES)],
-        needs_losses=not is_upstream or any(step.loss is not None for step in log.steps),
+        needs_losses=launcher.has_records or any(step.loss is not None for step in log.steps),
     )
     if entry is not None and entry.verdict in (Verdict.SKIPPED, Verdict.UNFINISHED):
         outcome = RunOutcome(Verdict(entry.verdict), entry.reasons, ())

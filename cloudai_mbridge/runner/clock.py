@@ -18,7 +18,7 @@ from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.runner.journal.rows import UNTRIED, Attempt, JournalEntry
-from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import PENDING, SUBMITTED, JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
 _GROUPS = {
@@ -45,7 +45,7 @@ class RunProgress:
         if self.status is None:
             return "waiting"
         if not self.status.is_final:
-            return "pending" if self.status.state == "PENDING" else "running"
+            return "pending" if self.status.state == PENDING else "running"
         if self.verdict:
             return "done" if self.verdict == Verdict.SUCCESS else self.verdict
         return _GROUPS.get(self.status.job_class, "failed")

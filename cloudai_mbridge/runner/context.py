@@ -15,6 +15,7 @@ from cloudai_mbridge.runner.journal.rows import UNTRIED
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.schedulers.interface import (
     NEVER_STARTED,
+    PENDING,
     SUBMITTED,
     Job,
     JobClass,
@@ -62,7 +63,7 @@ class Tracked:
 
     @property
     def has_started(self) -> bool:
-        is_running = self.status is not None and self.status.state != "PENDING"
+        is_running = self.status is not None and self.status.state != PENDING
         return self.phase is Phase.ENDED or (self.phase is Phase.ACTIVE and is_running)
 
     @property

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
 from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.launch.job_ids import process_of
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.runner import lock
 from cloudai_mbridge.runner.journal.journal import Event, Journal, JournalEntry
@@ -59,7 +61,7 @@ class SweepStatus:
 
 
 def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
-    """Read the journal without querying Slurm. BadInput: the directory is not a run directory, or is unreadable."""
+    """Read the journal alone. BadInput: the directory is not a run directory, or is unreadable."""
     plan = read_plan_data(root)
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     if is_dry_run or not path.exists():
@@ -173,9 +175,7 @@ def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Pa
         raise BadInput(f"{key}: has no attempt {attempt}, the last is {last}")
     if attempt is not None and attempt < last:
         directory /= POINT_FILES.attempt.format(attempt)
-    is_upstream = runs[key].get("upstream") is not None
-    name = POINT_FILES.stderr if stderr else POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
-    return directory / name
+    return directory / (POINT_FILES.stderr if stderr else launcher_of(runs[key].get("upstream")).log_name)
 
 
 def _last_attempt(root: Path, key: str) -> int:
@@ -215,7 +215,7 @@ def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: C
         if logged.is_withdrawn or logged.host in known or (attempt is not None and attempt.ended_at is not None):
             continue
         job_id = (attempt and attempt.job_id) or claimed_by(root / logged.key, logged.token) or ""
-        if "." in job_id:  # a process id and a token; Slurm's ids are numbers
+        if process_of(job_id) is not None:
             raise InUse(
                 f"{root}: {logged.key} is a process on {shown(logged.host)}; resume or cancel the run there,"
                 f" or, if that machine no longer runs, add --lost-host {shown(logged.host)}"

@@ -11,11 +11,11 @@ from rich.control import strip_control_codes
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.clock import RunClock, counts_text, time_text
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import COMPLETING, JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
 # States that one notice reports for all runs together, when they are cancelled
-_SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
+_SAID_OF_ALL = (INTERRUPTED.state, COMPLETING)
 _HEARTBEAT_S = 60.0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs import LogParser, StepRecord
-from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.plan import RunPlan
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Progress:
 
     def _read(self, log: _LogProgress, run: RunPlan, token: str | None) -> None:
         try:
-            with open_regular(self._root / run.key / log_name(run)) as file:
+            with open_regular(self._root / run.key / run.launcher.log_name) as file:
                 if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
                     log.offset, log.parser = 0, _parser(run, token)
                 file.seek(log.offset)
@@ -66,9 +66,4 @@ class Progress:
 
 
 def _parser(run: RunPlan, token: str | None) -> LogParser:
-    return LogParser(token, has_records=run.upstream is None)
-
-
-def log_name(run: RunPlan) -> str:
-    """Return the name of the file with a run's steps."""
-    return POINT_FILES.stdout if run.upstream is None else POINT_FILES.launcher_log
+    return LogParser(token, has_records=run.launcher.has_records)

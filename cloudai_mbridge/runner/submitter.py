@@ -251,7 +251,7 @@ class Submitter:
                 raise self._context.pause("no submission has succeeded")
 
     def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
-        """Claim the attempts whose jobs were not found; submit them again, or refuse them with Slurm's message."""
+        """Claim the attempts whose jobs were not found; submit them again, or refuse them as the scheduler did."""
         left = []
         for run in missing:
             if (holder := self._context.withdraw(run)) is None:

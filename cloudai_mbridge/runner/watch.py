@@ -1,7 +1,6 @@
 """Bring every run of a plan to its end: submit ready runs, poll the jobs, cancel jobs that hang or cannot start."""
 
 import contextlib
-import re
 import signal
 import sqlite3
 import time
@@ -11,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
+from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
@@ -26,10 +25,11 @@ from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_
 from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.schedulers.interface import (
+    COMPLETING,
     ENDED_EARLY,
     FORGOTTEN,
     NEVER_STARTED,
-    PARTITION_NODE_LIMIT,
+    RUNNING,
     JobClass,
     JobStatus,
     Scheduler,
@@ -259,7 +259,7 @@ class Watcher:
             within = f"it will be cancelled unless it is released within {self.context.config.patience_s:g} s"
             why = status.reason or status.state
             self.context.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
-        is_ending = run.ending is not None or status.state == "COMPLETING"
+        is_ending = run.ending is not None or status.state == COMPLETING
         is_odd, is_unknown = is_ending or status.hopeless is not None, status.job_class is JobClass.UNKNOWN
         run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
         run.unknown_since = (run.unknown_since or time.monotonic()) if is_unknown else None
@@ -274,19 +274,19 @@ class Watcher:
         if run.unknown_since is not None:  # one answer may have been cut
             if now - run.unknown_since > config.unknown_s:
                 self._give_up(run, status, config.unknown_s)
-        elif (run.ending is not None or status.state == "COMPLETING") and odd_s > config.patience_s:
+        elif (run.ending is not None or status.state == COMPLETING) and odd_s > config.patience_s:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:
             return None
         elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
-            reason = (
-                f"the scheduler will never start it: {status.reason or status.state}{_request(run.plan, status.reason)}"
-            )
+            excess = self.context.scheduler.exceeded(run.plan, status)
+            reason = f"the scheduler will never start it: {status.reason or status.state}"
+            reason += f"; it asks for {excess}" if excess else ""
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
             return JobStatus("PRE_TEST_TIMEOUT", JobClass.FAILED, reason=reason)
-        elif status.state != "RUNNING":
+        elif status.state != RUNNING:
             self._progress.forget(run.plan)
         elif why := self.submitter.searches.why_end(run.plan, partial(self._step_times, run)):
             return JobStatus(ENDED_EARLY, JobClass.CANCELLED, reason=why)
@@ -301,18 +301,15 @@ class Watcher:
 
     def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
         """Return how long an unschedulable job may wait; a held job may be released."""
-        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
+        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._may_start(run, status))
         return self.context.config.patience_s if is_patient else HOPELESS_S
 
-    def _has_enough_nodes(self, run: Tracked, status: JobStatus) -> bool:
-        """Return whether enough nodes exist for a job that waits for nodes; nodes that are down may come back."""
-        if status.reason != PARTITION_NODE_LIMIT:
-            return False
+    def _may_start(self, run: Tracked, status: JobStatus) -> bool:
+        """Return whether nodes that come back would start a job; True if the scheduler does not answer."""
         try:
-            num_nodes = self.context.scheduler.num_usable_nodes(run.plan.exclude_nodes)
+            return self.context.scheduler.may_start(run.plan, status)
         except ToolFailure:
             return True  # queried again
-        return num_nodes is None or num_nodes >= run.plan.num_nodes
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job whose state stays unknown; a job that never started may be submitted again.
@@ -325,7 +322,7 @@ class Watcher:
                 return
             status = replace(status, state=FORGOTTEN)
         is_interrupted = run.ending is not None and run.ending.state == INTERRUPTED.state
-        if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
+        if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, COMPLETING):
             raise self.context.pause(f"job {run.job_id} was cancelled but is still {status.state}")
         self.finalizer.cancel([run])
         text = f"job {run.job_id} is given up as {status.state} and may still run"
@@ -381,10 +378,3 @@ class Watcher:
 
 def _is_held(status: JobStatus | None) -> bool:
     return status is not None and status.hopeless is JobClass.CANCELLED
-
-
-def _request(plan: RunPlan, reason: str) -> str:
-    """Return the part of a job's request that exceeds its scheduler's limits."""
-    if re.search("Time|Wall", reason) and plan.time_limit:
-        return f"; it asks for {plan.time_limit}"
-    return f"; it asks for {counted(plan.num_nodes, 'node')}" if "Node" in reason else ""

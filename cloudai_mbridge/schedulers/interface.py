@@ -50,6 +50,8 @@ class JobStatus:
         return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
 
 
+# States that every scheduler names alike; any other state is the scheduler's own word
+PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
 # States of jobs unknown to the scheduler: nothing of theirs was started, or something was and left no end.
 NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
 # Added to the reason of a failed job without claim and start mark; and the number that Slurm reports in place
@@ -57,10 +59,8 @@ NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
 NEVER_BEGAN, NOT_LAUNCHED = "its script never began", 53
 # State of a trial that was ended because it can no longer win a search (docs/tune.md)
 ENDED_EARLY = "ENDED_EARLY"
-# Reason of a job that needs more nodes than exist, or than are up now; nodes that are down may come back
-PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # Status until the scheduler reports more
-SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
+SUBMITTED = JobStatus(PENDING, JobClass.ACTIVE, reason="just submitted")
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,14 @@ class SubmitLater(Exception):
 class Scheduler(Protocol):
     """What runs jobs: Slurm or this machine. Every method may raise ToolFailure if the scheduler does not answer."""
 
+    @property
+    def pace(self) -> tuple[float, float, float]:
+        """Return the shortest and longest seconds between two polls, and the share as `Pace` has it."""
+
+    @property
+    def may_be_late(self) -> bool:
+        """Return whether files of jobs are seen later than their ends: jobs write on other machines."""
+
     def preflight(self) -> None:
         """Raise BadInput or ToolFailure if nothing can be submitted."""
 
@@ -159,3 +167,9 @@ class Scheduler(Protocol):
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Return how many nodes could take a job if these were excluded, None if unknown."""
+
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        """Return whether a hopeless job can start after all: it waits for nodes that exist and are down."""
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        """Return the part of a hopeless job's request that exceeds a limit, such as "3 nodes"; "" if unknown."""

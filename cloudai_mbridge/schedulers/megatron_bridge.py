@@ -12,23 +12,19 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.launch.job_ids import ProcessId
 from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_path
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN
 from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids, python_path
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.local.child import Child, find_marked
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.parsing import without_slurm_variables
 
 _LONGEST_LINE = 1 << 16
-_PREFIX = "launcher-"
-
-
-def is_launcher(job_id: str) -> bool:
-    """Return whether a job id is a launcher's, and not Slurm's."""
-    return job_id.startswith(_PREFIX)
 
 
 @dataclass
@@ -60,23 +56,23 @@ class _LauncherJob:
 class UpstreamClient:
     """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID.TOKEN."""
 
+    pace, may_be_late = SlurmClient.pace, SlurmClient.may_be_late
+
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
-        self._system, self._runs = system, [run for run in runs if run.upstream is not None]
+        self._system, self._runs = system, [run for run in runs if run.launcher is MEGATRON_BRIDGE]
         self._slurm = SlurmClient(system, self._runs)
         self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:
         """Check that a token is there, that the launcher is installed, and that Slurm has the partition."""
         for run in self._runs:
-            assert run.upstream is not None
-            is_wanted = HF_TOKEN in run.upstream.credentials
+            is_wanted = HF_TOKEN in run.of_launcher.credentials
             if is_wanted and not (run.secret_env.get(HF_TOKEN) or os.environ.get(HF_TOKEN, "").strip()):
                 raise BadInput(
                     f"test {run.test_id!r}: cmd_args.hf_token is missing; set it, or {HF_TOKEN} in the environment"
                 )
         for run in self._runs:
-            assert run.upstream is not None
-            for path in (python_path(run.upstream, self._system), launcher_path(run.upstream, self._system)):
+            for path in (python_path(run.of_launcher, self._system), launcher_path(run.of_launcher, self._system)):
                 if not path.exists():
                     raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
         self._slurm.preflight()
@@ -90,7 +86,7 @@ class UpstreamClient:
         (run,) = submission.runs
         env = {**without_slurm_variables(os.environ), **run.secret_env}
         child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
-        job_id = _PREFIX + child.job_id
+        job_id = str(replace(child.id, is_launcher=True))
         self._launches[job_id] = _LauncherJob(child, root / run.key)
         return {run.key: job_id}
 
@@ -100,7 +96,7 @@ class UpstreamClient:
         for submission in submissions:
             (run,) = submission.runs
             if (pid := find_marked(submission.token)) is not None:
-                found[run.key] = f"{_PREFIX}{pid}.{submission.token}"
+                found[run.key] = str(ProcessId(pid, submission.token, is_launcher=True))
             elif (holder := claimed_by(root / run.key, submission.token)) is not None:
                 found[run.key] = holder
         return found
@@ -108,7 +104,7 @@ class UpstreamClient:
     def _launch(self, job: Job) -> _LauncherJob:
         """Return a launch, including a launch of an earlier process."""
         if job.job_id not in self._launches:
-            child = Child.of(job.job_id.removeprefix(_PREFIX), job.directory)
+            child = Child.of(job.job_id, job.directory)
             self._launches[job.job_id] = _LauncherJob(child, job.directory)
         return self._launches[job.job_id]
 
@@ -159,6 +155,12 @@ class UpstreamClient:
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         return self._slurm.num_usable_nodes(exclude)
 
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        return self._slurm.may_start(run, _unnamed(status))
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        return self._slurm.exceeded(run, _unnamed(status))
+
 
 def _jobs(launch: _LauncherJob) -> list[Job]:
     return [Job("", job_id, "", launch.directory) for job_id in launch.job_ids]
@@ -168,3 +170,8 @@ def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
     """Add the id of the Slurm job to the reason, since the run's id is the launcher's."""
     reason = f"Slurm job {job_id}{more}"
     return replace(job, reason=f"{reason}: {job.reason}" if job.reason else reason)
+
+
+def _unnamed(status: JobStatus) -> JobStatus:
+    """Return a status with Slurm's own reason, without the job's id."""
+    return replace(status, reason=status.reason.partition(": ")[2])

@@ -13,11 +13,11 @@ from cloudai.configurator.env_params import validate_domain_randomization_active
 from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
 from cloudai_mbridge.models.loading.load import load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.plan.launchers import refuse_unknown_options
 from tests.interop.schema_variants import Files, cloudais_files, variants
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "coming-from-cloudai.md"

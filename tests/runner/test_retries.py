@@ -269,8 +269,8 @@ def test_without_a_timeout_nothing_hangs(bench: Any) -> None:
 
 
 def test_a_job_that_waits_for_nodes_that_are_down_waits(bench: Any) -> None:
-    """Slurm says the same of a job that wants more nodes than there are, and of one whose nodes are down."""
-    status = _pending("PartitionNodeLimit", JobClass.FAILED)
+    """Slurm gives the same reason for more nodes than exist and for nodes that are down: the scheduler counts them."""
+    status = _pending("nodes are down", JobClass.FAILED)
     bench.script(a=[status] * 100 + [COMPLETED], b=[status] * 100)
     bench.scheduler.usable = 2
     bench.drive(bench.run("a", num_nodes=2), bench.run("b", num_nodes=3))

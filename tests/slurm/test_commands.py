@@ -660,6 +660,24 @@ def test_nobody_knows_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmCli
     assert client.num_usable_nodes(()) is None
 
 
+@pytest.mark.parametrize(
+    ("reason", "may_start", "exceeded"),
+    [
+        ("PartitionNodeLimit", {5: True, 6: False}, "6 nodes"),  # three of the five are out of service
+        ("PartitionTimeLimit", {5: False, 6: False}, "1:00:00"),
+        ("QOSMaxWallDurationPerJobLimit", {5: False, 6: False}, "1:00:00"),
+        ("BadConstraints", {5: False, 6: False}, ""),
+    ],
+)
+def test_a_job_without_hope(
+    slurm: FakeSlurm, client: SlurmClient, reason: str, may_start: dict[int, bool], exceeded: str
+) -> None:
+    slurm.answer(sinfo=(0, SINFO, ""))
+    status = JobStatus("PENDING", JobClass.ACTIVE, reason=reason, hopeless=JobClass.FAILED)
+    assert {nodes: client.may_start(_run(num_nodes=nodes), status) for nodes in may_start} == may_start
+    assert client.exceeded(_run(num_nodes=6, time_limit="1:00:00"), status) == exceeded
+
+
 @pytest.mark.parametrize(("shown", "sizes"), [("MaxArraySize            = 3\n", [3, 1]), ("nothing\n", [4])])
 def test_arrays_are_as_large_as_the_cluster_allows(
     slurm: FakeSlurm, client: SlurmClient, shown: str, sizes: list[int]

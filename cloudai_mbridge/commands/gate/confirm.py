@@ -22,7 +22,7 @@ from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.toml_source import read_toml
-from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.pipeline import Prepared
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
@@ -33,7 +33,6 @@ from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import Scheduler
 
 ObserverFor = Callable[[ScenarioPlan, Path], AbstractContextManager[Observer]]
-_EXCLUDE = "exclude="
 
 
 @dataclass(frozen=True)
@@ -141,14 +140,7 @@ def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: 
         array_index=0,
         exclude_nodes=tuple(dict.fromkeys((*template.exclude_nodes, *avoided))),
     )
-    if run.upstream is None or run.nodes:
-        return run
-    params = run.upstream.slurm_params
-    nodes = [param.removeprefix(_EXCLUDE) for param in params if param.startswith(_EXCLUDE)]
-    nodes = list(dict.fromkeys([*nodes, *avoided, *excluded]))
-    others = tuple(param for param in params if not param.startswith(_EXCLUDE))
-    params = (*others, _EXCLUDE + ",".join(nodes)) if nodes else others
-    return replace(run, upstream=replace(run.upstream, slurm_params=params))
+    return run.launcher.avoiding(run, [*avoided, *excluded])
 
 
 def avoid(
@@ -167,7 +159,7 @@ def avoid(
 def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tuple[tuple[str, ...], str]:
     """Return the nodes that a point's new runs avoid (its earlier nodes, if enough others are usable), and a note."""
     used = past.used.get(_point(run), ())
-    if isinstance(system, LocalSystem):
+    if system.is_one_machine:
         return (), "this is the only machine, so the same one was used"
     if run.nodes:
         return (), f"its scenario names its nodes ({', '.join(run.nodes)}); the same ones were used"
@@ -191,9 +183,7 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
 
 def _unhealthy(system: System, scheduler: Scheduler) -> set[str]:
     """Return the out-of-service nodes among the nodes in the system file."""
-    partitions = [] if isinstance(system, LocalSystem) else system.partitions
-    own = [each for each in partitions if each.name == getattr(system, "default_partition", "")]
-    nodes = [name for each in own for name in (*each.nodes, *(node for group in each.groups for node in group.nodes))]
+    nodes = system.default_nodes
     return set(scheduler.unhealthy_nodes(",".join(nodes))) if nodes else set()
 
 
@@ -222,7 +212,7 @@ def _require_end(root: Path) -> None:
 def _with_files(run: RunPlan, root: Path) -> RunPlan:
     """Return a run with the settings that only its files contain."""
     directory = root / run.key
-    config = {} if run.upstream is not None else _read_json(directory / POINT_FILES.training_config)
+    config = _read_json(directory / run.launcher.config_name) if run.launcher.config_name else {}
     return replace(run, definition=read_toml(directory / POINT_FILES.definition).data, training_config=config)
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
-from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed, is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.loading.loaded import (
@@ -36,10 +34,9 @@ from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.supported import unlisted_partition
-from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
-from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 
@@ -204,7 +201,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
     """Check every point; a valid point must also yield a valid training config, or options that its launcher has."""
     definition, system = test.definition, context.system
     is_pinned = megatron_bridge_of(definition) is not None
-    slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM
+    slurm = _ANY_SYSTEM if system is None or system.is_one_machine or not system.install_path else system
     total, rules = 0, Counter[str]()
     rejected: list[tuple[Violation, ...]] = []
     seen: set[tuple[str, str]] = set()
@@ -216,16 +213,14 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
             rules.update({violation.rule_id for violation in point.violations})
             continue
         resolved, args, recipe = point.resolve()
-        is_theirs = is_upstream(args)
-        num_steps = args.max_steps if not is_theirs or is_passed("max_steps", args, test.run) else None
-        refuse_hidden_steps(definition.extra_cmd_args, num_steps, is_upstream=is_theirs)
-        if is_theirs:
+        launcher = LAUNCHERS[args.launcher]
+        num_steps_of(test, args)
+        launcher.check_training(args, recipe, definition.extra_cmd_args, system)
+        if not launcher.has_script:
             values = {("launcher", "upstream"), *((name, str(value)) for name, value in point.coordinates.items())}
             if is_pinned and not values <= seen:  # each value once
                 seen |= values
-                problems |= dict.fromkeys(unknown_options(plan_run(test, resolved, args, recipe, slurm, 0), slurm))
-        elif recipe is not None:
-            training_config(recipe, args, definition.extra_cmd_args, core_release(system), lacking(system))
+                problems |= dict.fromkeys(launcher.problems(plan_run(test, resolved, args, recipe, slurm, 0), slurm))
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
     if total and len(rejected) == total:

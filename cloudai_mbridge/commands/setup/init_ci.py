@@ -10,7 +10,6 @@ from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.commands.setup.schema import schema_files
 from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.models.system import LocalSystem
 
 TEMPLATES = resources.files("cloudai_mbridge.commands.setup") / "ci_files"
 SCRIPT, POLICY, BASELINE = Path("ci/performance.sh"), Path("ci/policy.toml"), Path("ci/baseline.toml")
@@ -50,7 +49,7 @@ def ci(system: Path, scenario: Path, tests_dir: Path | None, *, force: bool, **w
     places = (scenario.parent / "test_defs", Path("test_defs"))
     tests_dir = tests_dir or next(filter(Path.is_dir, places), None)
     wanted = [WORKFLOWS[name] for name, is_wanted in workflows.items() if is_wanted]
-    is_local = isinstance(require_points(system, scenario, tests_dir).system, LocalSystem)
+    is_local = require_points(system, scenario, tests_dir).system.is_one_machine
     day = datetime.now(UTC).date() + _DAYS
     files = {
         SCRIPT: _template("performance.sh").replace(_OPTIONS, options_of(system, scenario, tests_dir)),

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.launcher.options import find_launcher, known_launchers, problems_of
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.pins import image_path, install_root, repo_path
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, names_in
-from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 
@@ -55,8 +54,7 @@ def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Pat
 
     exists: whether an image file exists; if it does not, Slurm gets the image's address.
     """
-    assert plan.upstream is not None
-    launch = _LauncherCommand(plan, plan.upstream, system, exists)
+    launch = _LauncherCommand(plan, plan.of_launcher, system, exists)
     return [Word(text, row in _LITERAL) for row in _TABLE for text in row(launch)]
 
 
@@ -205,19 +203,9 @@ _TABLE: tuple[Row, ...] = (
 _ARGUMENT = {flag: f"cmd_args.{name}" for name, flag in FLAGS.items()}
 
 
-def refuse_unknown_options(runs: Iterable[LauncherRun], system: System) -> None:
-    """Raise BadInput with one line for every option or value that a launcher lacks; unknown releases are not judged."""
-    lines = [line for run in runs for line in unknown_options(run, system)]
-    if lines:
-        raise BadInput("\n".join(dict.fromkeys(lines)))
-
-
-def unknown_options(run: LauncherRun, system: System) -> Iterator[str]:
-    """Yield a line for every option or value that a run's launcher lacks."""
-    if run.upstream is None:
-        return
-    assert system.scheduler == "slurm"
-    launcher = find_launcher(release_of(run.upstream, system))
+def unknown_options(run: LauncherRun, system: SlurmSystem) -> Iterator[str]:
+    """Yield a line for every option or value that a run's launcher lacks; an unknown release's are not judged."""
+    launcher = find_launcher(release_of(run.of_launcher, system))
     if launcher is not None:
         for flag, problem in problems_of(launcher_argv(run, system), launcher):
             yield f"test {run.test_id!r}: {_ARGUMENT.get(flag, flag)}: {problem}"

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.pins import MOUNT, megatron_bridge_of
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, TestDefinition
+from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
 from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.models.values.number_formats import FP8_RECIPES
@@ -85,24 +85,13 @@ class LauncherRun(Protocol):
     @property
     def container_mounts(self) -> tuple[str, ...]: ...
     @property
-    def upstream(self) -> UpstreamPlan | None: ...
-
-
-def is_upstream(args: ResolvedCmdArgs) -> bool:
-    """Return whether Megatron-Bridge's own launcher runs the point."""
-    return args.launcher is Launcher.MEGATRON_BRIDGE
-
-
-def may_be_upstream(definition: TestDefinition) -> bool:
-    """Return whether any point of the test is the upstream launcher's."""
-    launcher = definition.cmd_args.launcher  # type: ignore[attr-defined]
-    return Launcher.MEGATRON_BRIDGE in (launcher if isinstance(launcher, list) else [launcher])
+    def of_launcher(self) -> UpstreamPlan: ...
 
 
 def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
     """Yield a line for every setting that the upstream launcher needs and the files lack."""
     where, args = f"test {test.run.id!r}", test.definition.cmd_args
-    if not isinstance(system, SlurmSystem):
+    if system.is_one_machine:
         yield (
             f"{where}: cmd_args.launcher = 'megatron_bridge' submits Slurm jobs; use a Slurm system,"
             " or set launcher = 'embedded' to train on this machine"
@@ -132,8 +121,8 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
     definition = test.definition
     repo = megatron_bridge_of(definition)
     assert repo is not None
-    assert isinstance(system, SlurmSystem)
-    gpus_per_node = args.gpus_per_node or system.gpus_per_node
+    slurm = slurm_of(system)
+    gpus_per_node = args.gpus_per_node or slurm.gpus_per_node
     # a run without a token is not submitted
     is_wanted = {HF_TOKEN: not args.offline, WANDB_API_KEY: bool((args.wandb_key or "").strip())}
     return UpstreamPlan(
@@ -141,7 +130,7 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
         credentials=tuple(name for name in is_wanted if is_wanted[name]),
         overrides=_TENSORBOARD | _overrides(args) | dict(definition.extra_cmd_args),
         gpus_per_node=gpus_per_node,
-        slurm_params=_slurm_params(system, gpus_per_node, test.run),
+        slurm_params=_slurm_params(slurm, gpus_per_node, test.run),
         megatron_bridge=_repo(repo),
         mounted=tuple(_repo(repo) for repo in definition.git_repos if repo.mount_as),
         nemo_run=_repo(definition.nemo_run_repo or NEMO_RUN),

@@ -28,9 +28,8 @@ def render_launcher_script(plan: LauncherRun, system: SlurmSystem, claim: Iterab
 
     claim: lines that end the script unless it holds its attempt's claim.
     """
-    assert plan.upstream is not None
     clone, python, launcher = (
-        shlex.quote(str(find(plan.upstream, system))) for find in (clone_path, python_path, launcher_path)
+        shlex.quote(str(find(plan.of_launcher, system))) for find in (clone_path, python_path, launcher_path)
     )
     lines = [
         "#!/bin/bash",
@@ -45,7 +44,7 @@ def render_launcher_script(plan: LauncherRun, system: SlurmSystem, claim: Iterab
         "(",
         f'  cd {clone} && exec {python} "$_mbridge_starter" \\',
         f"    {launcher} \\",
-        *_argument_lines(launcher_words(plan, system), len(plan.upstream.overrides)),
+        *_argument_lines(launcher_words(plan, system), len(plan.of_launcher.overrides)),
         f") > {_LOG} 2>&1",
         "_mbridge_exit=$?",
         "# the last one: the launcher submits again what failed by bad luck",

@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets.resolve import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.system import System
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALLOCATOR, _RECORD_STREAMS = "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS"
@@ -29,7 +29,7 @@ def gpu_label(args: ResolvedCmdArgs, system: System | None) -> str:
     """
     if "gpu_type" in args.model_fields_set:
         return args.gpu_type.lower()
-    return (system.gpu_type or "").lower() if isinstance(system, SlurmSystem) else ""
+    return system.preset_gpu if system is not None else ""
 
 
 def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -> dict[str, str]:

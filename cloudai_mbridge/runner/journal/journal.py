@@ -17,7 +17,7 @@ from typing import Any, Self
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner.journal.file import open_journal, open_read_only, reading
 from cloudai_mbridge.runner.journal.rows import Attempt, JournalEntry, read_entry
-from cloudai_mbridge.schedulers.interface import JobStatus
+from cloudai_mbridge.schedulers.interface import PENDING, JobStatus
 
 __all__ = ["Attempt", "Event", "Journal", "JournalEntry"]
 
@@ -114,7 +114,7 @@ class Journal:
         """Record a status; the first running status and the final status also get the time."""
         with self.transaction():
             self._set(key, number, status=_dump(status))
-            if status.state != "PENDING" and (not status.is_final or status.run_time_s):
+            if status.state != PENDING and (not status.is_final or status.run_time_s):
                 self._db.execute(
                     "UPDATE attempts SET started_at = ? WHERE key = ? AND number = ? AND started_at IS NULL",
                     (_now(), key, number),

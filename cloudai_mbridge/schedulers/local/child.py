@@ -18,6 +18,7 @@ from typing import Self
 import psutil
 
 from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.launch.job_ids import ProcessId, process_of
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.schedulers.interface import SubmitRefused
 from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
@@ -54,15 +55,14 @@ class Child:
         return cls(mark, directory, process.pid, process)
 
     @property
-    def job_id(self) -> str:
-        """Its process id, and the mark, since process ids come back."""
-        return f"{self.pid}.{self._mark}"
+    def id(self) -> ProcessId:
+        return ProcessId(self.pid, self._mark)
 
     @classmethod
     def of(cls, job_id: str, directory: Path) -> Self:
         """Return the script that another process has started."""
-        pid, _, mark = job_id.partition(".")
-        return cls(mark, directory, int(pid) if re.fullmatch("[0-9]{1,9}", pid) else 0)
+        process = process_of(job_id) or ProcessId(0, "")
+        return cls(process.mark, directory, process.pid)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.launch.job_ids import ProcessId, process_of
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -34,6 +35,8 @@ class _Process:
 
 class LocalClient:
     """Scripts on this machine. A job's id is its process id and the submission's token."""
+
+    pace, may_be_late = (0.1, 1.0, 0.02), False  # polling processes costs a few milliseconds
 
     def __init__(self, system: LocalSystem, runs: Iterable[RunPlan] = ()) -> None:
         """runs: may include runs that an earlier process started."""
@@ -64,8 +67,9 @@ class LocalClient:
         warm_start = {} if run.profiler else self._warm_start  # a profiler follows what the job starts, not a server
         env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env, **warm_start}
         child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
-        self._processes[child.job_id] = _Process(child, time.monotonic(), run.time_limit_s)
-        return {run.key: child.job_id}
+        job_id = str(child.id)
+        self._processes[job_id] = _Process(child, time.monotonic(), run.time_limit_s)
+        return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Look for processes that carry the tokens, and for the files of ended processes."""
@@ -73,7 +77,7 @@ class LocalClient:
         for submission in submissions:
             (run,) = submission.runs
             if pid := find_marked(submission.token):
-                found[run.key] = f"{pid}.{submission.token}"
+                found[run.key] = str(ProcessId(pid, submission.token))
             elif job_id := _started(root / run.key, submission.token):
                 found[run.key] = job_id
         return found
@@ -116,6 +120,14 @@ class LocalClient:
         """Return the number of nodes: 1, or 0 if any is excluded."""
         return 0 if list(exclude) else 1
 
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        """Return False: no job of this machine waits."""
+        return False
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        """Return "": this machine has no limits."""
+        return ""
+
 
 def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
     state = because or ("FAILED" if code else "COMPLETED")
@@ -141,4 +153,4 @@ def _started(directory: Path, token: str) -> str | None:
     except (FileNotFoundError, NotRegular):
         return None
     ids = [line.partition("job=")[2].split(" ")[0] for line in lines]
-    return next((job_id for job_id in reversed(ids) if job_id.endswith(f".{token}")), None)
+    return next((job_id for job_id in reversed(ids) if (own := process_of(job_id)) and own.mark == token), None)

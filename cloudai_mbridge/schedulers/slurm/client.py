@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.hostlist import is_out_of_service
@@ -28,6 +28,7 @@ from cloudai_mbridge.schedulers.slurm.identity import (
     that_counts,
 )
 from cloudai_mbridge.schedulers.slurm.parsing import (
+    PARTITION_NODE_LIMIT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     Listed,
@@ -60,6 +61,8 @@ def has_gpu_gres() -> bool | None:
 
 class SlurmClient:
     """The jobs of the Slurm cluster that SLURM_CONF of the environment selects."""
+
+    pace, may_be_late = (1.0, 30.0, 0.1), True  # polling is work for the controller
 
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan] = ()) -> None:
         """Take the runs that may be submitted: `preflight` checks their time limits."""
@@ -238,6 +241,19 @@ class SlurmClient:
         partitions = self._system.default_partition.split(",")
         names = {name for partition, name, _, _ in _nodes(run_command(*_SINFO_NODES)) if partition in partitions}
         return len(names - set(exclude)) if names else None
+
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        """Count the nodes of a job that waits for more nodes than are up."""
+        if status.reason != PARTITION_NODE_LIMIT:
+            return False
+        num_nodes = self.num_usable_nodes(run.exclude_nodes)
+        return num_nodes is None or num_nodes >= run.num_nodes
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        """Return the time limit or the number of nodes, whichever the reason names."""
+        if re.search("Time|Wall", status.reason) and run.time_limit:
+            return run.time_limit
+        return counted(run.num_nodes, "node") if "Node" in status.reason else ""
 
 
 def node_states(partition: str) -> dict[str, str] | None:

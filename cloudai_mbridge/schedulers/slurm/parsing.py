@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, PARTITION_NODE_LIMIT, JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
 
 # Directory and name come last: they may contain anything, except that our directories have no two slashes in a row.
 _AFTER_DIRECTORY = "//|"
@@ -184,6 +184,8 @@ def classify(state: str) -> JobClass:
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
 
 
+# Of a job that needs more nodes than exist, or than are up now; nodes that are down may come back
+PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # squeue(1), JOB REASON CODES: reasons that waiting does not resolve. A site's administrator can
 # change any of them, so the runner polls twice before it gives up.
 _HOPELESS = {
