@@ -5,6 +5,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import MBridgeError, Paused
 from cloudai_mbridge.files.run_files import ROOT_FILES
+from cloudai_mbridge.metrics import MEASURES
 from cloudai_mbridge.report.formats.text import count_text
 from cloudai_mbridge.report.model import RunReport, plain
 from cloudai_mbridge.report.ranking import PointSummary, gpu_hours, rank
@@ -48,6 +49,6 @@ def _state(report: RunReport | None, error: Exception | None) -> str:
 
 
 def _point(point: PointSummary) -> dict[str, Any]:
-    measures = {name: getattr(point, name) for name in ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")}
-    values = {name: statistic.capped_mean if statistic else None for name, statistic in measures.items()}
+    statistics = {each.name: point.statistic(each.name) for each in MEASURES if each.is_statistic}
+    values = {name: statistic.capped_mean if statistic else None for name, statistic in statistics.items()}
     return {"test": point.test_id, "point": point.label, **values, "runs": point.num_runs}

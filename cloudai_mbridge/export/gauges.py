@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cloudai_mbridge.export.table import ARGUMENTS, RunTable
 from cloudai_mbridge.gate.results.model import SUCCESS as SUCCEEDED
+from cloudai_mbridge.metrics import MEASURES, PRIMARY, Measure
 
 _LABELS = ("scenario", "system", "test", "point", "iteration", "recipe", "world_size", *ARGUMENTS)
 
@@ -24,15 +25,20 @@ class Gauge:
 
 
 _GPU_TIME = Gauge("gpu_time", "gpu_hours", "s", "Time of the jobs x GPUs, failed attempts included.", 3600.0)
-GAUGES = (
-    Gauge("step_time", "step_time_mean_s", "s", "Mean time of a step after the warm-up."),
-    Gauge("step_time_stddev", "step_time_std_s", "s", "Standard deviation of the step time."),
-    Gauge("tflops_per_gpu", "tflops_per_gpu_mean", "", "Mean model TFLOP/s of a GPU."),
-    Gauge("tokens_per_second_per_gpu", "tokens_per_s_per_gpu_mean", "", "Mean tokens/s of a GPU."),
-    Gauge("last_loss", "last_loss", "", "Loss of the last step."),
-    Gauge("peak_memory", "peak_memory_gib", "By", "Largest memory of any rank.", 2.0**30),
-    _GPU_TIME,
-)
+_BASE_UNITS = {"s": ("s", 1.0), "GiB": ("By", 2.0**30)}  # unit of a measure -> base unit, factor
+
+
+def _gauges(measure: Measure) -> Iterator[Gauge]:
+    """Yield the gauge of a measure, and the spread of the primary one."""
+    name, columns = measure.stem.replace("_per_s_", "_per_second_"), measure.columns
+    unit, factor = _BASE_UNITS.get(measure.unit, ("", 1.0))
+    about = f"Mean {measure.about}" if measure.is_statistic else f"{measure.about[:1].upper()}{measure.about[1:]}"
+    yield Gauge(name, columns["mean" if measure.is_statistic else ""], unit, f"{about}.", factor)
+    if measure.name == PRIMARY:
+        yield Gauge(f"{name}_stddev", columns["std"], unit, f"Standard deviation of the {measure.label}.", factor)
+
+
+GAUGES = (*(gauge for measure in MEASURES for gauge in _gauges(measure)), _GPU_TIME)
 SUCCESS = Gauge("success", "verdict", "", "1 if the run succeeded, else 0.")
 
 

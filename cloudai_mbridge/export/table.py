@@ -11,10 +11,11 @@ from typing import Any
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
 from cloudai_mbridge.gate.results.read import read_report
-from cloudai_mbridge.metrics import Statistic, summarize
+from cloudai_mbridge.metrics import MEASURES, Over, summarize
 from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
+from cloudai_mbridge.report.rows import MEASURE_COLUMNS
 from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
@@ -23,15 +24,7 @@ Row = Mapping[str, Any]
 ARGUMENTS = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length")
 _NAMES = ("run", "scenario", "system", "test", "point", "iteration")
 _FOUND = ("recipe", "gpu", "dtype", "num_nodes", "world_size", "verdict", "reason", "failure", "runs", "good_runs")
-_STATISTICS = {  # in the report -> its columns
-    "step_time_s": ("step_time_mean_s", "step_time_std_s", "step_time_n"),
-    "tflops_per_gpu": ("tflops_per_gpu_mean", "tflops_per_gpu_std", None),
-    "tokens_per_s_per_gpu": ("tokens_per_s_per_gpu_mean", "tokens_per_s_per_gpu_std", None),
-}
-METRICS = (
-    *(name for names in _STATISTICS.values() for name in names if name),
-    *("last_loss", "peak_memory_gib", "gpu_hours"),
-)
+METRICS = (*MEASURE_COLUMNS, "gpu_hours")
 _LAST = (
     *("memory_kind", "flops_formula", "comparability", "job_id", "attempts", "nodes", "started_at", "ended_at"),
     "pre_test",
@@ -157,12 +150,10 @@ def _measured(run: PointModel) -> dict[str, Any]:
     metrics = run.metrics
     if metrics is None:
         return {}
-    values: dict[str, Any] = {}
-    for name, (mean, std, n) in _STATISTICS.items():
-        statistic = getattr(metrics, name) or {}
-        values |= {mean: statistic.get("mean"), std: statistic.get("std")} | ({n: statistic.get("n")} if n else {})
-    alone = ("last_loss", "peak_memory_gib", "memory_kind", "flops_formula")
-    values |= {name: getattr(metrics, name) for name in alone}
+    values: dict[str, Any] = {name: getattr(metrics, name) for name in ("memory_kind", "flops_formula")}
+    for column, (measure, number) in MEASURE_COLUMNS.items():
+        value = getattr(metrics, measure.name, None)
+        values[column] = value if not number else value.get(number) if isinstance(value, dict) else None
     return values | {"comparability": run.comparability.id if run.comparability else None}
 
 
@@ -170,12 +161,13 @@ def _over_runs(good: Sequence[PointModel]) -> dict[str, Any]:
     """Return the metrics of a point: each statistic is the mean of its runs' means; the peak memory is the largest."""
     rows = [_measured(run) for run in good]
     values: dict[str, Any] = _common(rows, ("memory_kind", "flops_formula", "comparability"))
-    for mean, std, n in _STATISTICS.values():
-        over: Statistic | None = summarize([_number(row.get(mean)) for row in rows])
-        values |= {mean: over.mean, std: over.std} | ({n: over.n} if n else {}) if over else {}
-    for name, take in (("last_loss", "mean"), ("peak_memory_gib", "max")):
-        over = summarize([_number(row.get(name)) for row in rows])
-        values[name] = getattr(over, take) if over else None
+    for measure in MEASURES:
+        columns = measure.columns
+        over = summarize([_number(row.get(columns["mean" if measure.is_statistic else ""])) for row in rows])
+        if not measure.is_statistic:
+            values[measure.name] = over and (over.max if measure.over is Over.LARGEST else over.mean)
+        elif over:
+            values |= {column: getattr(over, number) for number, column in columns.items()}
     return values
 
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Protocol
 
 from cloudai_mbridge.estimate.hardware import find_gpu, gpus
-from cloudai_mbridge.logs import StepRecord
 
 _CAP = 1.1
 
@@ -30,41 +29,6 @@ class Statistic:
     std: float
     capped_mean: float
     capped_std: float
-
-
-@dataclass(frozen=True)
-class Definitions:
-    """What the numbers of a run mean; None where unknown.
-
-    flops_per_step: model FLOPs of all GPUs together. flops_formula: its name and version; TFLOP/s can be compared only
-    where it is the same. memory_kind: which memory was measured.
-    """
-
-    flops_per_step: float | None = None
-    flops_formula: str | None = None
-    memory_kind: str | None = None
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """What a run measured. A statistic is None where nothing could be measured, never a number that stands for it.
-
-    window: (first, last) step counted; the `warmup_steps` steps before it are not. peak_memory_gib: the largest of all
-    steps and ranks, warm-up included. The rest is as in `Definitions`.
-    """
-
-    warmup_steps: int
-    window: tuple[int, int] | None
-    step_time_s: Statistic | None
-    tflops_per_gpu: Statistic | None
-    tokens_per_s_per_gpu: Statistic | None
-    first_loss: float | None
-    last_loss: float | None
-    peak_memory_gib: float | None = None
-    memory_kind: str | None = None
-    flops_formula: str | None = None
-    flops_per_step: float | None = None
-    tokens_per_step_per_gpu: float | None = None
 
 
 def capped(times: Sequence[float]) -> list[float]:
@@ -120,42 +84,6 @@ def over_runs(runs: Sequence[Statistic | None]) -> Statistic | None:
     plain = summarize([run.mean if run else None for run in runs])
     robust = summarize([run.capped_mean if run else None for run in runs])
     return replace(plain, capped_mean=robust.mean, capped_std=robust.std) if plain and robust else None
-
-
-_NOTHING_SAID = Definitions()
-
-
-def measure(
-    steps: Sequence[StepRecord],
-    warmup_steps: int,
-    tokens_per_step_per_gpu: float | None,
-    said: Definitions = _NOTHING_SAID,
-    num_steps: int | None = None,
-) -> Metrics:
-    """Compute the statistics over the steps after the warm-up, up to the `num_steps` requested.
-
-    A time, a rate or a peak of 0 is not measured: it is rounded, or a launcher's sentinel for unknown.
-    """
-    last = math.inf if num_steps is None else num_steps
-    steps = [step for step in steps if step.step <= last]
-    counted = [step for step in steps if step.step > warmup_steps]
-    times = [step.step_time_s or None for step in counted]
-    tokens = [tokens_per_step_per_gpu / t if t and tokens_per_step_per_gpu else None for t in times]
-    memory = summarize([step.peak_memory_gib or None for step in steps])
-    return Metrics(
-        warmup_steps=warmup_steps,
-        window=(counted[0].step, counted[-1].step) if counted else None,
-        step_time_s=summarize(times),
-        tflops_per_gpu=summarize([step.tflops_per_gpu or None for step in counted], are_rates=True),
-        tokens_per_s_per_gpu=summarize(tokens, are_rates=True),
-        first_loss=steps[0].loss if steps else None,
-        last_loss=steps[-1].loss if steps else None,
-        peak_memory_gib=memory.max if memory else None,
-        memory_kind=said.memory_kind if memory else None,
-        flops_formula=said.flops_formula,
-        flops_per_step=said.flops_per_step,
-        tokens_per_step_per_gpu=tokens_per_step_per_gpu,
-    )
 
 
 class MeasuredStep(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -101,7 +101,6 @@ class SearchReport:
 
 
 OUT_OF_MEMORY = "out_of_memory"  # id in the catalogue of failures
-_MEASURED = {name for name, kind in get_type_hints(Metrics).items() if type(None) in get_args(kind)}
 _WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 
 
@@ -173,16 +172,8 @@ def _adapter() -> TypeAdapter[RunReport]:
 
 
 def report_of(data: Mapping[str, Any]) -> RunReport:
-    """Return the report from its published form. Raise ValueError if a part other than a later metric is missing."""
-    points = [_with_later_metrics(point) for point in data["points"]]
-    return _adapter().validate_python({**data, "points": points, "tool_version": data["tool"]["version"]})
-
-
-def _with_later_metrics(point: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a point with the metrics that reports of earlier versions lack set to None."""
-    if not isinstance(metrics := point.get("metrics"), Mapping):
-        return point
-    return {**point, "metrics": {**{each.name: None for each in fields(Metrics) if each.name in _MEASURED}, **metrics}}
+    """Return the report from its published form. Raise ValueError if a part other than a measure is missing."""
+    return _adapter().validate_python({**data, "tool_version": data["tool"]["version"]})
 
 
 _AS_THEY_ARE = (int, bool, type(None))

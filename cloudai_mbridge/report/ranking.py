@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from cloudai_mbridge.metrics import Statistic, over_runs
+from cloudai_mbridge.metrics import MEASURES, Statistic
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
@@ -17,18 +17,36 @@ _NO_CAUSE = (Verdict.SUCCESS, Verdict.REJECTED, Verdict.UNFINISHED)
 class PointSummary:
     """A point that succeeded at least once. A statistic is over its runs; of a single run, over its steps.
 
-    num_good, num_runs: its successful runs, and all of them. Units: seconds, per GPU.
+    num_good, num_runs: its successful runs, and all of them. measures: by field of `Metrics`.
     """
 
     test_id: str
     label: str
     num_good: int
     num_runs: int
-    step_time_s: Statistic | None
-    tflops_per_gpu: Statistic | None
-    tokens_per_s_per_gpu: Statistic | None
-    last_loss: float | None
+    measures: Mapping[str, Any]
     tokens_per_step: float | None
+
+    @property
+    def step_time_s(self) -> Statistic | None:
+        return self.statistic("step_time_s")
+
+    @property
+    def tflops_per_gpu(self) -> Statistic | None:
+        return self.statistic("tflops_per_gpu")
+
+    @property
+    def tokens_per_s_per_gpu(self) -> Statistic | None:
+        return self.statistic("tokens_per_s_per_gpu")
+
+    @property
+    def last_loss(self) -> float | None:
+        loss: float | None = self.measures["last_loss"]
+        return loss
+
+    def statistic(self, name: str) -> Statistic | None:
+        found: Statistic | None = self.measures[name]
+        return found
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,7 @@ class TestRanking:
     @property
     def best(self) -> PointSummary | None:
         """The fastest of several points; None if only one point was measured."""
-        measured = [point for point in self.points if getattr(point, self.by) is not None]
+        measured = [point for point in self.points if point.statistic(self.by) is not None]
         return measured[0] if len(measured) > 1 else None
 
 
@@ -117,10 +135,7 @@ def _summary(runs: Sequence[PointReport]) -> PointSummary:
         label=runs[0].label,
         num_good=len(_good(runs)),
         num_runs=len(runs),
-        step_time_s=over_runs([metrics.step_time_s for metrics in good]),
-        tflops_per_gpu=over_runs([metrics.tflops_per_gpu for metrics in good]),
-        tokens_per_s_per_gpu=over_runs([metrics.tokens_per_s_per_gpu for metrics in good]),
-        last_loss=good[0].last_loss if good else None,
+        measures={each.name: each.over_runs([getattr(metrics, each.name) for metrics in good]) for each in MEASURES},
         tokens_per_step=per_step.pop() if len(per_step) == 1 else None,
     )
 
@@ -131,12 +146,12 @@ def _ranking(points: list[PointSummary]) -> TestRanking:
     by, sign = ("tokens_per_s_per_gpu", -1) if by_rate else ("step_time_s", 1)
 
     def place(point: PointSummary) -> float:
-        found: Statistic | None = getattr(point, by)
+        found = point.statistic(by)
         return math.inf if found is None else sign * found.capped_mean
 
     ranked = sorted(points, key=place)
-    best: Statistic | None = getattr(ranked[0], by)
-    alike = [point for point in ranked[1:] if best and _is_alike(best, getattr(point, by))]
+    best = ranked[0].statistic(by)
+    alike = [point for point in ranked[1:] if best and _is_alike(best, point.statistic(by))]
     return TestRanking(points[0].test_id, by, tuple(ranked), tuple(alike))
 
 

@@ -4,16 +4,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from cloudai_mbridge.metrics import MEASURES, Measure, Metrics
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.verdict import Verdict
 
+# Column of a measure -> the measure, and the number of its statistic
+MEASURE_COLUMNS: Mapping[str, tuple[Measure, str]] = {
+    column: (measure, number) for measure in MEASURES for number, column in measure.columns.items()
+}
 # Columns with their types; the axes are between them
 _NAMES = {"test": str, "point": str, "iteration": int}
 _FOUND = {
     **{"num_nodes": int, "world_size": int, "verdict": str, "reason": str, "failure": str},
-    **{"step_time_mean_s": float, "step_time_std_s": float, "step_time_n": int},
-    **{"tflops_per_gpu_mean": float, "tokens_per_s_per_gpu_mean": float, "last_loss": float, "peak_memory_gib": float},
+    **{column: int if number == "n" else float for column, (_, number) in MEASURE_COLUMNS.items()},
     **{"gpu_hours": float, "job_id": str},
 }
 
@@ -36,22 +40,18 @@ def run_rows(points: Iterable[PointReport]) -> Iterator[dict[str, Any]]:
             **{"num_nodes": point.num_nodes, "world_size": point.world_size},
             **{"verdict": str(point.verdict), "reason": "; ".join(point.reasons)},
             "failure": point.failure["id"] if point.failure else None,
-            **_measured(point),
+            **(measure_cells(point.metrics) if point.metrics else {}),
             "gpu_hours": _gpu_hours(point),
             "job_id": point.job.get("job_id"),
         }
 
 
-def _measured(point: PointReport) -> dict[str, Any]:
-    if (metrics := point.metrics) is None:
-        return {}
-    time, flops, tokens = metrics.step_time_s, metrics.tflops_per_gpu, metrics.tokens_per_s_per_gpu
+def measure_cells(metrics: Metrics) -> dict[str, Any]:
+    """Return the numbers of a run by column; a missing statistic has none."""
+    values = {measure: getattr(metrics, measure.name) for measure in MEASURES}
     return {
-        **({"step_time_mean_s": time.mean, "step_time_std_s": time.std, "step_time_n": time.n} if time else {}),
-        "tflops_per_gpu_mean": flops.mean if flops else None,
-        "tokens_per_s_per_gpu_mean": tokens.mean if tokens else None,
-        "last_loss": metrics.last_loss,
-        "peak_memory_gib": metrics.peak_memory_gib,
+        column: getattr(values[measure], number, None) if number else values[measure]
+        for column, (measure, number) in MEASURE_COLUMNS.items()
     }
 
 

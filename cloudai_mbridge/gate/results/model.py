@@ -32,6 +32,7 @@ class StepResult:
     tflops_per_gpu: Number | None
     loss: Number | None
     peak_memory_gib: Number | None = None
+    grad_norm: Number | None = None
 
 
 class _Lenient(BaseModel):
@@ -41,12 +42,11 @@ class _Lenient(BaseModel):
 
 
 class MetricsModel(_Lenient):
+    """Definitions of the measures; the measures themselves are read by exports alone."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
     warmup_steps: StrictInt
-    step_time_s: dict[str, Any] | None = None
-    tflops_per_gpu: dict[str, Any] | None = None
-    tokens_per_s_per_gpu: dict[str, Any] | None = None
-    last_loss: Number | None = None
-    peak_memory_gib: Number | None = None
     memory_kind: str | None = None
     flops_formula: str | None = None
     flops_per_step: Number | None = None

@@ -7,28 +7,16 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import fmean
 
 from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.metrics import capped_mean, capped_mean_of_rates
+from cloudai_mbridge.metrics import PRIMARY, TABLE_MEASURES, Direction, Measure, capped_mean, capped_mean_of_rates
 
-PRIMARY, OF_FLOPS = "step_time_s", "tflops_per_gpu"
+__all__ = ["METRICS", "OF_FLOPS", "PRIMARY", "Direction", "Metric", "is_value_of"]
+
+OF_FLOPS = "tflops_per_gpu"
 LOSS_SEGMENTS = 10
 _HUGE = 1e150  # no clock gives such a value, and sums could overflow
-
-
-class Direction(StrEnum):
-    """Which change is for the worse: more of what should be LOWER, less of what should be HIGHER, any of the SAME."""
-
-    LOWER = "lower"
-    HIGHER = "higher"
-    SAME = "same"
-
-    @property
-    def worse(self) -> tuple[int, ...]:
-        """The signs of changes for the worse."""
-        return {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}[self]
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ def _all_there(values: Sequence[float | None]) -> list[float] | None:
     return numbers if numbers and len(numbers) == len(values) else None
 
 
-def _over_steps(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[RunResult], tuple[float] | None]:
+def _over_counted(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[RunResult], tuple[float] | None]:
     def value(run: RunResult) -> tuple[float] | None:
         numbers = _all_there([getattr(step, name) for step in run.counted_steps])
         return (reduce(numbers),) if numbers and min(numbers) > 0 and max(numbers) < _HUGE else None
@@ -59,14 +47,20 @@ def _over_steps(name: str, reduce: Callable[[Sequence[float]], float]) -> Callab
     return value
 
 
-def _tokens(run: RunResult) -> tuple[float] | None:
-    times = _over_steps("step_time_s", capped_mean)(run)
-    return None if times is None or not run.tokens_per_step_per_gpu else (run.tokens_per_step_per_gpu / times[0],)
+def _metric(measure: Measure) -> Metric:
+    """Return the metric of a measure: its capped mean, or its largest value."""
+    mean = _over_counted(measure.step, capped_mean_of_rates if measure.is_rate and not measure.work else capped_mean)
 
+    def per_time(run: RunResult) -> tuple[float] | None:
+        times, work = mean(run), getattr(run, measure.work)
+        return (work / times[0],) if times and work else None
 
-def _peak_memory(run: RunResult) -> tuple[float] | None:
-    numbers = _all_there([step.peak_memory_gib for step in run.steps])
-    return (max(numbers),) if numbers and max(numbers) > 0 else None
+    def largest(run: RunResult) -> tuple[float] | None:
+        numbers = _all_there([getattr(step, measure.step) for step in run.steps])
+        return (max(numbers),) if numbers and max(numbers) > 0 else None
+
+    of = largest if not measure.is_statistic else per_time if measure.work else mean
+    return Metric(measure.name, measure.unit, measure.direction, of, measure.noise_floor)
 
 
 def _loss_curve(run: RunResult) -> tuple[float, ...] | None:
@@ -79,15 +73,14 @@ def _loss_curve(run: RunResult) -> tuple[float, ...] | None:
     return tuple(fmean(losses[start:end]) for start, end in itertools.pairwise(edges))
 
 
+_FIRST, *_OTHERS = TABLE_MEASURES
 # docs/gate.md describes them
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("step_time_s", "s", Direction.LOWER, _over_steps("step_time_s", capped_mean)),
-        Metric("step_time_mean_s", "s", Direction.LOWER, _over_steps("step_time_s", fmean)),
-        Metric("tflops_per_gpu", "TFLOP/s/GPU", Direction.HIGHER, _over_steps("tflops_per_gpu", capped_mean_of_rates)),
-        Metric("tokens_per_s_per_gpu", "tokens/s/GPU", Direction.HIGHER, _tokens),
-        Metric("peak_memory_gib", "GiB", Direction.LOWER, _peak_memory, 0.01),
+        _metric(_FIRST),
+        Metric("step_time_mean_s", "s", Direction.LOWER, _over_counted("step_time_s", fmean)),
+        *map(_metric, _OTHERS),
         Metric("loss_curve", "", Direction.SAME, _loss_curve, 0.002),
     )
 }

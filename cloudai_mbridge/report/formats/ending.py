@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.formats.text import windows_text
 from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.report.ranking import Cause, TestRanking, causes, gpu_hours, rank
@@ -15,8 +14,9 @@ _MOST_NAMES = 3
 def fastest_text(ranking: TestRanking, is_one_of_several: bool) -> str:
     """Name a test's fastest point, if any, and the points within its noise."""
     best = ranking.best
+    value = best and best.statistic(ranking.by)
     assert best is not None
-    value: Statistic = getattr(best, ranking.by)
+    assert value is not None
     unit = "s a step" if ranking.by == "step_time_s" else "tokens/s/GPU"
     where = f" of {ranking.test_id}" if is_one_of_several else ""
     text = f"fastest{where}: {best.label}, {value.capped_mean:.4g} {unit}"

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from cloudai_mbridge.files.text import clipped, visible
-from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.metrics import MEASURES, TABLE_MEASURES, Statistic
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
+_DEFINITIONS = ("memory_kind", "flops_formula", "flops_per_step", "first_loss")
+_LAST = (measure for measure in MEASURES if measure not in TABLE_MEASURES)
+_NUMBERS = (*(each.name for each in TABLE_MEASURES), *_DEFINITIONS, *(each.name for each in _LAST))
 _COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
@@ -113,9 +116,9 @@ def _properties(point: PointReport) -> Iterator[tuple[str, str]]:
     yield "warmup_steps", str(m.warmup_steps)
     if m.window:
         yield "window", f"{m.window[0]}-{m.window[1]}"
-    for name, statistic in vars(m).items():
-        if isinstance(statistic, Statistic):
-            yield from ((f"{name}.{key}", str(value)) for key, value in vars(statistic).items())
-    for name in ("peak_memory_gib", "memory_kind", "flops_formula", "flops_per_step", "first_loss", "last_loss"):
-        if (value := getattr(m, name)) is not None:
+    for name in _NUMBERS:
+        value = getattr(m, name)
+        if isinstance(value, Statistic):
+            yield from ((f"{name}.{key}", str(number)) for key, number in vars(value).items())
+        elif value is not None:
             yield name, str(value)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.metrics import TABLE_MEASURES
 from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, measure_text, windows_text
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
@@ -16,7 +17,7 @@ _KIB = 1 << 10
 _TABLE, _FAILURES, _REJECTED = 400 * _KIB, 300 * _KIB, 60 * _KIB
 _NOTES, _NODES, _ENVIRONMENT = 30 * _KIB, 40 * _KIB, 50 * _KIB
 _WORST_FIRST = (Verdict.FAILED, Verdict.CANCELLED, Verdict.SKIPPED, Verdict.SUCCESS)
-_COLUMNS = ("point", "verdict", "steps", "step time (s)", "TFLOP/s/GPU", "tokens/s/GPU", "peak memory (GiB)", "why")
+_COLUMNS = ("point", "verdict", "steps", *(measure.heading for measure in TABLE_MEASURES), "why")
 _NUMBERS = _COLUMNS[2:-1]
 
 
@@ -54,9 +55,8 @@ def _cells(point: PointReport) -> Iterator[str]:
     yield inline(point.key)
     yield f"**{point.verdict}**" if point.verdict is Verdict.FAILED else str(point.verdict)
     yield f"{len(point.steps)}/{point.num_steps or '?'}"
-    for statistic in (m.step_time_s, m.tflops_per_gpu, m.tokens_per_s_per_gpu) if m else (None, None, None):
-        yield spread_text(statistic)
-    yield "not measured" if m is None or m.peak_memory_gib is None else f"{m.peak_memory_gib:.4g}"
+    for measure in TABLE_MEASURES:
+        yield measure_text(getattr(m, measure.name) if m else None)
     yield "<br>".join(map(inline, point.reasons))
 
 

@@ -7,6 +7,7 @@ before comparing names with report.json. Control characters other than tabs and 
 
 import csv
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice
@@ -15,6 +16,7 @@ from typing import Any
 
 from cloudai_mbridge.files.replace import replacing
 from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.report.model import PointReport
 
 _FORMULA = ("=", "+", "-", "@", "\t")
@@ -42,7 +44,7 @@ def spreadsheet_text(text: str) -> str:
 
 
 TEXTS = ("key", "test_id", "label", "verdict")
-NUMBERS = ("step_time_s", "tflops_per_gpu", "loss", "grad_norm", "peak_memory_gib")
+NUMBERS = tuple(each.name for each in fields(StepRecord) if each.name != "step")
 COLUMNS = ("key", "test_id", "label", "iteration", "verdict", "step", "counted", *NUMBERS)
 
 

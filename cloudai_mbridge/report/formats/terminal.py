@@ -10,8 +10,9 @@ from rich.text import Text
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import clipped, visible
+from cloudai_mbridge.metrics import MEASURES, TABLE_MEASURES
 from cloudai_mbridge.report.formats.ending import cause_text, cost_text, fastest_text, rejected_text
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, measure_text, windows_text
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import PointSummary, causes, rank
 from cloudai_mbridge.verdict import Verdict
@@ -30,7 +31,7 @@ _MOST_ALIKE = 3  # rows of runs that did not run for the same reason; more are o
 _SCREEN, _FEWEST_ROWS = 24, 5  # lines
 _FIXED = 7  # the table's head, the line of omitted rows, the files, the prompt
 _MOST_CAUSES, _LONGEST = 3, 300
-_WIDE, _NARROW = 100, 60  # columns: for all measures; below _NARROW, for the step time alone
+_MEASURES = tuple(measure for measure in TABLE_MEASURES if measure.width is not None)
 
 
 def render_ending(report: RunReport, width: int) -> RenderableType:
@@ -65,7 +66,7 @@ def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableT
     table = Table(title=_text(f"{report.scenario} on {report.system}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("verdict")
-    for name in ("steps", "step time (s)", "TFLOP/s/GPU", "tokens/s/GPU", "loss"):
+    for name in ("steps", *(measure.heading for measure in _MEASURES), "loss"):
         table.add_column(name, justify="right")
     table.add_column("why", overflow="fold")
     several_tests = len({point.test_id for point in report.points}) > 1
@@ -100,16 +101,15 @@ def _points_table(points: Sequence[PointSummary], several_tests: bool, width: in
     table.add_column("point", overflow="fold")
     has_repeats = any(point.num_runs > 1 for point in points)
     names = ["runs"] if has_repeats else []
-    names += ["step time (s)", "TFLOP/s/GPU"] if width >= _NARROW else ["step time (s)"]
-    names += ["tokens/s/GPU", "last loss"] if width >= _WIDE else []
-    for name in names:
+    measures = [measure for measure in MEASURES if measure.width is not None and width >= measure.width]
+    for name in (*names, *(measure.heading for measure in measures)):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         cells = [f"{point.num_good}/{point.num_runs}"] if has_repeats else []
-        cells += [spread_text(point.step_time_s), spread_text(point.tflops_per_gpu)]
-        cells += [spread_text(point.tokens_per_s_per_gpu), "" if point.last_loss is None else f"{point.last_loss:.4g}"]
+        values = ((measure, point.measures[measure.name]) for measure in measures)
+        cells += ["" if value is None and not each.is_statistic else measure_text(value) for each, value in values]
         name = f"{point.test_id}/{point.label}" if several_tests else point.label
-        table.add_row(_text(name), *cells[: len(names)])
+        table.add_row(_text(name), *cells)
     return table
 
 
@@ -147,16 +147,14 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
     verdict = Text(str(point.verdict), style=_STYLE[point.verdict])
     m = point.metrics
     if m is None:
-        table.add_row(_text(name), verdict, *[""] * 5, _text(_broken_rules(point)))
+        table.add_row(_text(name), verdict, *[""] * (len(_MEASURES) + 2), _text(_broken_rules(point)))
         return
     losses = (m.first_loss, m.last_loss)
     table.add_row(
         _text(name),
         verdict,
         f"{len(point.steps)}/{point.num_steps or '?'}",
-        spread_text(m.step_time_s),
-        spread_text(m.tflops_per_gpu),
-        spread_text(m.tokens_per_s_per_gpu),
+        *(measure_text(getattr(m, measure.name)) for measure in _MEASURES),
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
         _text("\n".join(point.reasons)),
     )

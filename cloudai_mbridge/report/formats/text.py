@@ -1,17 +1,18 @@
 """report.txt: per run as CloudAI writes it, and a summary of the whole."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.metrics import MEASURES, Metrics, Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
 
 _WORTH_SAYING = 0.01  # of the difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
+_CLOUDAI = ("step_time_s", "tflops_per_gpu")  # measures of its blocks
 
 
 def render_point(point: PointReport, root: Path) -> str:
@@ -25,8 +26,7 @@ def render_point(point: PointReport, root: Path) -> str:
     if metrics and metrics.step_time_s:
         capped = f"{metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
         lines += [f"Capped mean step time: {capped}"]
-    if metrics and metrics.peak_memory_gib is not None:
-        lines += [f"Peak memory: {metrics.peak_memory_gib:.4g} GiB ({metrics.memory_kind or 'of an unknown kind'})"]
+    lines += list(_other_measures(metrics)) if metrics else []
     lines += [f"Verdict: {point.verdict}"]
     lines += [f"  - {reason}" for reason in point.reasons]
     if point.evidence:
@@ -34,6 +34,17 @@ def render_point(point: PointReport, root: Path) -> str:
     if len(point.attempts) > 1:
         lines += ["Attempts:", *(f"  {_attempt(attempt)}" for attempt in point.attempts)]
     return visible("\n".join(lines)) + "\n"
+
+
+def _other_measures(metrics: Metrics) -> Iterator[str]:
+    """Yield a line for each known measure that CloudAI's blocks lack."""
+    for measure in MEASURES:
+        value = None if measure.name in _CLOUDAI else getattr(metrics, measure.name)
+        if value is not None:
+            name = f"{measure.label[:1].upper()}{measure.label[1:]}"
+            unit = f" {measure.unit}" if measure.unit not in ("", measure.label) else ""
+            kind = f" ({metrics.memory_kind or 'of an unknown kind'})" if measure.name == "peak_memory_gib" else ""
+            yield f"{name}: {measure_text(value)}{unit}{kind}"
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:
@@ -85,6 +96,13 @@ def spread_text(s: Statistic | None) -> str:
         return "not measured"
     plain = "" if math.isclose(s.mean, s.capped_mean, rel_tol=_WORTH_SAYING) else f" (mean {s.mean:.4g})"
     return f"{with_error(s.capped_mean, s.capped_std)}{plain}"
+
+
+def measure_text(value: Statistic | float | None) -> str:
+    """Return a measure as a cell of a table."""
+    if value is None or isinstance(value, Statistic):
+        return spread_text(value)
+    return f"{value:.4g}"
 
 
 def with_error(value: float, error: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.metrics import TABLE_MEASURES, Statistic
 from cloudai_mbridge.report.formats.ending import ending
 from cloudai_mbridge.report.model import plain, report_of
 
@@ -42,6 +42,13 @@ def page_data(
             "ending": ending(report_of({**report, "points": [_without_most_steps(point) for point in points]})),
             "axes": axes(points),
             "statistic": _STATISTIC,
+            "measures": [
+                {
+                    **{"id": measure.name, "label": measure.label, "unit": measure.unit},
+                    **{"title": measure.short_heading, "better": str(measure.direction)},
+                }
+                for measure in TABLE_MEASURES
+            ],
             "runs": [_run(point) for point in points],
             "differences": {
                 "environment": differences((index, point.get("environment") or {}) for index, point in ran),
@@ -100,7 +107,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         "warmup_steps": metrics.get("warmup_steps", 0),
         "window": metrics.get("window"),
         "losses": [metrics.get("first_loss"), metrics.get("last_loss")],
-        "peak_memory_gib": metrics.get("peak_memory_gib"),
+        **{measure.name: metrics.get(measure.name) for measure in TABLE_MEASURES if not measure.is_statistic},
         "memory_kind": metrics.get("memory_kind"),
         "flops_formula": metrics.get("flops_formula"),
         "steps": _steps(point.get("steps") or ()),

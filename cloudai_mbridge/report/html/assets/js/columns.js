@@ -6,11 +6,11 @@ const AFTER_SUCCESS = ["success", "failed", "cancelled", "skipped", "rejected"];
 function measureColumn(measure) {
   return {
     id: measure.id,
-    title: measure.title ?? unitLabel(measure),
+    title: measure.title,
     kind: "number",
-    key: (run) => (succeeded(run) ? measure.shown(run) : null),
+    key: (run) => (succeeded(run) ? measure.of(run) : null),
     cell: (run) =>
-      numberCell(measure.shown(run), whyMissing(run, measure.id), run.statistics[measure.id]?.capped_std),
+      numberCell(measure.of(run), whyMissing(run, measure.id), run.statistics[measure.id]?.capped_std),
   };
 }
 

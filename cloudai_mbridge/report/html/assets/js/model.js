@@ -4,28 +4,13 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const HEAD = DATA.head;
 const AXES = DATA.axes;
 
-// What a run is measured by; each is a column of the table. `of` is one number per run: the capped mean,
-// since single slow steps are not a property of a run. `shown` is the number in the table.
-const MEASURES = [
-  measureOf("step_time_s", "step time", "s", "lower"),
-  measureOf("tflops_per_gpu", "TFLOP/s/GPU", "TFLOP/s/GPU", "higher"),
-  measureOf("tokens_per_s_per_gpu", "tokens/s/GPU", "tokens/s/GPU", "higher"),
-  {
-    id: "peak_memory_gib",
-    label: "peak memory",
-    unit: "GiB",
-    better: "lower",
-    title: "memory (GiB)",
-    of: (run) => run.peak_memory_gib,
-    shown: (run) => run.peak_memory_gib,
-  },
-];
+// The measures of a run; each is a column of the table. `of` is one number per run: the capped mean of a statistic,
+// since single slow steps are not a property of a run.
+const MEASURES = DATA.measures.map((measure) => ({
+  ...measure,
+  of: (run) => (run.statistics[measure.id] ? run.statistics[measure.id].capped_mean : toNumber(run[measure.id])),
+}));
 const MEASURE = Object.fromEntries(MEASURES.map((measure) => [measure.id, measure]));
-
-function measureOf(id, label, unit, better) {
-  const of = (run) => run.statistics[id]?.capped_mean ?? null;
-  return { id, label, unit, better, of, shown: of };
-}
 
 function unitLabel(measure) {
   return measure.unit === measure.label ? measure.label : `${measure.label} (${measure.unit})`;
@@ -45,7 +30,6 @@ function readRun(run, id) {
     statistics: Object.fromEntries(
       Object.entries(run.statistics).map(([name, values]) => [name, readStatistic(values)]),
     ),
-    peak_memory_gib: toNumber(run.peak_memory_gib),
     losses: run.losses.map(toNumber),
     steps: {
       numbers: first === null ? numbers : times.map((_, i) => first + i),

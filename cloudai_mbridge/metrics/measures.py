@@ -1,0 +1,227 @@
+"""Measures of a run: a field of `Metrics` each. Reports, tables, exports, gates and the page follow these fields."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics.statistics import Statistic, over_runs, summarize
+
+PRIMARY = "step_time_s"
+_UNIT_ENDINGS = {"s": "_s", "GiB": "_gib"}  # of names of columns and fields
+
+
+class Direction(StrEnum):
+    """Which change is for the worse: more of what should be LOWER, less of what should be HIGHER, any of the SAME."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+    SAME = "same"
+
+    @property
+    def worse(self) -> tuple[int, ...]:
+        """The signs of changes for the worse."""
+        return {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}[self]
+
+
+class Over(StrEnum):
+    """Steps of a measure: those after the warm-up (a `Statistic`), the largest or the last of all (a number)."""
+
+    COUNTED = "counted"
+    LARGEST = "largest"
+    LAST = "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A measure, by its field of `Metrics`.
+
+    name: of the field.
+    label, unit: in tables; equal if the label is the unit.
+    short: the label where there is little room.
+    direction: which change of it is for the worse.
+    about: what it is, in a few words.
+    step: field of a step that it is taken from; default: the measure's name.
+    over: which steps.
+    is_rate: work per time; rates are averaged by their times.
+    work: field of `Metrics` with the work of a step, which is divided by `step`.
+    noise_floor: least relative noise between runs that a gate believes; 0 for times.
+    width: columns of a terminal from which its tables have the measure; None: never.
+    """
+
+    name: str = ""
+    label: str
+    unit: str
+    short: str = ""
+    direction: Direction
+    about: str
+    step: str = ""
+    over: Over = Over.COUNTED
+    is_rate: bool = False
+    work: str = ""
+    noise_floor: float = 0.0
+    width: int | None = 120
+
+    @property
+    def heading(self) -> str:
+        return _heading(self.label, self.unit)
+
+    @property
+    def short_heading(self) -> str:
+        return _heading(self.short or self.label, self.unit)
+
+    @property
+    def is_statistic(self) -> bool:
+        return self.over is Over.COUNTED
+
+    @property
+    def stem(self) -> str:
+        """The name without its unit."""
+        return self.name.removesuffix(_UNIT_ENDINGS.get(self.unit, ""))
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns of its numbers: those of a statistic by their names in it, else one, by "".
+
+        The number of steps is the same for all statistics, so only the primary measure has it.
+        """
+        if not self.is_statistic:
+            return {"": self.name}
+        ending = self.name.removeprefix(self.stem)
+        spread = {name: f"{self.stem}_{name}{ending}" for name in ("mean", "std")}
+        return spread | ({"n": f"{self.stem}_n"} if self.name == PRIMARY else {})
+
+    def of(
+        self, steps: Sequence[StepRecord], counted: Sequence[StepRecord], work: Mapping[str, float | None]
+    ) -> Statistic | float | None:
+        """Return the value of a run. A 0 is not measured: it is rounded, or a launcher's sentinel for unknown.
+
+        counted: the steps after the warm-up. work: of a step, by field of `Metrics`.
+        """
+        if self.over is Over.LAST:
+            return getattr(steps[-1], self.step) if steps else None
+        values = [getattr(step, self.step) or None for step in (counted if self.is_statistic else steps)]
+        if self.work:
+            done = work[self.work]
+            values = [done / value if done and value else None for value in values]
+        found = summarize(values, are_rates=self.is_rate)
+        return found if found is None or self.is_statistic else found.max
+
+    def over_runs(self, runs: Sequence[Any]) -> Statistic | float | None:
+        """Return the value of a point from the values of its runs: over all, the largest, or the first one's last."""
+        if self.is_statistic:
+            return over_runs(runs)
+        if self.over is Over.LAST:
+            return runs[0] if runs else None
+        return max(runs) if runs and None not in runs else None
+
+
+def _heading(label: str, unit: str) -> str:
+    return label if unit in ("", label) else f"{label} ({unit})"
+
+
+def measured(label: str, unit: str, direction: Direction, about: str, **options: Any) -> Mapping[str, Measure]:
+    """Return the metadata of a field of `Metrics` that is a measure; options: as in `Measure`."""
+    return {"measure": Measure(label=label, unit=unit, direction=direction, about=about, **options)}
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What the numbers of a run mean; None where unknown.
+
+    flops_per_step: model FLOPs of all GPUs together. flops_formula: its name and version; TFLOP/s can be compared only
+    where it is the same. memory_kind: which memory was measured.
+    """
+
+    flops_per_step: float | None = None
+    flops_formula: str | None = None
+    memory_kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a run measured. A measure is None where nothing could be measured, never a number that stands for it.
+
+    window: (first, last) step counted; the `warmup_steps` steps before it are not. The rest is as in `Definitions`.
+    A report of an earlier version may lack everything but `warmup_steps`.
+    """
+
+    warmup_steps: int
+    window: tuple[int, int] | None = None
+    step_time_s: Statistic | None = field(
+        default=None, metadata=measured("step time", "s", Direction.LOWER, "time of a step after the warm-up", width=0)
+    )
+    tflops_per_gpu: Statistic | None = field(
+        default=None,
+        metadata=measured(
+            "TFLOP/s/GPU", "TFLOP/s/GPU", Direction.HIGHER, "model TFLOP/s of a GPU", is_rate=True, width=60
+        ),
+    )
+    tokens_per_s_per_gpu: Statistic | None = field(
+        default=None,
+        metadata=measured(
+            *("tokens/s/GPU", "tokens/s/GPU", Direction.HIGHER, "tokens/s of a GPU"),
+            step="step_time_s",
+            work="tokens_per_step_per_gpu",
+            is_rate=True,
+            width=100,
+        ),
+    )
+    first_loss: float | None = None
+    last_loss: float | None = field(
+        default=None,
+        metadata=measured(
+            "last loss", "", Direction.SAME, "loss of the last step", step="loss", over=Over.LAST, width=100
+        ),
+    )
+    peak_memory_gib: float | None = field(
+        default=None,
+        metadata=measured(
+            *("peak memory", "GiB", Direction.LOWER, "largest memory of any rank"),
+            short="memory",
+            over=Over.LARGEST,
+            noise_floor=0.01,
+            width=None,
+        ),
+    )
+    memory_kind: str | None = None
+    flops_formula: str | None = None
+    flops_per_step: float | None = None
+    tokens_per_step_per_gpu: float | None = None
+
+
+def _named(name: str, measure: Measure) -> Measure:
+    return replace(measure, name=name, step=measure.step or name)
+
+
+MEASURES = tuple(_named(each.name, each.metadata["measure"]) for each in fields(Metrics) if "measure" in each.metadata)
+TABLE_MEASURES = tuple(measure for measure in MEASURES if measure.over is not Over.LAST)  # tables show losses as a pair
+
+_NOTHING_SAID = Definitions()
+
+
+def measure(
+    steps: Sequence[StepRecord],
+    warmup_steps: int,
+    tokens_per_step_per_gpu: float | None,
+    said: Definitions = _NOTHING_SAID,
+    num_steps: int | None = None,
+) -> Metrics:
+    """Compute the measures of a run's steps, up to the `num_steps` requested."""
+    last = math.inf if num_steps is None else num_steps
+    steps = [step for step in steps if step.step <= last]
+    counted = [step for step in steps if step.step > warmup_steps]
+    work = {"tokens_per_step_per_gpu": tokens_per_step_per_gpu}
+    found: dict[str, Any] = {each.name: each.of(steps, counted, work) for each in MEASURES}
+    return Metrics(
+        **found,
+        warmup_steps=warmup_steps,
+        window=(counted[0].step, counted[-1].step) if counted else None,
+        first_loss=steps[0].loss if steps else None,
+        memory_kind=None if found["peak_memory_gib"] is None else said.memory_kind,
+        flops_formula=said.flops_formula,
+        flops_per_step=said.flops_per_step,
+        tokens_per_step_per_gpu=tokens_per_step_per_gpu,
+    )
