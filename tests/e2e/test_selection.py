@@ -155,3 +155,14 @@ def test_plans_of_sweeps_choose(partial: Any, mbridge: Any) -> None:
     rows = csv.DictReader(plan(f"--failed-of={partial.root}", "--format=csv").splitlines())
     assert [row["status"] for row in rows] == ["accepted", "left out", "accepted"]
     assert plan("--only", "mb=3", "--format=csv") == ""
+
+
+def test_a_search_is_among_the_chosen_points(start_run: Any, stand_in_test: Any) -> None:
+    """Of a run that was a search, nothing has failed: slow and untried points are its results."""
+    tests = [stand_in_test("sweep", args="gb = 8\nmb = [1, 2, 4]", run='agent = "tune"')]
+    run = start_run(None, tests, whole_system=LOCAL, args=("--only", "mb=[12]")).finish(0)
+    (search,) = run.report["searches"]
+    assert search["points"] == 2
+    assert {trial["label"] for trial in search["trials"]} <= {"mb1", "mb2"}
+    refused = start_run(None, tests, whole_system=LOCAL, args=("--failed-of", str(run.root))).finish(2)
+    assert "is a search" in refused.stderr
