@@ -3,6 +3,7 @@
 A written run can be continued: `resume` reads it back, and proceeds as if nothing had happened.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -112,7 +113,7 @@ def selection_of(only: Sequence[str], failed_of: Path | None) -> Selection:
     InUse: a process holds that run. NothingRan: it is a dry run, or nothing was submitted.
     BadInput: it is no run's directory, or its jobs have not ended.
     """
-    return Selection(tuple(only), None if failed_of is None else _past_points(failed_of.resolve()))
+    return Selection(tuple(only), None if failed_of is None else _past_points(Path(os.path.realpath(failed_of))))
 
 
 def _past_points(root: Path) -> PastPoints:

@@ -59,7 +59,8 @@ def build_plan(
     swept = tests[len(loaded.pre_hook) :][: len(loaded.tests)]
     left_out = _choose(swept, loaded.scenario.name, selection)
     tests = [test for test in tests if not test.is_left_out]
-    runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
+    kept = replace(loaded, tests=[test.loaded for test in swept if not test.is_left_out])
+    runs = (*plan_pre_test(kept, system), *with_hooks(kept, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run)) for run in runs)
     endless = [run for run in runs if run.time_limit_s is None]
     if endless and loaded.scenario.runner.max_gpu_hours is not None:

@@ -202,7 +202,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _parse(text: str, axes: Axes) -> _Expression:
-    parts = [part.strip() for part in text.split(",")]
+    whole = text.strip()
+    parts = [whole] if _is_name(whole, axes) else [part.strip() for part in text.split(",")]
     if not all(parts):
         what = "is empty" if not text.strip() else "has a condition that is empty"
         raise BadInput(f"--only {shown(text)}: {what}; give names, or conditions such as tp=2,pp=[14]")
@@ -210,8 +211,8 @@ def _parse(text: str, axes: Axes) -> _Expression:
 
 
 def _parse_part(part: str, whole: str, axes: Axes) -> _Part:
-    if part in axes or "=" not in part:
-        return _Part(part, is_exact=part in axes)
+    if (is_name := _is_name(part, axes)) or "=" not in part:
+        return _Part(part, is_exact=is_name)
     name, _, value = (each.strip() for each in part.partition("="))
     values = [each for of_test in axes.values() for each in of_test.get(name, ())]
     where = f"--only {shown(whole)}"
@@ -225,6 +226,12 @@ def _parse_part(part: str, whole: str, axes: Axes) -> _Part:
         known = listed([_text(each) for each in {_text(each): each for each in values}.values()])
         raise BadInput(f"{where}: {shown(value)} is not a value of {name}; its values: {known}")
     return _Part(value, name, is_exact)
+
+
+def _is_name(text: str, axes: Axes) -> bool:
+    """Return whether a text is a test's id, or begins with one and can end with a label: ids may hold commas or [."""
+    labels = [text.removeprefix(f"{test_id}/") for test_id in axes if text.startswith(f"{test_id}/")]
+    return text in axes or any(not set(",=*?[") & set(label) for label in labels)
 
 
 def _text(value: Any) -> str:

@@ -166,3 +166,19 @@ def test_a_search_is_among_the_chosen_points(start_run: Any, stand_in_test: Any)
     assert {trial["label"] for trial in search["trials"]} <= {"mb1", "mb2"}
     refused = start_run(None, tests, whole_system=LOCAL, args=("--failed-of", str(run.root))).finish(2)
     assert "is a search" in refused.stderr
+
+
+@pytest.mark.slurm
+def test_an_array_of_chosen_points_on_slurm(cluster: Any, start_run: Any, stand_in_test: Any, tmp_path: Path) -> None:
+    """Chosen by coordinate, then by their failure: the array has tasks for these alone."""
+    fixed = tmp_path / "fixed.json"
+    tests = [stand_in_test("sweep", failing_at_first(fixed), args="gb = 8\nmb = [1, 2, 4, 8]")]
+    run = start_run(cluster, tests, runner="retries = 0", args=("--only", "mb=[248]")).finish(1)
+    assert {job.partition("_")[2] for job in run.jobs().values()} == {"0", "1", "2"}
+    assert {key for key, point in run.points().items() if point["verdict"] == "failed"} == set(run.points())
+    fixed.write_text("{}")
+    args = ("--failed-of", str(run.root), "--only", "mb=4", "--only", "mb=8")
+    again = start_run(cluster, tests, args=args).finish(0)
+    assert set(again.jobs()) == {"sweep/mb4/0", "sweep/mb8/0"}
+    assert {job.partition("_")[2] for job in again.jobs().values()} == {"0", "1"}
+    assert {point["label"] for point in again.report["left_out"]} == {"mb1", "mb2"}

@@ -89,6 +89,14 @@ def test_texts_that_look_like_numbers_compare_as_texts() -> None:
         modes("env.MODE=0.50")
 
 
+def test_a_name_is_taken_before_its_commas_and_wildcards() -> None:
+    runs = ({"id": "a[1],tp=2", "test_name": "n"}, {"id": "a1", "test_name": "n"})
+    loaded = scenario({"cmd_args": ARGS}, {"cmd_args": ARGS}, runs=runs)
+    assert plan_of("a[1],tp=2", loaded=loaded).tests == ("a[1],tp=2",)
+    assert names(plan_of("a[1],tp=2/tp1-mb1", loaded=loaded)) == ["a[1],tp=2/tp1-mb1"]
+    assert names(plan_of("a[1],tp=1,mb=1", loaded=loaded)) == ["a1/tp1-mb1"]
+
+
 @pytest.mark.parametrize(
     ("only", "message"),
     [
