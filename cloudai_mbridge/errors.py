@@ -70,6 +70,12 @@ class NonePromoted(BadInput):
     exit_code = 17
 
 
+class NothingFailed(BadInput):
+    """A run whose failed points were to run again has none. Nothing was submitted."""
+
+    exit_code = 18
+
+
 class ToolFailure(MBridgeError):
     """The tool could not do its work although the input is right: Slurm is unreachable, the disk full, no torch."""
 

@@ -3,7 +3,8 @@
 A written run can be continued: `resume` reads it back, and proceeds as if nothing had happened.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
@@ -21,7 +23,8 @@ from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.inputs import check_inputs
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, refuse_unknown_options
-from cloudai_mbridge.plan.read import read_plan
+from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
+from cloudai_mbridge.plan.select import PastPoints, Selection, listed
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.training.process.provenance import git_state_of
 
@@ -43,7 +46,7 @@ _NOT_ASKED = (
 class Request:
     """A scenario on a system, as the command line names them; `on_unknown_arg` and `hooks` as in `load_scenario`.
 
-    rules: as in `build_plan`.
+    rules: as in `build_plan`. only, failed_of: the points to run, as in `selection_of`.
     """
 
     system_config: Path
@@ -53,6 +56,8 @@ class Request:
     on_unknown_arg: Warn | None = None
     hooks: HookOptions | None = None
     rules: RuleSet = RuleSet.RELEASE
+    only: tuple[str, ...] = ()
+    failed_of: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
 def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prepared:
     """Decide about every point of a loaded scenario; `runner` as above."""
     request, (system, note) = loaded.request, _with_gpu_support(loaded.system)
-    planned = build_plan(loaded.scenario, system, node_states, request.rules)
+    selection = selection_of(request.only, request.failed_of)
+    planned = build_plan(loaded.scenario, system, node_states, request.rules, selection)
     refuse_unknown_options(planned.runs, system)
     output_dir = request.output_dir or Path(system.output_path)
     tests = (*loaded.scenario.pre_hook, *loaded.scenario.tests, *loaded.scenario.post_hook)
@@ -97,6 +103,39 @@ def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prep
     repository = git_state_of(request.test_scenario)
     planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note, *unknown), repository=repository)
     return Prepared(planned, system, output_dir)
+
+
+def selection_of(only: Sequence[str], failed_of: Path | None) -> Selection:
+    """Return the points to run. only: expressions, of which one must match. failed_of: a run whose good points do not.
+
+    InUse: a process holds that run. NothingRan: it is a dry run, or nothing was submitted.
+    BadInput: it is no run's directory, or its jobs have not ended.
+    """
+    return Selection(tuple(only), None if failed_of is None else _past_points(Path(os.path.realpath(failed_of))))
+
+
+def _past_points(root: Path) -> PastPoints:
+    from cloudai_mbridge.report import build_report
+    from cloudai_mbridge.runner.control import read_status
+    from cloudai_mbridge.runner.lock import no_driver
+    from cloudai_mbridge.verdict import Verdict
+
+    refuse_dry_run(root, read_plan_data(root))
+    with no_driver(root):
+        ongoing = [run.key for run in read_status(root).runs if run.is_open and run.num_attempts]
+        if ongoing:
+            raise BadInput(f"{root}: {listed(ongoing)}: not ended; continue with: mbridge resume {root}")
+        report = build_report(root)
+    verdicts: dict[tuple[str, str], set[Verdict]] = {}
+    coordinates = {}
+    for point in report.points:
+        if point.verdict is not Verdict.REJECTED and not point.is_pre_test:
+            verdicts.setdefault((point.test_id, point.label), set()).add(point.verdict)
+            coordinates[point.test_id, point.label] = point.coordinates
+    good = {name for name, found in verdicts.items() if found == {Verdict.SUCCESS}}
+    good |= {(point.test_id, point.label) for point in report.left_out if point.has_succeeded}
+    others = {name: coordinates[name] for name in verdicts if name not in good}
+    return PastPoints(root.name, report.scenario, frozenset(good), others)
 
 
 def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:

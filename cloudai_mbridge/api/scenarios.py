@@ -1,6 +1,6 @@
 """A scenario on a system, and its plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.driving import Progress, drive
-from cloudai_mbridge.api.results import Run
+from cloudai_mbridge.api.results import Run, path_of
 from cloudai_mbridge.api.tables import Table, Tabular
 from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan import RejectedPoint, RunPlan
+from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.report.rows import axis_types, axis_values
 
 _COLUMNS = {"test": str, "point": str, "status": str}
@@ -52,13 +53,21 @@ class Scenario:
         return tuple(test.run.id for test in self.loaded.scenario.tests)
 
     def plan(
-        self, *, max_parallel: int | None = None, max_gpu_hours: float | None = None, fail_fast: bool | None = None
+        self,
+        *,
+        only: str | Sequence[str] = (),
+        failed_of: Run | str | PathLike[str] | None = None,
+        max_parallel: int | None = None,
+        max_gpu_hours: float | None = None,
+        fail_fast: bool | None = None,
     ) -> "Plan":
         """Decide about every point; nothing is run or written.
 
+        only: the points to run, as expressions of `mbridge run --only`, of which one must match. failed_of: a run, of
+        which only those points are run that failed there, or did not run.
         max_parallel: runs active at a time. max_gpu_hours: of all runs. fail_fast: stop everything at the first run
         that fails. Default of all: the scenario's [runner].
-        BadInput: something that is asked for cannot be done.
+        BadInput: something that is asked for cannot be done. NothingFailed, a BadInput: no point of that run failed.
         """
         given = {"max_parallel": max_parallel, "max_gpu_hours": max_gpu_hours, "fail_fast": fail_fast}
         given = {name: value for name, value in given.items() if value is not None}
@@ -67,7 +76,10 @@ class Scenario:
         except ValidationError as error:
             first = error.errors()[0]
             raise BadInput(f"{first['loc'][0]}: {shown(first['input'])}: {first['msg']}") from None
-        return Plan(**vars(pipeline.plan_loaded(self.loaded, given)))
+        chosen = (only,) if isinstance(only, str) else tuple(only)
+        past = None if failed_of is None else path_of(failed_of)
+        request = replace(self.loaded.request, only=chosen, failed_of=past)
+        return Plan(**vars(pipeline.plan_loaded(replace(self.loaded, request=request), given)))
 
     def __repr__(self) -> str:
         return f"<Scenario {self.name!r} on {self.loaded.system.name!r}: {counted(len(self.tests), 'test')}>"
@@ -86,6 +98,11 @@ class Plan(pipeline.Prepared, Tabular):
     def rejected(self) -> tuple[RejectedPoint, ...]:
         """The points that break rules, with their `violations`; at most the first thousand of a test."""
         return self.plan.rejected
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The accepted points that were not chosen, each with its `test_id`, `label` and `reason`."""
+        return self.plan.left_out
 
     @property
     def notes(self) -> tuple[str, ...]:

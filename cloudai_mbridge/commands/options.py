@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cloudai_mbridge.commands.run_names import as_run, complete_run
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.loaded import HOOK_DIR, HookOptions
@@ -69,6 +70,21 @@ FLOPS_FORMULA = click.option(
 )
 
 
+ONLY = click.option(
+    "--only",
+    multiple=True,
+    metavar="EXPR",
+    help="Points to run: names, wildcards, or coordinates such as tp=2,pp=[14]; give it again for others.",
+)
+FAILED_OF = click.option(
+    "--failed-of",
+    type=as_run,
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Only points that failed or did not run in RUN.",
+)
+
+
 def _without_effect(*names: str, note: str) -> Callable[..., Any]:
     """Return a flag of CloudAI without effect here, which prints a note."""
 
@@ -94,6 +110,8 @@ _OF_ALL: tuple[Callable[..., Any], ...] = (
     ),
 )
 _OF_A_RUN: tuple[Callable[..., Any], ...] = (
+    FAILED_OF,
+    ONLY,
     _without_effect(
         "--single-sbatch", note="every run keeps an allocation of its own; runs that need the same share one job array"
     ),

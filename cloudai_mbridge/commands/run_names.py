@@ -39,12 +39,12 @@ def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[C
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         text = inspect.getdoc(command) or ""
         command.__doc__ = text if RUN_TEXT in text else f"{text}\n\n{RUN_TEXT}"
-        return click.argument(name, metavar=metavar, type=as_run, shell_complete=_complete, **options)(command)
+        return click.argument(name, metavar=metavar, type=as_run, shell_complete=complete_run, **options)(command)
 
     return decorate
 
 
-def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a run; what has a slash is a path, which the shell completes."""
     names = [LATEST, *(run.name for run in find_runs())]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -14,7 +14,7 @@ from cloudai_mbridge.gate.compare.policy import GatePolicy, LoadedPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult
 from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.gate.results.read import RunResult, read_report, read_results, runs_of
 
 LONGEST_WITHOUT = timedelta(days=31)  # before a first baseline is required
 
@@ -24,9 +24,13 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
 
     BadInput: a report, the baseline or the history cannot be read.
     """
-    results = [run for path in paths for run in read_results(path)]
+    reports = [read_report(path) for path in paths]
+    results = [run for report, file in reports for run in runs_of(report, file)]
+    left_out = {point.name: point.reason for report, _ in reports for point in report.left_out}
     references, where = references_for(policy, results, today)
-    return judge_results(policy.policy, references, results, where=where, today=today, num_judgements=num_judgements)
+    return judge_results(
+        policy.policy, references, results, where=where, today=today, num_judgements=num_judgements, left_out=left_out
+    )
 
 
 def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:

@@ -105,6 +105,7 @@ def plan_to_dict(plan: ScenarioPlan) -> dict[str, Any]:
         "num_rejected": plan.num_rejected,
         "rule_counts": dict(plan.rule_counts),
         "notes": list(plan.notes),
+        "left_out": [asdict(point) for point in plan.left_out],
         "runner": plan.runner.model_dump(mode="json"),
     }
 

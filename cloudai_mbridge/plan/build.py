@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
@@ -18,7 +19,8 @@ from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, axes_of, notes_on_choice
 from cloudai_mbridge.plan.supported import notes_on, notes_on_scenario, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
@@ -32,13 +34,18 @@ MOST_RUNS = 20_000
 
 
 def build_plan(
-    loaded: LoadedScenario, system: System, node_states: NodeStates = unknown_states, rules: RuleSet = RuleSet.RELEASE
+    loaded: LoadedScenario,
+    system: System,
+    node_states: NodeStates = unknown_states,
+    rules: RuleSet = RuleSet.RELEASE,
+    selection: Selection = ALL_POINTS,
 ) -> ScenarioPlan:
     """Decide about every point of every test.
 
+    selection: the points to run; hooks and the pre-test always do.
     node_states: of the nodes of a partition, for tests that name groups.
     rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
-    BadInput: a requested feature is not implemented, or a recipe does not exist.
+    BadInput: a requested feature is not implemented, or a recipe does not exist; as `PointChoice.check`.
     """
     refuse_unsupported(loaded, system)
     loaded = resolve_groups(loaded, system, node_states)
@@ -48,7 +55,11 @@ def build_plan(
         with naming_file(test.loaded):
             test.build(MOST_RUNS - planned)
         planned += len(test.runs)
-    runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
+    swept = tests[len(loaded.pre_hook) :][: len(loaded.tests)]
+    left_out = _choose(swept, loaded.scenario.name, selection)
+    tests = [test for test in tests if not test.is_left_out]
+    kept = replace(loaded, tests=[test.loaded for test in swept if not test.is_left_out])
+    runs = (*plan_pre_test(kept, system), *with_hooks(kept, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=run.launcher.hang_timeout_s(loaded.scenario.runner)) for run in runs)
     endless = [run for run in runs if run.time_limit_s is None]
     if endless and loaded.scenario.runner.max_gpu_hours is not None:
@@ -56,7 +67,7 @@ def build_plan(
     return ScenarioPlan(
         scenario=loaded.scenario.name,
         system=system.name,
-        tests=tuple(test.run.id for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)),
+        tests=tuple(test.loaded.run.id for test in tests),
         runs=assign_arrays(runs, system),
         rejected=tuple(point for test in tests for point in test.rejected),
         num_rejected=sum(test.num_rejected for test in tests),
@@ -66,9 +77,30 @@ def build_plan(
             *notes_on_scenario(loaded, system),
             *loaded.notes,
             *(note for test in tests for note in test.notes),
+            *notes_on_choice(left_out),
+            *_notes_on_dependencies(swept),
         ),
+        left_out=left_out,
         runner=loaded.scenario.runner,
     )
+
+
+def _choose(tests: Sequence["_TestRuns"], scenario: str, selection: Selection) -> tuple[LeftOut, ...]:
+    """Take the points that are not chosen out of the tests, and return them."""
+    if not selection:
+        return ()
+    choice = among(selection, scenario, {test.loaded.run.id: test.axes for test in tests})
+    left_out = tuple(point for test in tests for point in test.choose(choice))
+    choice.check()
+    return left_out
+
+
+def _notes_on_dependencies(tests: Sequence["_TestRuns"]) -> Iterator[str]:
+    """Yield the tests whose dependencies are left out, and so do not count."""
+    missing = {test.loaded.run.id for test in tests if test.is_left_out}
+    for run in (test.loaded.run for test in tests if not test.is_left_out):
+        if names := [each.id for each in run.dependencies if each.id in missing]:
+            yield f"test {run.id!r}: depends on {', '.join(names)}, left out here; it does not wait"
 
 
 class _TestRuns:
@@ -83,11 +115,14 @@ class _TestRuns:
         self.num_rejected = 0
         self.rule_counts: Counter[str] = Counter()
         self.notes: list[str] = []
+        self.axes: dict[str, list[Any]] = {}
+        self.is_left_out = False
 
     def build(self, most_runs: int) -> None:
         """Go through the points, in order, until a limit of the sweep is reached. most_runs: that it may plan."""
         share = self._limits.memory_share
         walk = PointWalk(self._test, self._system, self._rules, None if share is None else MemoryLimit(share))
+        self.axes = axes_of(walk.sweep, self._limits.include)
         self.notes += notes_on(self._test)
         for text in fill_in_notes(walk.sweep, walk.pinned):
             self._note(f"{self._where}: {text}")
@@ -118,6 +153,22 @@ class _TestRuns:
             self.notes.append(note)
         if more := self.num_rejected - len(self.rejected):
             self._note(f"{self._where}: counted, not listed: {counted(more, 'more rejected point')}")
+
+    def choose(self, choice: PointChoice) -> Iterator[LeftOut]:
+        """Yield the points that are not chosen, and drop their runs; the test is left out if none is."""
+        test_id, is_searched = self._test.run.id, self._test.definition.agent == TUNE
+        points = {run.label: run.coordinates for run in self.runs}
+        reasons = {
+            label: choice.why_not(test_id, label, coordinates, is_searched=is_searched)
+            for label, coordinates in points.items()
+        }
+        found = [choice.why_not(test_id, each.label, each.coordinates, is_rejected=True) for each in self.rejected]
+        self.runs = [run for run in self.runs if not reasons[run.label]]
+        left_out = [LeftOut(test_id, label, reason) for label, reason in reasons.items() if reason]
+        self.is_left_out = not self.runs and (bool(points) or all(found))
+        if is_searched and left_out and self.runs:
+            self._note(f"{self._where}: the search is among the chosen {counted(len(points) - len(left_out), 'point')}")
+        yield from left_out
 
     def _memory_notes(self, too_large: Sequence[Headline], num_accepted: int) -> Iterator[str]:
         """Yield how many of the points to run are predicted not to fit into the memory of the GPU."""

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, RuleSet
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
@@ -12,7 +13,9 @@ from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.loading.loaded import naming_file
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.plan.launchers import LAUNCHERS
+from cloudai_mbridge.plan.select import PointChoice, axes_of
 from cloudai_mbridge.plan.walk import Decision, PointWalk
 from cloudai_mbridge.sweep import CheckedPoint
 from cloudai_mbridge.sweep.estimated import largest_terms
@@ -39,10 +42,14 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PointPreview(Decision):
-    """One point with what it needs. gpu_hours, cost: of the steps of all its runs; None where not known."""
+    """One point with what it needs. gpu_hours, cost: of the steps of all its runs; None where not known.
+
+    left_out: why it was not chosen, "" if it was.
+    """
 
     gpu_hours: float | None = None
     cost: float | None = None
+    left_out: str = ""
 
     @property
     def label(self) -> str:
@@ -51,7 +58,9 @@ class PointPreview(Decision):
 
 
 class SweepPreview:
-    """The points of one test on a system."""
+    """The points of one test on a system. choice: of the points to run, None for all."""
+
+    choice: PointChoice | None = None
 
     def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
         self.test, self.test_id, self.limits = test, test.run.id, test.definition.sweep
@@ -68,7 +77,26 @@ class SweepPreview:
 
     def points(self) -> Iterator[PointPreview]:
         """Yield every point, in order."""
-        return map(self._preview, self.walk)
+        points = map(self._preview, self.walk)
+        choice = self.choice
+        if choice is None:
+            return points
+        return (replace(found, left_out=self._why_not(found, choice)) for found in points)
+
+    def _why_not(self, found: PointPreview, choice: PointChoice) -> str:
+        is_held_back = found.is_held_back and self.limits.memory_share is not None
+        return choice.why_not(
+            self.test_id,
+            found.label,
+            found.point.coordinates,
+            is_rejected=found.headline is None or is_held_back or bool(found.beyond),
+            is_searched=self.test.definition.agent == TUNE,
+        )
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Return the values of each axis, with those of the included points."""
+        return axes_of(self.sweep, self.limits.include)
 
     @property
     def coordinate_names(self) -> list[str]:
@@ -113,6 +141,7 @@ class SweepSummary:
 
     not_considered: what is set and no prediction reads. run_holds_back: `mbridge run` has a limit of memory, too.
     fill_in: what the launcher fills in. lifted: accepted points by what CloudAI has against them.
+    left_out: accepted points that were not chosen. within_limits: accepted points, chosen or not, that a limit allows.
     """
 
     test_id: str
@@ -122,6 +151,8 @@ class SweepSummary:
     accepted: int = 0
     held_back: int = 0
     would_run: int = 0
+    left_out: int = 0
+    within_limits: int = 0
     predicted: int = 0
     gpu_hours: float = 0.0
     cost: float | None = None
@@ -154,6 +185,10 @@ class SweepSummary:
                 self.held_examples.append((found, preview.terms(found.point)))
             return
         self.accepted += 1
+        self.within_limits += found.is_run
+        if found.left_out:
+            self.left_out += 1
+            return
         self.lifted.update(found.point.lifted)
         if len(self.examples) < examples:
             self.examples.append(found)

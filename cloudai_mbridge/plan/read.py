@@ -17,7 +17,7 @@ from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
-from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
+from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
@@ -141,6 +141,7 @@ def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan
         repository=data.get("repository"),
         rule_counts=data["rule_counts"],
         notes=tuple(data["notes"]),
+        left_out=tuple(LeftOut(**point) for point in data.get("left_out", ())),
         runner=RunnerConfig.model_validate(data["runner"]),
     )
 
@@ -247,6 +248,7 @@ _PlanPart = _part(
     "scenario runs",
     runs=_list_of(_RunPart),
     rejected=_list_of(_part(RejectedPoint, violations=_list_of(_ViolationPart))),
+    left_out=_list_of(_part(LeftOut, "test_id label reason")),
     rule_counts=dict[str, _Count],
     runner=dict[str, Any],
 )

@@ -125,10 +125,32 @@ class RejectedPoint:
     violations: tuple[Violation, ...]
 
 
+SUCCEEDED_IN = "succeeded in "  # begins the reason for leaving out a point that another run has
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An accepted point that is not run, because it was not chosen. reason: such as "does not match --only tp=2"."""
+
+    test_id: str
+    label: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.test_id}/{self.label}"
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether it was left out because it succeeded in another run."""
+        return self.reason.startswith(SUCCEEDED_IN)
+
+
 @dataclass(frozen=True)
 class ScenarioPlan:
     """Everything that a scenario asks for, in order.
 
+    tests: without those of which no point was chosen. left_out: points that were not chosen.
     rejected: rows of at most the first thousand rejected points of a test; num_rejected and rule_counts (points per
     broken rule) are over all. notes: what a limit of a sweep left out. dry_run: only its files were wanted.
     repository: commit of the checkout that has the scenario, and whether it is dirty; None outside of one.
@@ -142,6 +164,7 @@ class ScenarioPlan:
     rule_counts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     dry_run: bool = False
     repository: Mapping[str, Any] | None = None
     runner: RunnerConfig = field(default_factory=RunnerConfig)

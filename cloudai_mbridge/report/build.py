@@ -1,6 +1,6 @@
 """Build a report from the files in a run's directory: plan, journal, logs. The run itself need not be alive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
+from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.report.comparability import compare_by
 from cloudai_mbridge.report.environment import definitions_of, machine_environment, run_environment
 from cloudai_mbridge.report.model import PointReport, RunReport
@@ -62,7 +63,13 @@ def build_report(root: Path, held_by: str | None = None) -> RunReport:
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
         searches=searches,
+        left_out=tuple(_left_out(plan.get("left_out", ()))),
     )
+
+
+def _left_out(points: Sequence[Mapping[str, str]]) -> Iterator[LeftOut]:
+    for point in points:
+        yield LeftOut(point["test_id"], point["label"], redacted_in(point["reason"]))
 
 
 _OF_THE_PLAN = ("system", "runs", "rejected", "scenario", "num_rejected", "rule_counts", "notes", "tests")

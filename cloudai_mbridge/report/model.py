@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from cloudai_mbridge.gate.results.model import report_digest
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.verdict import Verdict
 
@@ -108,8 +109,8 @@ _WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 class RunReport:
     """A whole run of a scenario. Points that a search has not tried are not in it.
 
-    excluded_nodes: name -> why no further job used it. tests: the scenario's, by id. environment: of the machine that
-    wrote the report.
+    excluded_nodes: name -> why no further job used it. tests: the scenario's, by id, but those of which no point was
+    chosen. environment: of the machine that wrote the report. left_out: points that were not chosen.
     """
 
     tool_version: str
@@ -124,6 +125,7 @@ class RunReport:
     tests: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     searches: tuple[SearchReport, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def count(self, verdict: Verdict) -> int:
         return sum(point.verdict is verdict for point in self.points)

@@ -40,7 +40,7 @@ class RunState:
 class SweepStatus:
     """Where a scenario stands. driver: the process that holds it, or None. damage: rows that cannot be read.
 
-    events: none unless they were asked for.
+    events: none unless they were asked for. left_out: points that were not chosen to run.
     """
 
     scenario: str
@@ -50,6 +50,7 @@ class SweepStatus:
     events: tuple[Event, ...]
     damage: tuple[str, ...] = ()
     is_dry_run: bool = False
+    left_out: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -63,13 +64,14 @@ class SweepStatus:
 def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
     """Read the journal alone. BadInput: the directory is not a run directory, or is unreadable."""
     plan = read_plan_data(root)
+    left_out = len(plan.get("left_out", ()))
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     if is_dry_run or not path.exists():
         runs = tuple(_state(run["key"], None) for run in plan["runs"])
         driver = has_driver(root)
         is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
         damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",) * is_lost
-        return SweepStatus(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
+        return SweepStatus(plan["scenario"], driver, runs, {}, (), damage, is_dry_run, left_out)
     with Journal.read_only(path) as journal:
         entries, excluded = journal.entries(), journal.excluded()
         events = tuple(journal.events()) if with_events else ()
@@ -77,7 +79,7 @@ def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
     damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
     if has_driver(root) is None and SubmissionLog(root).proves_loss(entries.values()):
         damage = (f"{path}: is empty although jobs were submitted; {_remedy(root)}", *damage)
-    return SweepStatus(plan["scenario"], has_driver(root), runs, excluded, events, damage)
+    return SweepStatus(plan["scenario"], has_driver(root), runs, excluded, events, damage, left_out=left_out)
 
 
 def _remedy(root: Path) -> str:

@@ -17,7 +17,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
 from cloudai_mbridge.gate.history import file as history_file
 from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.read import read_results
+from cloudai_mbridge.gate.results.read import read_report, read_results
 from tests.gate.history_data import ENVIRONMENT, make_point, write_report
 
 WRITER = Path(__file__).parent / "history_writer.py"
@@ -403,12 +403,12 @@ def test_a_report_that_changes_meanwhile_is_refused(
 ) -> None:
     report = write_report(tmp_path / "report.json", [make_point()])
 
-    def read_and_change(path: Path) -> list[object]:
-        runs = list(read_results(path))
+    def read_and_change(path: Path) -> object:
+        found = read_report(path)
         write_report(path, [make_point(number=1)])
-        return runs
+        return found
 
-    monkeypatch.setattr("cloudai_mbridge.gate.history.store.read_results", read_and_change)
+    monkeypatch.setattr("cloudai_mbridge.gate.history.store.read_report", read_and_change)
     with pytest.raises(ToolFailure, match="changed while it was read"):
         store.import_report(report)
 

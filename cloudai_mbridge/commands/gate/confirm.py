@@ -119,6 +119,7 @@ def prepare(
         rejected=(),
         num_rejected=0,
         rule_counts={},
+        left_out=(),
         notes=(f"further runs of {root.name}", *notes),
     )
     return replace(prepared, plan=plan), past.excluded

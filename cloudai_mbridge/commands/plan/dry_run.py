@@ -13,6 +13,7 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, REJECTED, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
 from cloudai_mbridge.plan import RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.run_plan import LeftOut
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What `run` would submit. rejected: at most the first thousand points of a test; rule_counts is over all."""
+    """What `run` would submit. rejected: at most the first thousand points of a test; rule_counts is over all.
+
+    left_out: points that were not chosen.
+    """
 
     path: Path
     scenario: str
@@ -40,6 +44,7 @@ class DryRun:
     rule_counts: Mapping[str, int]
     rejected: tuple[RejectedPoint, ...]
     notes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @click.command("dry-run")
@@ -75,4 +80,5 @@ def _written(root: Path, plan: ScenarioPlan, runs: Sequence[RunPlan]) -> DryRun:
         rule_counts=plan.rule_counts,
         rejected=plan.rejected,
         notes=plan.notes,
+        left_out=plan.left_out,
     )

@@ -1,6 +1,7 @@
 """`mbridge sweep plan` and `mbridge sweep explain`."""
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, Number, scenario_options
+from cloudai_mbridge.commands.options import FAILED_OF, FLOPS_FORMULA, JSON, ONLY, Number, scenario_options
 from cloudai_mbridge.commands.plan.sweep_documents import SweepPlan, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
@@ -25,10 +26,12 @@ from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
 from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
-from cloudai_mbridge.models.loading.loaded import NO_HOOKS
+from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading.loaded import NO_HOOKS, LoadedScenario
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.plan.select import PointChoice, among
 from cloudai_mbridge.report.formats.steps import spreadsheet_text
 from cloudai_mbridge.sweep import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula
@@ -69,6 +72,8 @@ _INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold 
 @_INCLUDE_OOM_RISK
 @click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
 @FLOPS_FORMULA
+@ONLY
+@FAILED_OF
 @JSON
 def sweep_plan(
     show: int,
@@ -78,18 +83,30 @@ def sweep_plan(
     order: str | None,
     formula: Formula,
     rules: RuleSet,
+    only: tuple[str, ...],
+    failed_of: Path | None,
     as_json: bool,
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
     wanted = PlanOptions(memory_share, include_oom_risk, order, formula, rules)
-    system, tests = _load(**options)
-    plans = (SweepPreview(test, system, wanted) for test in tests)
+    if form == "csv" and as_json:
+        raise BadInput("--json: is not for --format csv; leave one of them out")
+    selection = selection_of(only, failed_of)
+    system, loaded = _load(**options)
+    plans: Iterable[SweepPreview] = (SweepPreview(test, system, wanted) for test in loaded.tests)
+    choice = None
+    if selection:
+        plans = list(plans)
+        choice = among(selection, loaded.scenario.name, {plan.test_id: plan.axes for plan in plans})
+        for plan in plans:
+            plan.choice = choice
     if form == "csv":
-        if as_json:
-            raise BadInput("--json: is not for --format csv; leave one of them out")
-        return _write_csv(list(plans))
-    summaries = (summarize_test(plan, show if form == "table" else 0) for plan in plans)
+        return _write_csv(list(plans), choice)
+    summaries: Iterable[SweepSummary] = (summarize_test(plan, show if form == "table" else 0) for plan in plans)
+    if choice is not None:  # nothing is printed before the choice has been checked
+        summaries = list(summaries)
+        choice.check()
     totals = list(summaries) if as_json else list(_shown(summaries, system, with_points=form == "table"))
     if as_json:
         print_json(SweepPlan(calibration_note(system), tuple(as_test(each, tuple(_notes(each))) for each in totals)))
@@ -113,9 +130,9 @@ def _shown(summaries: Iterable[SweepSummary], system: System, *, with_points: bo
 
 def _load(
     system_config: Path, test_scenario: Path, tests_dir: Path | None, on_unknown_arg: Warn | None
-) -> tuple[System, list[LoadedTest]]:
+) -> tuple[System, LoadedScenario]:
     system = load_system(system_config)
-    return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests
+    return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS)
 
 
 def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
@@ -138,11 +155,13 @@ def _notes(summary: SweepSummary) -> Iterator[str]:
         yield f"held back: predicted to need over {share}; --include-oom-risk plans them"
         if not summary.run_holds_back:
             yield "mbridge run would not hold them back: set [sweep] memory_share for that"
-    if summary.would_run < summary.accepted:
-        first = f"the first {summary.would_run}" if summary.would_run else "none"
+    if summary.within_limits < summary.accepted:
+        first = f"the first {summary.within_limits}" if summary.within_limits else "none"
         yield f"within the sweep's limits: {first}; the first point that does not fit ends the sweep"
     if summary.budget_note:
         yield summary.budget_note
+    if summary.left_out:
+        yield f"left out, as not chosen: {counted(summary.left_out, 'accepted point')}"
     if summary.predicted:
         yield f"{counted(summary.predicted, 'point')}: {_price(summary)}"
     for why, count in summary.why.items():
@@ -166,7 +185,7 @@ def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
     else:
         for look in summary.examples:
             console.print_line(f"  accepted {look.label}")
-    if (more := summary.accepted - len(summary.examples)) > 0:
+    if (more := summary.accepted - summary.left_out - len(summary.examples)) > 0:
         console.print(f"  ... and {more} more")
     for look, terms in summary.held_examples:
         console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
@@ -229,17 +248,24 @@ def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
     console.print_line(f"all tests: {counted(points, 'point')}, {hours:.4g} GPU-hours of steps{cost}")
 
 
-def _write_csv(tests: list[SweepPreview]) -> int:
-    """Write each point immediately, also rejected points, without keeping any. Every axis of any test is a column."""
-    writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
+def _write_csv(tests: list[SweepPreview], choice: PointChoice | None) -> int:
+    """Write each point immediately, also rejected points, without keeping any. Every axis of any test is a column.
+
+    choice: the points to run; nothing is printed before it has been checked.
+    """
+    file = sys.stdout if choice is None else io.StringIO()
+    writer, num_run = csv.writer(file, lineterminator="\n"), 0
     axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
         for look in plan.points():
-            num_run += look.is_run
+            num_run += look.is_run and not look.left_out
             values = (look.point.coordinates.get(name) for name in axes)
             coordinates = ("" if value is None else _cell(value) for value in values)
             writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
+    if choice is not None and isinstance(file, io.StringIO):
+        choice.check()
+        sys.stdout.write(file.getvalue())
     return OK if num_run else POINTS_FAILED
 
 
@@ -270,6 +296,8 @@ def _reasons(look: PointPreview, plan: SweepPreview) -> Iterator[str]:
         yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
     if not look.is_held_back and not look.is_run:
         yield f"beyond {look.beyond}"
+    if look.left_out:
+        yield f"left out: {look.left_out}"
     if look.headline is not None:
         yield from look.headline.why
 
@@ -291,8 +319,8 @@ def sweep_explain(
     **options: Any,
 ) -> int:
     """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
-    system, tests = _load(**options)
-    named = {test.run.id: test for test in tests}
+    system, loaded = _load(**options)
+    named = {test.run.id: test for test in loaded.tests}
     if test_id not in named:
         raise BadInput(f"{options['test_scenario']}: no test {test_id!r}; {suggest(test_id, list(named))}")
     plan = SweepPreview(named[test_id], system, PlanOptions(memory_share, include_oom_risk, rules=rules))

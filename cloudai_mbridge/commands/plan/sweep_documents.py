@@ -49,7 +49,8 @@ class TestPlan:
     """Counts over all points of a test. predicted, gpu_hours, priced, cost: over those that would run.
 
     axes: name -> number of values. rejected: by a rule. rules: rule -> points that break it. why: reasons why nothing
-    is predicted -> points. examples: the first accepted points, then the first that are held back.
+    is predicted -> points. examples: the first accepted points, then the first that are held back. left_out: accepted
+    points that were not chosen.
     """
 
     test_id: str
@@ -70,6 +71,7 @@ class TestPlan:
     not_considered: tuple[str, ...]
     notes: tuple[str, ...]
     examples: tuple[PlannedPoint, ...]
+    left_out: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def status_of(look: PointPreview) -> str:
     """Return the decision about a point, in a word or two."""
     if look.headline is None:
         return "rejected"
-    return "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
+    if look.is_held_back or not look.is_run:
+        return "held back" if look.is_held_back else "over the limits"
+    return "left out" if look.left_out else "accepted"
 
 
 def as_point(look: PointPreview) -> PlannedPoint:

@@ -25,6 +25,7 @@ class RunStatus:
     """Where a run stands. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
 
     counts: runs by state. excluded_nodes: name -> why. events: none without --events.
+    left_out: points that were not chosen to run.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class RunStatus:
     excluded_nodes: Mapping[str, str]
     events: tuple[Event, ...]
     damage: tuple[str, ...]
+    left_out: int
 
 
 @click.command()
@@ -57,7 +59,8 @@ def status(root: Path, events: bool, as_json: bool) -> int:
     console.print(table)
     lines = [f"node {node} is excluded: {reason}" for node, reason in found.excluded.items()]
     lines += [f"{event.at} {event.key or '-'}: {event.text}" for event in found.events]
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
+    states = {**found.counts, **({"left out": found.left_out} if found.left_out else {})}
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
     for line in lines:
         console.print_line(visible(line))
@@ -77,6 +80,7 @@ def _print_status(root: Path, found: control.SweepStatus) -> int:
             excluded_nodes=found.excluded,
             events=found.events,
             damage=found.damage,
+            left_out=found.left_out,
         )
     )
     return _show_damage(found)

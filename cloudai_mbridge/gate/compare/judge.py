@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from statistics import fmean, geometric_mean
+from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.errors import counted
@@ -44,14 +45,15 @@ def judge_results(
     where: str,
     today: date,
     num_judgements: int = 1,
+    left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> GateResult:
     """Judge results.
 
     where: name of the reference. num_judgements: number of interim looks at these results, with more runs added in
-    between; each look gets its share of the false-alarm rate.
+    between; each look gets its share of the false-alarm rate. left_out: points that were not chosen to run, and why.
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
-    matches = match(references, points, where)
+    matches = match(references, points, where, left_out)
     suites = compare_suites(matches, policy)
     drafts = [_draft(found, policy, suites) for found in matches]
     rate = policy.false_alarm_rate / num_judgements
@@ -146,7 +148,7 @@ def _settle(
 def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict], list[str]]:
     """Return the point-level failures, as verdicts and texts."""
     if found.runs is None:
-        return [GateVerdict.NOT_RUN], ["the reference has this point, but the result has no run of it"]
+        return [GateVerdict.NOT_RUN], [found.why or "the reference has this point, but the result has no run of it"]
     verdicts, texts = [], []
     failed = found.runs.failed
     if len(failed) > policy.max_failed_runs or not found.runs.good:

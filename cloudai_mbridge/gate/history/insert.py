@@ -79,9 +79,17 @@ def _utc(run: RunResult, path: str) -> datetime:
 
 
 def insert_report(
-    db: sqlite3.Connection, runs: Sequence[RunResult], taken: Sequence[RunResult], digest: str, path: str
+    db: sqlite3.Connection,
+    runs: Sequence[RunResult],
+    taken: Sequence[RunResult],
+    digest: str,
+    path: str,
+    not_chosen: Iterable[str] = (),
 ) -> int:
-    """Insert a report with its points, unless it exists, and return its id."""
+    """Insert a report with its points, unless it exists, and return its id.
+
+    not_chosen: points that it left out; the scenario still has them.
+    """
     found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
     if found:
         return int(found[0])
@@ -95,7 +103,10 @@ def insert_report(
     )
     db.executemany(
         "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        [(cursor.lastrowid, run.run_id, _text(run.point)) for run in runs],
+        [
+            *((cursor.lastrowid, run.run_id, _text(run.point)) for run in runs),
+            *((cursor.lastrowid, _text(f"left out: {point}"), _text(point)) for point in not_chosen),
+        ],
     )
     return int(cursor.lastrowid or 0)
 

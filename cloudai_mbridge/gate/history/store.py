@@ -21,7 +21,7 @@ from cloudai_mbridge.gate.history.file import damage, failures, open_for_reading
 from cloudai_mbridge.gate.history.insert import FAILED, digest_of, insert_report, insert_run, take_runs
 from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun, read_table, read_texts, read_values
 from cloudai_mbridge.gate.results.model import SUCCESS
-from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.gate.results.read import RunResult, read_report, runs_of
 from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
 
@@ -89,20 +89,20 @@ class History(AbstractContextManager["History"]):
         """
         file = path / ROOT_FILES.report if path.is_dir() else path
         digest = digest_of(file)
-        runs = read_results(path)
+        report, source = read_report(path)
         if digest_of(file) != digest:
             raise ToolFailure(f"{file}: changed while it was read; import it again")
-        return self.add(runs, digest, str(path))
+        return self.add(runs_of(report, source), digest, str(path), [point.name for point in report.left_out])
 
-    def add(self, runs: Iterable[RunResult], digest: str, path: str) -> Imported:
-        """Import the final runs of a report with this SHA-256 and path."""
+    def add(self, runs: Iterable[RunResult], digest: str, path: str, not_chosen: Iterable[str] = ()) -> Imported:
+        """Import the final runs of a report with this SHA-256 and path. not_chosen: its points that were left out."""
         runs = list(runs)
         taken, left_out = take_runs(runs, path, datetime.now(UTC))
         with failures(self.path):
             db = self._writer
             try:
                 with transaction(db):
-                    report = insert_report(db, runs, taken, digest, path)
+                    report = insert_report(db, runs, taken, digest, path, not_chosen)
                     counts = Counter[str](insert_run(db, run, report) for run in taken)
             except OverflowError as error:
                 raise BadInput(f"{path}: holds a number that is too large ({error}); write the report again") from None

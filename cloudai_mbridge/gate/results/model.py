@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictInt
 
+from cloudai_mbridge.plan.run_plan import LeftOut
+
 SUCCESS = "success"
 REJECTED = "rejected"
 _NOT_FINITE = ("nan", "inf", "-inf")
@@ -93,6 +95,7 @@ class ReportModel(_Lenient):
     system: str
     created_at: str
     points: list[PointModel]
+    left_out: list[LeftOut] = []
 
 
 def comparability_id(fields: Mapping[str, Any]) -> str:

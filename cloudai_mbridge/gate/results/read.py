@@ -77,7 +77,11 @@ def read_results(path: Path) -> list[RunResult]:
 
     BadInput: the file is missing, not a report, or of another schema version; as `find_report`.
     """
-    report, file = read_report(path)
+    return runs_of(*read_report(path))
+
+
+def runs_of(report: ReportModel, file: Path) -> list[RunResult]:
+    """Return the runs of a report that was read."""
     ran = [point for point in report.points if point.verdict != REJECTED and not point.is_pre_test]
     return [_run(point, report, str(file)) for point in ran]
 

@@ -1,9 +1,9 @@
 """junit.xml: a suite per test, a case per run, as CI servers read them.
 
-A failed run is a failure. Rejected points, nodes that failed the pre-test, and points that a search found to be slow
-or too large are skipped. A test without any run, or with a part that was not submitted or was cancelled, has an
-additional case that is an error: a suite of skipped cases would pass. `time` is the seconds of the run's job, and is
-left out if unknown.
+A failed run is a failure. Rejected points, points that were not chosen, nodes that failed the pre-test, and points that
+a search found to be slow or too large are skipped. A test without any run, or with a part that was not submitted or was
+cancelled, has an additional case that is an error: a suite of skipped cases would pass. `time` is the seconds of the
+run's job, and is left out if unknown.
 """
 
 import xml.etree.ElementTree as ET
@@ -24,7 +24,8 @@ _COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 def render_junit(report: RunReport) -> str:
     """Render the report as an XML document."""
     root = ET.Element("testsuites", name=visible(report.scenario))
-    by_test: dict[str, list[PointReport]] = {test_id: [] for test_id in report.tests}
+    tests = (*report.tests, *(point.test_id for point in report.left_out))
+    by_test: dict[str, list[PointReport]] = {test_id: [] for test_id in tests}
     for point in report.points:
         by_test.setdefault(point.test_id, []).append(point)
     root.extend(_suite(report, test_id, points) for test_id, points in by_test.items())
@@ -38,7 +39,12 @@ def _suite(report: RunReport, test_id: str, points: Sequence[PointReport]) -> ET
         suite.set("hostname", visible(hostname))
     classname = visible(f"{report.scenario}.{test_id}")
     suite.extend(_case(point, classname, is_skipped=report.tells_search(point)) for point in points)
-    if (message := _missing([point for point in points if not report.tells_search(point)])) is not None:
+    left_out = [point for point in report.left_out if point.test_id == test_id]
+    for point in left_out:
+        case = ET.SubElement(suite, "testcase", name=visible(point.label), classname=classname)
+        ET.SubElement(case, "skipped", message=visible(f"left out: {point.reason}"))
+    required = [point for point in points if not report.tells_search(point)]
+    if (points or not left_out) and (message := _missing(required)) is not None:
         case = ET.SubElement(suite, "testcase", name="(as requested)", classname=classname)
         ET.SubElement(case, "error", message=message, type="not_run")
     _set_totals(suite)

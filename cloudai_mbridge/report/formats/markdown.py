@@ -14,8 +14,8 @@ from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.verdict import Verdict
 
 _KIB = 1 << 10
-_TABLE, _FAILURES, _REJECTED = 400 * _KIB, 300 * _KIB, 60 * _KIB
-_NOTES, _NODES, _ENVIRONMENT = 30 * _KIB, 40 * _KIB, 50 * _KIB
+_TABLE, _FAILURES, _REJECTED = 380 * _KIB, 290 * _KIB, 60 * _KIB
+_NOTES, _NODES, _ENVIRONMENT, _LEFT_OUT = 30 * _KIB, 40 * _KIB, 50 * _KIB, 30 * _KIB
 _WORST_FIRST = (Verdict.FAILED, Verdict.CANCELLED, Verdict.SKIPPED, Verdict.SUCCESS)
 _COLUMNS = ("point", "verdict", "steps", *(measure.heading for measure in TABLE_MEASURES), "why")
 _NUMBERS = _COLUMNS[2:-1]
@@ -31,6 +31,7 @@ def render_markdown(report: RunReport) -> str:
         _runs(report),
         _failures(report),
         _rejected(report),
+        _left_out(report),
         _nodes(report),
         _environment(report),
     )
@@ -89,6 +90,14 @@ def _rejected(report: RunReport) -> str:
     head = f"## Rejected points\n\n{counted(report.num_rejected, 'point')} broke a rule and did not run.\n\n"
     table = _table(("rule", "points", "example", "why"), ("points",))
     return head + table + _fitting(rows, _REJECTED, len(counts), "rules")
+
+
+def _left_out(report: RunReport) -> str:
+    if not report.left_out:
+        return ""
+    rows = (_row((inline(point.name), inline(point.reason))) for point in report.left_out)
+    table = _table(("point", "reason"))
+    return "## Left out\n\n" + table + _fitting(rows, _LEFT_OUT, len(report.left_out), "points")
 
 
 def _nodes(report: RunReport) -> str:

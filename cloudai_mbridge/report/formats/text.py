@@ -74,6 +74,7 @@ def render_summary(report: RunReport) -> str:
     for point in report.points:
         lines.append(f"{point.key}: {point.verdict}{_numbers(point)}")
         lines += [f"  - {reason}" for reason in point.reasons]
+    lines += [f"{point.name}: left out: {point.reason}" for point in report.left_out]
     lines += [f"node {node} was excluded: {reason}" for node, reason in report.excluded_nodes.items()]
     return visible("\n".join(lines)) + "\n"
 
@@ -87,7 +88,8 @@ def _numbers(point: PointReport) -> str:
 
 
 def count_text(report: RunReport) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+    counts = {**report.counts, **({"left out": len(report.left_out)} if report.left_out else {})}
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
 def spread_text(s: Statistic | None) -> str:

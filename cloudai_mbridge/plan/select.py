@@ -1,0 +1,261 @@
+"""Choice of points: by name or coordinate (`--only EXPR`), and by the results of an earlier run (`--failed-of RUN`).
+
+The sweep is expanded and checked first: labels, limits and rules are the same as without a choice.
+"""
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput, NothingFailed, counted, shown
+from cloudai_mbridge.plan.run_plan import SUCCEEDED_IN, LeftOut
+from cloudai_mbridge.sweep import SweepSpace
+
+Axes = Mapping[str, Mapping[str, Sequence[Any]]]  # test -> axis -> values
+_MOST_NAMES, _MOST_KNOWN = 8, 5000
+_MOST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class PastPoints:
+    """The points of an earlier run, by test and label.
+
+    succeeded: those whose runs all did. others: those that failed, or were not run; with their coordinates.
+    """
+
+    run: str
+    scenario: str
+    succeeded: frozenset[tuple[str, str]]
+    others: Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The points to run. only: expressions, of which one must match. past: a run whose good points are left out."""
+
+    only: tuple[str, ...] = ()
+    past: PastPoints | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.only) or self.past is not None
+
+
+ALL_POINTS = Selection()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One condition of an expression: the value of an axis, or without an axis a name.
+
+    is_exact: a value or a test has this very text, so it is no pattern.
+    """
+
+    text: str
+    axis: str = ""
+    is_exact: bool = False
+
+    def matches(self, test_id: str, label: str, coordinates: Mapping[str, Any]) -> bool:
+        if not self.axis:
+            names = (test_id, label, f"{test_id}/{label}")
+            return self.text in names or (not self.is_exact and any(fnmatchcase(name, self.text) for name in names))
+        if self.axis not in coordinates:
+            return False
+        value = coordinates[self.axis]
+        return _equals(self.text, value) or (not self.is_exact and _is_like(self.text, value))
+
+
+@dataclass
+class _Expression:
+    """One `--only`: conditions that a point must meet together. rejected: the name of a match that does not run."""
+
+    text: str
+    parts: tuple[_Part, ...]
+    is_matched: bool = False
+    rejected: str = ""
+
+    def matches(self, test_id: str, label: str, coordinates: Mapping[str, Any]) -> bool:
+        return all(part.matches(test_id, label, coordinates) for part in self.parts)
+
+
+@dataclass
+class PointChoice:
+    """A selection among the points of a scenario, to which they are shown one after the other."""
+
+    selection: Selection
+    expressions: Sequence[_Expression]
+    axes: Axes
+    num_chosen: int = 0
+    gone: dict[tuple[str, str], None] = field(default_factory=dict)
+    known: dict[str, None] = field(default_factory=dict)
+
+    def why_not(
+        self,
+        test_id: str,
+        label: str,
+        coordinates: Mapping[str, Any],
+        *,
+        is_rejected: bool = False,
+        is_searched: bool = False,
+    ) -> str:
+        """Return why a point is left out, "" if it is chosen. BadInput: points of a search are chosen by a past run."""
+        matching = [each for each in self.expressions if each.matches(test_id, label, coordinates)]
+        if len(self.known) < _MOST_KNOWN:
+            self.known |= {label: None, f"{test_id}/{label}": None}
+        for each in matching:
+            each.is_matched |= not is_rejected
+            each.rejected = each.rejected or (f"{test_id}/{label}" if is_rejected else "")
+        if self.expressions and not matching:
+            return f"does not match {_options(self.selection.only)}"
+        if (past := self.selection.past) is not None:
+            if is_searched:
+                raise BadInput(
+                    f"--failed-of: test {test_id!r} is a search, whose failed and untried points are results; continue"
+                    " it with `mbridge resume`, or choose points with --only"
+                )
+            if (test_id, label) in past.succeeded:
+                return f"{SUCCEEDED_IN}{past.run}"
+        if not is_rejected:
+            self.num_chosen += 1
+            self.gone.pop((test_id, label), None)
+        return ""
+
+    def check(self) -> None:
+        """Check the choice, after all points.
+
+        BadInput: an expression matches no point that would run, or a failed point of the past run is not among them.
+        NothingFailed: no point of the past run is left to run.
+        """
+        if unmatched := [each for each in self.expressions if not each.is_matched]:
+            raise BadInput("\n".join(f"--only {shown(each.text)}: {self._why_no_match(each)}" for each in unmatched))
+        past = self.selection.past
+        if past is not None and self.gone:
+            names = listed([f"{test_id}/{label}" for test_id, label in self.gone])
+            raise BadInput(
+                f"--failed-of {past.run}: {names}: failed or did not run there, and this scenario does not run"
+                f" {'it' if len(self.gone) == 1 else 'them'} any more; choose the points with --only"
+            )
+        if past is not None and not self.num_chosen:
+            among = f" among {_options(self.selection.only)}" if self.expressions else ""
+            raise NothingFailed(
+                f"--failed-of {past.run}: no point failed or is missing there{among}, so there is nothing to run"
+            )
+
+    def _why_no_match(self, expression: _Expression) -> str:
+        if expression.rejected:
+            return f"only points match that do not run, such as {expression.rejected}; see `mbridge sweep explain`"
+        names = [part.text for part in expression.parts if not part.axis]
+        known = [*self.axes, *self.known]
+        for name in names:
+            if not any(fnmatchcase(each, name) or each == name for each in known):
+                near = difflib.get_close_matches(name.strip("*?"), known, 3, cutoff=0.4)
+                remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"tests: {listed([*self.axes])}"
+                return f"no test or point is named {shown(name)}; {remedy}"
+        return "no point matches that the scenario would run; `mbridge sweep plan` lists points and limits"
+
+
+def among(selection: Selection, scenario: str, axes: Axes) -> PointChoice:
+    """Return the choice among the points of a scenario, whose tests have these axes.
+
+    BadInput: an expression is malformed, or names no axis or value; the past run is of another scenario.
+    """
+    past = selection.past
+    if past is not None and past.scenario != scenario:
+        raise BadInput(
+            f"--failed-of {past.run}: is a run of scenario {past.scenario!r}, not of {scenario!r}; give a run of it"
+        )
+    expressions = [_parse(text, axes) for text in selection.only]
+    others = past.others.items() if past is not None else ()
+    gone = {
+        name: None
+        for name, coordinates in others
+        if not expressions or any(each.matches(*name, coordinates) for each in expressions)
+    }
+    return PointChoice(selection, expressions, axes, gone=gone)
+
+
+def axes_of(sweep: SweepSpace, include: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each axis of a test, with the values of the points that it includes."""
+    values = {axis.name: list(axis.values) for axis in sweep.axes}
+    for pattern in include:
+        for name, value in pattern.items():
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def notes_on_choice(left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """Yield a note for each reason, with the names of the points that are left out."""
+    by_reason: dict[str, list[str]] = {}
+    for each in left_out:
+        by_reason.setdefault(each.reason, []).append(each.name)
+    for reason, names in by_reason.items():
+        yield f"{counted(len(names), 'point')} left out: {listed(names)}: {reason}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _parse(text: str, axes: Axes) -> _Expression:
+    whole = text.strip()
+    parts = [whole] if _is_name(whole, axes) else [part.strip() for part in text.split(",")]
+    if not all(parts):
+        what = "is empty" if not text.strip() else "has a condition that is empty"
+        raise BadInput(f"--only {shown(text)}: {what}; give names, or conditions such as tp=2,pp=[14]")
+    return _Expression(text, tuple(_parse_part(part, text, axes) for part in parts))
+
+
+def _parse_part(part: str, whole: str, axes: Axes) -> _Part:
+    if (is_name := _is_name(part, axes)) or "=" not in part:
+        return _Part(part, is_exact=is_name)
+    name, _, value = (each.strip() for each in part.partition("="))
+    values = [each for of_test in axes.values() for each in of_test.get(name, ())]
+    where = f"--only {shown(whole)}"
+    if not values:
+        names = sorted({name for of_test in axes.values() for name in of_test})
+        near = difflib.get_close_matches(name, names, 3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise BadInput(f"{where}: {shown(name)} is not an axis; {hint}axes: {', '.join(names) or 'none'}")
+    is_exact = any(_equals(value, each) for each in values)
+    if not is_exact and not any(_is_like(value, each) for each in values):
+        known = listed([_text(each) for each in {_text(each): each for each in values}.values()])
+        raise BadInput(f"{where}: {shown(value)} is not a value of {name}; its values: {known}")
+    return _Part(value, name, is_exact)
+
+
+def _is_name(text: str, axes: Axes) -> bool:
+    """Return whether a text is a test's id, or begins with one and can end with a label: ids may hold commas or [."""
+    labels = [text.removeprefix(f"{test_id}/") for test_id in axes if text.startswith(f"{test_id}/")]
+    return text in axes or any(not set(",=*?[") & set(label) for label in labels)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _equals(text: str, value: Any) -> bool:
+    """Return whether a text is a value, in Python's or in TOML's spelling; numbers compare as numbers."""
+    if text in (str(value), _text(value)):
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    for kind in (int, float):
+        try:
+            return bool(kind(text) == value)
+        except ValueError:
+            continue
+    return False
+
+
+def _is_like(pattern: str, value: Any) -> bool:
+    return fnmatchcase(str(value), pattern) or fnmatchcase(_text(value), pattern)
+
+
+def _options(only: Sequence[str]) -> str:
+    text = " ".join(f"--only {shlex.quote(each)}" for each in only)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
