@@ -17,7 +17,7 @@ from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
-from cloudai_mbridge.models.loading.loaded import HookOptions, LoadedScenario
+from cloudai_mbridge.models.loading.loaded import HOOK_DIR, HookOptions, LoadedScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
@@ -58,6 +58,21 @@ class Request:
     rules: RuleSet = RuleSet.RELEASE
     only: tuple[str, ...] = ()
     failed_of: Path | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of `mbridge run` for the same request, without those of its output."""
+        hooks = self.hooks or HookOptions()
+        given = (
+            ("--system-config", str(self.system_config)),
+            ("--tests-dir", str(self.tests_dir)) if self.tests_dir else (),
+            ("--test-scenario", str(self.test_scenario)),
+            ("--hook-dir", str(hooks.directory)) if hooks.directory != HOOK_DIR else (),
+            ("--skip-hooks",) if hooks.skip else (),
+            ("--rules", str(self.rules)) if self.rules is not RuleSet.RELEASE else (),
+            ("--allow-unknown-args",) if self.on_unknown_arg else (),
+        )
+        return tuple(word for option in given for word in option)
 
 
 @dataclass(frozen=True)
@@ -101,7 +116,8 @@ def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prep
     unknown = check_inputs(planned.runs, system, output_dir, {test.run.id: test.path for test in tests})
     runner_config = planned.runner.model_copy(update=dict(runner or {}))
     repository = git_state_of(request.test_scenario)
-    planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note, *unknown), repository=repository)
+    notes = (*planned.notes, *note, *unknown)
+    planned = replace(planned, runner=runner_config, notes=notes, repository=repository, options=request.options)
     return Prepared(planned, system, output_dir)
 
 

@@ -12,6 +12,7 @@ class Request:
     path: str
     headers: dict[str, str]
     body: bytes
+    method: str = ""
 
 
 @dataclass
@@ -28,7 +29,9 @@ def serving(answer: Callable[[Request], tuple[int, bytes]] = lambda request: (20
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            request = Request(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+            request = Request(
+                self.path, {name.lower(): value for name, value in self.headers.items()}, body, self.command
+            )
             server.requests.append(request)
             status, text = server.answer(request)
             self.send_response(status)
@@ -40,6 +43,12 @@ def serving(answer: Callable[[Request], tuple[int, bytes]] = lambda request: (20
                 self.wfile.write(text)
 
         def do_GET(self) -> None:
+            self.do_POST()
+
+        def do_PUT(self) -> None:
+            self.do_POST()
+
+        def do_PATCH(self) -> None:
             self.do_POST()
 
         def log_message(self, *_: object) -> None: ...

@@ -13,6 +13,7 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy, LoadedPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult
+from cloudai_mbridge.gate.comparison import ComparisonTable, tabulate
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.results.read import RunResult, read_report, read_results, runs_of
 
@@ -38,18 +39,36 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
 
     BadInput: a report cannot be read.
     """
-    before = [run for path in old for run in read_results(path)]
-    after = [run for path in new for run in read_results(path)]
+    return _compare(_read(old), _read(new), " ".join(map(str, old)), policy, today)
+
+
+def compare_points(
+    old: Path, new: Path, policy: GatePolicy, metric: str, today: date
+) -> tuple[GateResult, ComparisonTable]:
+    """Judge one report against another, and return the table of a metric, too. BadInput: a report cannot be read."""
+    before, after = _read([old]), _read([new])
+    result = _compare(before, after, str(old), policy, today)
+    return result, tabulate(result, metric, before, after)
+
+
+def _read(paths: Sequence[Path]) -> list[RunResult]:
+    return [run for path in paths for run in read_results(path)]
+
+
+def _compare(
+    before: Sequence[RunResult], after: Sequence[RunResult], where: str, policy: GatePolicy, today: date
+) -> GateResult:
     points, notes = group_by_point(before)
     by_work: dict[tuple[str, str], list[RunResult]] = {}
     for run in (run for point in points for run in point.good):
         by_work.setdefault((run.point, run.comparability_id), []).append(run)
     references = [reference_from_runs(runs) for runs in by_work.values()]
     notes += [
-        f"{point.point}: {counted(len(point.failed), 'run')} of {old[0]} failed" for point in points if point.failed
+        f"{point.point}: {counted(len(point.failed), 'run')} of {point.failed[0][0].source} failed"
+        for point in points
+        if point.failed
     ]
-    result = judge_results(policy, references, after, where=" ".join(map(str, old)), today=today)
-    return result.with_notes(notes)
+    return judge_results(policy, references, after, where=where, today=today).with_notes(notes)
 
 
 def references_for(

@@ -99,6 +99,7 @@ def plan_to_dict(plan: ScenarioPlan) -> dict[str, Any]:
         "system": plan.system,
         "dry_run": plan.dry_run,
         "repository": plan.repository,
+        "options": list(plan.options),
         "tests": list(plan.tests),
         "runs": [_run_to_dict(run) for run in plan.runs],
         "rejected": [_rejected_to_dict(point) for point in plan.rejected],

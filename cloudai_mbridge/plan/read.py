@@ -139,6 +139,7 @@ def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan
         num_rejected=data["num_rejected"],
         dry_run=data.get("dry_run", False),
         repository=data.get("repository"),
+        options=tuple(data.get("options") or ()),
         rule_counts=data["rule_counts"],
         notes=tuple(data["notes"]),
         left_out=tuple(LeftOut(**point) for point in data.get("left_out", ())),

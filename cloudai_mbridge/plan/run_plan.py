@@ -154,6 +154,7 @@ class ScenarioPlan:
     rejected: rows of at most the first thousand rejected points of a test; num_rejected and rule_counts (points per
     broken rule) are over all. notes: what a limit of a sweep left out. dry_run: only its files were wanted.
     repository: commit of the checkout that has the scenario, and whether it is dirty; None outside of one.
+    options: of `mbridge run`, which name the same files again; () if unknown.
     """
 
     scenario: str
@@ -167,4 +168,5 @@ class ScenarioPlan:
     left_out: tuple[LeftOut, ...] = ()
     dry_run: bool = False
     repository: Mapping[str, Any] | None = None
+    options: tuple[str, ...] = ()
     runner: RunnerConfig = field(default_factory=RunnerConfig)

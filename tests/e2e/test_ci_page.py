@@ -1,12 +1,6 @@
-"""docs/ci.md and what `mbridge init ci` writes: the page shows it, a CI can read it, and it does what the page says.
+"""docs/ci.md and what `mbridge init ci` writes: the page shows it, a CI can read it, and it does what the page says."""
 
-What a machine for tests lacks has a stand-in: the cluster of systems/h100.toml is this machine, and the training prints
-steps of a known length.
-"""
-
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,35 +11,12 @@ from markdown_it import MarkdownIt
 
 from cloudai_mbridge.errors import NonePromoted
 from cloudai_mbridge.gate.compare.policy import load_policy
+from tests.e2e.ci_project import REPOSITORY, Project
 
 yaml = pytest.importorskip("yaml")
 
-REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "ci.md"
 TEMPLATES = REPOSITORY / "cloudai_mbridge" / "commands" / "setup" / "ci_files"
-SCENARIO = "--system-config systems/h100.toml --test-scenario conf/scenarios/nightly.toml --tests-dir test_defs"
-SYSTEM = 'name = "h100"\nscheduler = "local"\nmonitor_interval = 0.2\npython_executable = "{trainer}"\n'
-TRAINER = """#!{python}
-import importlib.util, json, os, random, sys
-spec = importlib.util.spec_from_file_location("stand_in", "{stand_in}")
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-record, level = module.record, random.gauss(0.5, 0.001) * (1.2 if os.path.exists("{slow}") else 1)
-
-if os.path.exists("{broken}"):
-    sys.exit(1)
-
-def noisy(step, says_s):
-    step_time_s = level * random.gauss(1, 0.002)
-    return {{**record(step, says_s), "step_time_s": step_time_s, "tflops_per_gpu": 200 / step_time_s}}
-
-def say(mark, text, **options):
-    more = {{"flops_formula": "megatron-bridge/new", "flops_per_step": 200e12}} if mark == "MBRIDGE_RUN" else {{}}
-    print(mark, json.dumps({{**json.loads(text), **more}}), **options)
-
-module.record, module.print = noisy, say
-sys.exit(module.main())
-"""
 
 
 def fences() -> Iterator[tuple[str, str]]:
@@ -53,56 +24,6 @@ def fences() -> Iterator[tuple[str, str]]:
     for token in MarkdownIt().parse(PAGE.read_text()):
         if token.type == "fence":
             yield token.info, token.content
-
-
-class Project:
-    """A copy of what a user has checked out, with what `mbridge init ci` writes for its nightly scenario."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.summary = root, root / "summary.md"
-        for name in ("conf", "systems", "test_defs"):
-            shutil.copytree(REPOSITORY / name, root / name)
-        trainer = root / "trainer.py"
-        stand_in = REPOSITORY / "tests" / "stand_in" / "training.py"
-        trainer.write_text(
-            TRAINER.format(python=sys.executable, stand_in=stand_in, slow=root / "slow", broken=root / "broken")
-        )
-        trainer.chmod(0o755)
-        self._install()
-        self.good(f"mbridge init ci {SCENARIO} --github --gitlab --jenkins")
-        (root / "systems" / "h100.toml").write_text(SYSTEM.format(trainer=trainer))
-
-    def _install(self) -> None:
-        """Put mbridge on the PATH, as the page asks of a runner."""
-        command = self.root / "bin" / "mbridge"
-        command.parent.mkdir(parents=True)
-        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cloudai_mbridge "$@"\n')
-        command.chmod(0o755)
-
-    def run(self, commands: str) -> "subprocess.CompletedProcess[str]":
-        """Run commands as a CI does, which stops at the first that fails."""
-        more = {
-            "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY),
-            "GITHUB_STEP_SUMMARY": str(self.summary),
-            "BUILD_NUMBER": "7",
-        }
-        done = subprocess.run(
-            ["sh", "-e", "-c", commands],
-            cwd=self.root,
-            env={**os.environ, **more},
-            capture_output=True,
-            text=True,
-            timeout=1500,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
-
-    def good(self, commands: str) -> str:
-        done = self.run(commands)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +37,7 @@ def template(name: str) -> str:
 
 def test_the_page_shows_what_is_written() -> None:
     shown = [text for _, text in fences()]
-    names = {path.name for path in TEMPLATES.iterdir()} - {"policy_local.toml"}
-    assert len(names) == 6
+    names = ("performance.sh", "policy.toml")
     assert [name for name in names if template(name) not in shown] == []
 
 
@@ -142,10 +62,38 @@ def test_a_ci_can_read_the_workflows() -> None:
     (job,) = gitlab.values()
     assert set(job) == {"tags", "rules", "resource_group", "timeout", "script", "artifacts"}
     assert all(set(rule) == {"if"} for rule in job["rules"])
-    jenkins = template("Jenkinsfile")
-    assert all(jenkins.count(a) == jenkins.count(b) for a, b in ("{}", "()"))
-    sections = re.findall(r"^    (\w+)\b", jenkins, re.MULTILINE)
-    assert sections == ["agent", "triggers", "options", "stages", "post"]
+    for name, own in (("Jenkinsfile", {"triggers", "post"}), ("Jenkinsfile.pull-request", {"environment"})):
+        jenkins = template(name)
+        assert all(jenkins.count(a) == jenkins.count(b) for a, b in ("{}", "()"))
+        sections = set(re.findall(r"^    (\w+)\b", jenkins, re.MULTILINE))
+        assert sections == {"agent", "options", "stages", *own}
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        ("vendor.github-workflows", "github.yml"),
+        ("vendor.github-workflows", "github-pull-request.yml"),
+        ("vendor.gitlab-ci", "gitlab.yml"),
+        ("vendor.gitlab-ci", "gitlab-merge-request.yml"),
+    ],
+)
+def test_the_public_schemas_accept_the_workflows(schema: str, name: str) -> None:
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, TEMPLATES / name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_pull_requests_of_forks_are_not_run() -> None:
+    """A fork's author could put any command into the files that the workflow runs."""
+    github, gitlab = yaml.safe_load(template("github-pull-request.yml")), template("gitlab-merge-request.yml")
+    assert set(github[True]) == {"pull_request"}, "pull_request_target has the repository's secrets"
+    (job,) = github["jobs"].values()
+    assert job["if"] == "github.event.pull_request.head.repo.full_name == github.repository"
+    assert not [step for step in job["steps"] if "${{" in step.get("run", "")], "what GitHub puts into a script is code"
+    assert "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID" in gitlab
+    assert "!env.CHANGE_FORK" in template("Jenkinsfile.pull-request")
 
 
 def test_the_script_is_one(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`mbridge gate` and `mbridge compare` on report.json files: verdicts, exit codes, bad input, hostile names."""
 
+import csv
 import hashlib
 import json
 import math
@@ -90,6 +91,66 @@ def test_compare_tells_and_never_fails(compare: Any, tmp_path: Path) -> None:
         assert (done.returncode, found["verdict"]) == (0, verdict), done.stdout
 
 
+def write_points(path: Path, levels: dict[str, float], seed: int, **changes: Callable[[dict[str, Any]], None]) -> Path:
+    """Write a report of several points; `changes` are by label."""
+    reports = [
+        json.loads(
+            make_report(path, level, label=label, seed=seed + i, change=changes.get(label, as_it_is)).read_text()
+        )
+        for i, (label, level) in enumerate(levels.items())
+    ]
+    path.write_text(json.dumps({**reports[0], "points": [point for report in reports for point in report["points"]]}))
+    return path
+
+
+def as_it_is(point: dict[str, Any]) -> None:
+    point["comparability"] = comparability(point["label"])
+
+
+def half_of_them(point: dict[str, Any]) -> None:
+    as_it_is(point)
+    died(point)
+
+
+def none_of_them(point: dict[str, Any]) -> None:
+    as_it_is(point)
+    point |= {"verdict": "failed", "reasons": ["exit code 1"]}
+
+
+def test_the_table_of_old_and_new(mbridge: Any, tmp_path: Path) -> None:
+    levels = {"same": 1.0, "slower": 2.0, "faster": 3.0, "died": 1.0, "never": 1.0}
+    old = write_points(tmp_path / "old.json", {**levels, "old": 1.0}, 10)
+    changes = {"died": half_of_them, "never": none_of_them}
+    new = write_points(tmp_path / "new.json", {**levels, "slower": 2.3, "faster": 2.7, "new": 1.0}, 20, **changes)
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "markdown", "csv")}
+    done = mbridge("compare", old, new, *(word for name, path in files.items() for word in (f"--{name}", path)))
+    assert done.returncode == 0, done.stderr
+    rows = {row["point"]: row for row in csv.DictReader(files["csv"].read_text().splitlines())}
+    excluded = {name: row["excluded"] for name, row in rows.items() if row["excluded"]}
+    assert excluded == {"t/died": "incomplete", "t/never": "failed", "t/old": "only in old", "t/new": "only in new"}
+    counted = [row for row in rows.values() if row["num_old"] and not row["excluded"]]
+    assert [row["point"] for row in counted] == ["t/same", "t/slower", "t/faster"], "in the order of the reports"
+    assert [row["is_significant"] for row in counted] == ["false", "true", "true"]
+    mean = math.prod(1 + float(row["change"]) for row in counted) ** (1 / 3) - 1
+    assert float(rows["geometric mean"]["change"]) == pytest.approx(mean)
+    shown = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in done.stdout.splitlines() if "│" in line}
+    percents = [f"{100 * float(row['change']):+.2f} %" for row in counted]
+    assert list(shown.values())[:3] == ["~", *percents[1:]]
+    assert shown["geometric mean of 3 points"] == f"{100 * mean:+.2f} %"
+    assert "4 points not in the mean: 1 incomplete, 1 failed, 1 only in" in " ".join(done.stdout.split())
+    markdown = files["markdown"].read_text()
+    assert "| t/same |" in markdown
+    assert "| &#126; |" in markdown
+    table = json.loads(files["json"].read_text())["comparison"]
+    assert table["excluded"] == {"incomplete": 1, "failed": 1, "only in old": 1, "only in new": 1}
+
+
+def test_a_metric_that_the_policy_lacks_is_refused(mbridge: Any, tmp_path: Path) -> None:
+    old = make_report(tmp_path / "a.json")
+    done = mbridge("compare", old, old, "--metric", "tokens_per_s_per_gpu")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
 def died(point: dict[str, Any]) -> None:
     if point["iteration"] == 2:
         point |= {"verdict": "failed", "reasons": ["20 of 50 steps are in the log; the first missing is 21"]}
@@ -144,7 +205,7 @@ def test_one_run_is_no_pass(compare: Any, tmp_path: Path) -> None:
 
 
 def test_hostile_names_come_out_as_text_everywhere(compare: Any, tmp_path: Path) -> None:
-    files = ("--markdown", tmp_path / "g.md", "--junit", tmp_path / "g.xml")
+    files = ("--markdown", tmp_path / "g.md", "--junit", tmp_path / "g.xml", "--csv", tmp_path / "g.csv")
     done, found = compare(make_report(tmp_path / "b.json", seed=2, label=HOSTILE), *files, label=HOSTILE)
     assert found["points"][0]["point"] == f"t/{HOSTILE}"
     suite = ET.parse(tmp_path / "g.xml").getroot().find("testsuite")

@@ -42,13 +42,13 @@ def test_all_say_verdict_numbers_and_changes() -> None:
         assert words in table
         assert words in markdown
     assert text.splitlines() == [
-        "p is 5.0 % slower: 1 -> 1.05 s",
+        "t/p is 5.0 % slower: 1 -> 1.05 s",
         "  step_time_s: +5.00 % (1 to 1.05)",
         "changed: packages.torch 2.12.0 -> 2.13.0",
         "note: a note",
         "REGRESSION: 1 regression; false-alarm rate at most 1.0%; compared with baseline b.toml",
     ]
-    assert markdown.startswith("# ❌ p is 5.0 % slower: 1 -&#62; 1.05 s\n")
+    assert markdown.startswith("# ❌ t/p is 5.0 % slower: 1 -&#62; 1.05 s\n")
 
 
 def gate_of(*points: PointVerdict, shared: tuple[PointVerdict, ...] = ()) -> GateResult:
@@ -66,19 +66,19 @@ PASSES = tuple(
 )
 
 
-def test_the_first_line_is_what_a_person_needs() -> None:
+def test_the_first_line_is_the_worst_finding() -> None:
     assert headline(gate_of(*PASSES)) == "no point is slower than the baseline (3 points)"
     several = gate_of(*PASSES, slower("t/a", 0.02), slower("t/b", 0.057))
-    assert headline(several) == "2 of 5 points are slower; the worst: b is 5.7 % slower: 1 -> 1.057 s"
+    assert headline(several) == "2 of 5 points are slower; the worst: t/b is 5.7 % slower: 1 -> 1.057 s"
     assert [text for _, text in findings(several)] == [
-        "b is 5.7 % slower: 1 -> 1.057 s",
-        "a is 2.0 % slower: 1 -> 1.02 s",
+        "t/b is 5.7 % slower: 1 -> 1.057 s",
+        "t/a is 2.0 % slower: 1 -> 1.02 s",
     ]
-    assert "  b is 5.7 % slower: 1 -> 1.057 s (+4.00 % to +6.00 %, 5 runs against 4)" in text_of(several).splitlines()
+    assert "  t/b is 5.7 % slower: 1 -> 1.057 s (+4.00 % to +6.00 %, 5 runs against 4)" in text_of(several).splitlines()
     other_test = gate_of(*PASSES, slower("u/a", 0.02))
     assert headline(other_test) == "u/a is 2.0 % slower: 1 -> 1.02 s"
     curve = replace(FINE, verdict=GateVerdict.REGRESSION, change=0.02, value=6.12)
-    assert headline(result(curve)) == "loss_curve of p is 2.0 % higher: 6 -> 6.12"
+    assert headline(result(curve)) == "loss_curve of t/p is 2.0 % higher: 6 -> 6.12"
     mixed = gate_of(PointVerdict("t/c", GateVerdict.REGRESSION, (), (curve,)), slower("t/a", 0.02))
     assert headline(mixed).startswith("2 of 2 points are worse; the worst: ")
 
@@ -93,7 +93,7 @@ def test_what_points_share_is_told_first_and_once() -> None:
 def test_some_good_runs_are_not_called_not_run() -> None:
     words = ("4 of 5 runs were good; 5 are needed: exit code 1",)
     gate = gate_of(*PASSES, PointVerdict("t/mb4", GateVerdict.NOT_RUN, words, runs=("a", "b", "c", "d")))
-    assert headline(gate) == f"mb4: {words[0]}"
+    assert headline(gate) == f"t/mb4: {words[0]}"
     for text in (text_of(gate), table_of(gate), render_gate_markdown(gate)):
         assert "4 of 5 runs were good" in text
         assert "incomplete" in text
@@ -105,7 +105,7 @@ def test_some_good_runs_are_not_called_not_run() -> None:
 def test_an_undecided_point_says_what_would_decide_it() -> None:
     words = "+1.50 % (1 to 1.015, 95 % bounds -1.00 % and +4.00 %, 2 runs against 5); the result has only 2 runs"
     doubt = replace(SLOW, verdict=GateVerdict.INCONCLUSIVE, words=words)
-    assert headline(result(doubt)) == "p: step_time_s is not decided: the result has only 2 runs"
+    assert headline(result(doubt)) == "t/p: step_time_s is not decided: the result has only 2 runs"
 
 
 def test_many_points_and_notes_are_cut() -> None:

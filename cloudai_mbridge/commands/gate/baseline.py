@@ -162,7 +162,7 @@ def _terms(
     terms = load_policy(policy).policy if policy else None
     max_noise = max_noise or (terms.max_noise if terms else None) or Limits().max_noise
     return Terms(
-        by=(by or _user_name()).strip() or "unknown",
+        by=(by or user_name()).strip() or "unknown",
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason.strip(),
         limits=Limits(min_runs=min_runs, max_noise=max_noise),
@@ -171,7 +171,7 @@ def _terms(
     )
 
 
-def _user_name() -> str:
+def user_name() -> str:
     """Return git's user.name, else the login name."""
     try:
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, timeout=10, check=False)

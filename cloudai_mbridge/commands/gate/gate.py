@@ -1,5 +1,6 @@
 """`mbridge gate` and `mbridge compare`."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from pathlib import Path
 import click
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.gate.baseline import user_name
 from cloudai_mbridge.commands.gate.confirm import Confirmation
 from cloudai_mbridge.commands.gate.confirm import confirm as run_again
 from cloudai_mbridge.commands.json_output import STDOUT, print_error, print_json, render_json
@@ -19,23 +21,46 @@ from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.comparison import COMPARABLE_METRICS, ComparisonTable
+from cloudai_mbridge.gate.next_steps import NextSteps, next_steps
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.gate.results.values import PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
+from cloudai_mbridge.report.formats.comparison import (
+    render_comparison,
+    render_comparison_csv,
+    render_comparison_markdown,
+)
+from cloudai_mbridge.report.formats.gate import (
+    render_gate,
+    render_gate_junit,
+    render_gate_markdown,
+    render_gate_table,
+    render_next_steps,
+)
 from cloudai_mbridge.report.formats.gate_words import headline
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
 _STDOUT = Path(STDOUT)
+_AUTHORS = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN", "CHANGE_AUTHOR")  # GitHub, GitLab, Jenkins
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
 @dataclass(frozen=True)
 class GateDocument(GateResult):
-    """What a gate says, in a sentence and in detail, and its exit code."""
+    """Result of a gate, its headline, its exit code, and the next steps if it is not green."""
 
     headline: str = ""
     exit_code: int = OK
+    next_steps: NextSteps | None = None
+
+
+@dataclass(frozen=True)
+class ComparisonDocument(GateDocument):
+    """Result of a comparison, with its table of one metric."""
+
+    comparison: ComparisonTable | None = None
 
 
 def _output_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -81,6 +106,7 @@ def gate(
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
     today, num_judgements = datetime.now(UTC).date(), 2 if confirm else 1
     given, skipped = without_dry_runs(results)
+    judged = list(given)
     try:
         result = run_gate(given, loaded, today, num_judgements)
     except NonePromoted as error:
@@ -92,30 +118,43 @@ def gate(
             result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
             if more:
-                result = run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements)
+                judged += [runs.root for runs in more]
+                result = run_gate(judged, loaded, today, num_judgements)
             result = result.with_notes(note for runs in more for note in runs.notes)
     result = result.with_notes(skipped)
-    not_written = _show(result, given[0], files, verbose=verbose)
+    page = str(files["html"] or "")
+    steps = next_steps(result, judged, loaded, today, reason=headline(result), by=_author(), page=page)
+    not_written = _show(result, given[0], files, steps, verbose=verbose)
     code = result.exit_code or not_written
     click.echo(f"exit code {code}", err=as_json)
     return code
 
 
 @click.command()
-@run_argument("old", "RUN_A")
-@run_argument("new", "RUN_B")
+@run_argument("old", "OLD")
+@run_argument("new", "NEW")
 @click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
+@click.option(
+    "--metric", type=click.Choice(COMPARABLE_METRICS), default=PRIMARY, show_default=True, help="Metric of the table."
+)
 @_output_options
-def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
-    """Compare the results of RUN_B with those of RUN_A; the exit code is 0 whatever it finds.
+@click.option("--csv", type=PATH, help="Also write the table as CSV.")
+@click.option("--verbose", is_flag=True, help="Also print every metric of every point.")
+def compare(old: Path, new: Path, policy: Path | None, metric: str, verbose: bool, **files: Path | None) -> int:
+    """Compare the results of NEW with those of OLD, point by point; the exit code is 0 whatever it finds.
 
-    Either may be a report.json.
+    Either may be a report.json. In the table, ~ is no significant change.
     """
-    from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
+    from cloudai_mbridge.gate.run import compare_points  # numpy and scipy, for this command only
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
-    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, files, verbose=True)
+    if metric not in [each.name for each in terms.metrics]:
+        raise BadInput(f"--metric {metric}: is not in the policy; add it to the [[metrics]] of --policy")
+    result, table = compare_points(old, new, terms, metric, datetime.now(UTC).date())
+    if files["json_file"] != _STDOUT:
+        new_console().print(render_comparison(table))
+    return _show(result, new, files, table, verbose=verbose)
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
@@ -127,28 +166,52 @@ def _require_writable(files: Mapping[str, Path | None]) -> None:
             require_writable(path)
 
 
-def _show(result: GateResult, report: Path, files: Mapping[str, Path | None], *, verbose: bool) -> int:
-    """Print a result and write its files; return 0, or the exit code of a file that could not be written."""
+def _author() -> str:
+    """Return the user whose change a CI judges, else the user of this machine."""
+    return next(filter(None, map(os.environ.get, _AUTHORS)), None) or user_name()
+
+
+def _show(
+    result: GateResult,
+    report: Path,
+    files: Mapping[str, Path | None],
+    more: NextSteps | ComparisonTable | None,
+    *,
+    verbose: bool,
+) -> int:
+    """Print a result and write its files; return 0, or the exit code of a file that could not be written.
+
+    more: the next steps of a gate, or the table of a comparison, which is printed already.
+    """
     as_json = files["json_file"] == _STDOUT
-    document = GateDocument(**vars(result), headline=headline(result), exit_code=result.exit_code)
-    print_json(document) if as_json else _print(result, verbose=verbose)
+    facts = {**vars(result), "headline": headline(result), "exit_code": result.exit_code}
+    table, steps = (more, None) if isinstance(more, ComparisonTable) else (None, more)
+    document = ComparisonDocument(**facts, comparison=table) if table else GateDocument(**facts, next_steps=steps)
+    print_json(document) if as_json else _print(result, steps, verbose=verbose)
     formats: dict[str, Callable[[], str]] = {
         "json_file": lambda: f"{render_json(document)}\n",
-        "markdown": lambda: render_gate_markdown(result),
+        "markdown": lambda: render_gate_markdown(result, steps),
         "junit": lambda: render_gate_junit(result),
         "html": lambda: render_report_file(report, gate=plain(document)),
     }
+    if table:
+        formats |= {
+            "markdown": lambda: f"{render_comparison_markdown(table)}\n{render_gate_markdown(result)}",
+            "csv": lambda: render_comparison_csv(table),
+        }
     if as_json:
         del formats["json_file"]
     return max(_write(files.get(name), render) for name, render in formats.items())
 
 
-def _print(result: GateResult, *, verbose: bool) -> None:
+def _print(result: GateResult, steps: NextSteps | None, *, verbose: bool) -> None:
     console = new_console()
     for line, style in render_gate(result):
         console.print_line(line, style)
     if verbose:
         console.print(render_gate_table(result))
+    for line in render_next_steps(steps):
+        console.print_line(line)
 
 
 def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: bool) -> int:

@@ -29,7 +29,7 @@ DOCUMENTS: Mapping[str, str] = {
     "show": "",
     "generate-report": "commands.run.report:ReportWritten",
     "gate": "commands.gate.gate:GateDocument",
-    "compare": "commands.gate.gate:GateDocument",
+    "compare": "commands.gate.gate:ComparisonDocument",
     "baseline promote": "commands.gate.baseline:Promotion",
     "baseline show": "gate.baseline.model:Baseline",
     "baseline check": "commands.gate.baseline:BaselineCheck",

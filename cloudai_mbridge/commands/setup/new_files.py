@@ -49,5 +49,4 @@ def require_points(system: Path, scenario: Path, tests_dir: Path | None) -> pipe
 
 def options_of(system: Path, scenario: Path, tests_dir: Path | None) -> str:
     """Return the options of `mbridge run` that name the files, quoted for a shell."""
-    tests = ["--tests-dir", str(tests_dir)] if tests_dir else []
-    return shlex.join(["--system-config", str(system), *tests, "--test-scenario", str(scenario)])
+    return shlex.join(pipeline.Request(system, scenario, tests_dir, None).options)

@@ -14,7 +14,7 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare import words
 from cloudai_mbridge.gate.compare.groups import Match, changed, group_by_point, match
-from cloudai_mbridge.gate.compare.metric import Tested, draft_metric, settle
+from cloudai_mbridge.gate.compare.metric import Tested, draft_metric, noise_of, settle
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy, expired, waiver_for
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, run_values
 from cloudai_mbridge.gate.compare.shared import (
@@ -35,6 +35,7 @@ from cloudai_mbridge.gate.statistics.comparison import adjust
 _DIGITS_OF_TIME, _FINER_DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 4, 1
 
 _NOT_SET = "(not set)"
+_FIRST = ("variables", "benchmark")
 
 
 def judge_results(
@@ -202,6 +203,9 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> Metric
         change=after / before - 1 if before and after else None,
         num_runs=len(new),
         num_baseline_runs=len(old),
+        is_significant=leader.is_significant,
+        baseline_noise=noise_of(old),
+        noise=noise_of(new),
     )
 
 
@@ -258,7 +262,7 @@ def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
 
 
 def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the differences between facts present in both, variables first: the terminal shows a few.
+    """Return the differences between facts present in both, the likeliest causes first: the terminal shows a few.
 
     If both contain the variables, a missing variable was not set.
     """
@@ -266,9 +270,15 @@ def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
     differing = changed(flatten(old), flatten(new))
     return {
         name: tuple(_NOT_SET if value is None else value for value in pair)
-        for name, pair in sorted(differing.items(), key=lambda item: not item[0].startswith("variables."))
+        for name, pair in sorted(differing.items(), key=lambda item: _rank(item[0]))
         if None not in pair or (know_variables and name.startswith("variables."))
     }
+
+
+def _rank(fact: str) -> int:
+    """Return the place of a fact: what the author sets, the benchmark's commit, the others."""
+    table = fact.partition(".")[0]
+    return _FIRST.index(table) if table in _FIRST else len(_FIRST)
 
 
 def flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """One metric of one point: comparability, comparison, verdict."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import stdev
 
 from cloudai_mbridge.gate.compare import words
 from cloudai_mbridge.gate.compare.groups import PointRuns
@@ -20,6 +22,7 @@ class Tested:
     """A metric whose groups were compared, place by place of a curve.
 
     bounds: (lower, upper), the relative changes within which it passes. adjusted_*: the p-values after the correction.
+    noises: by place, the relative standard deviations between the runs of the reference and of the result.
     """
 
     policy: MetricPolicy
@@ -29,6 +32,7 @@ class Tested:
     num_baseline_runs: int
     adjusted_worse: float = 1.0
     adjusted_better: float = 1.0
+    noises: tuple[tuple[float | None, float | None], ...] = ()
 
     @property
     def worse(self) -> tuple[int, ...]:
@@ -122,7 +126,14 @@ def draft_metric(
     comparisons = tuple(item for item in compared if isinstance(item, Comparison))
     lower, upper = reference.bounds.get(metric.name, (-metric.tolerance, metric.tolerance))
     bounds = max(lower, -metric.tolerance), min(upper, metric.tolerance)  # the tighter of the two
-    return Tested(metric, comparisons, bounds, len(new), len(old))
+    columns = zip(zip(*old, strict=True), zip(*new, strict=True), strict=True)
+    noises = tuple((noise_of(before), noise_of(after)) for before, after in columns)
+    return Tested(metric, comparisons, bounds, len(new), len(old), noises=noises)
+
+
+def noise_of(values: Sequence[float]) -> float | None:
+    """Return the relative standard deviation of values, None if there is one value or a value is not positive."""
+    return stdev(map(math.log, values)) if len(values) > 1 and min(values) > 0 else None
 
 
 def settle(
@@ -157,6 +168,9 @@ def settle(
         detectable=growth if 1 in metric.worse else -growth / (1 + growth),
         num_runs=metric.num_runs,
         num_baseline_runs=metric.num_baseline_runs,
+        is_significant=is_like_all or min(metric.adjusted_worse, metric.adjusted_better) <= rate,
+        baseline_noise=metric.noises[place][0],
+        noise=metric.noises[place][1],
     )
 
 

@@ -50,6 +50,8 @@ class MetricVerdict:
     before the correction; adjusted_p: after it. detectable: the change for the worse that the comparison would call a
     regression in 80 of 100 cases.
     waived: the reason and expiry of the waiver that took a regression out.
+    is_significant: whether a change beyond the margin is significant after the correction.
+    baseline_noise, noise: relative standard deviations between runs, None for one run.
     """
 
     metric: str
@@ -68,6 +70,9 @@ class MetricVerdict:
     num_runs: int = 0
     num_baseline_runs: int = 0
     waived: str = ""
+    is_significant: bool = False
+    baseline_noise: float | None = None
+    noise: float | None = None
 
 
 @dataclass(frozen=True)

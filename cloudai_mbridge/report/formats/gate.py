@@ -11,6 +11,7 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.compare.words import percent
+from cloudai_mbridge.gate.next_steps import NextSteps
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.report.formats.gate_words import (
     conclusion,
@@ -21,7 +22,7 @@ from cloudai_mbridge.report.formats.gate_words import (
     verdict_text,
 )
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
-from cloudai_mbridge.report.formats.markdown_text import inline
+from cloudai_mbridge.report.formats.markdown_text import fenced, inline
 
 _STYLES = {
     GateVerdict.PASS: "green",
@@ -35,7 +36,7 @@ _SIGNS = {GateVerdict.PASS: "✅", GateVerdict.IMPROVEMENT: "🚀", GateVerdict.
 _DOUBT = "⚠️"
 _COLUMNS = ("point", "metric", "verdict", "reference", "result", "change", "why")
 _MOST_ROWS = 2000  # of about 400 bytes each: GitHub refuses more than 1 MiB
-_MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 4, 3
+_MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 8, 3
 _WHOLE = "(the point)"
 
 
@@ -86,6 +87,13 @@ def _few(texts: Sequence[str]) -> Iterator[str]:
         yield f"and {len(texts) - _MOST_OTHERS} more such lines (--verbose)"
 
 
+def render_next_steps(steps: NextSteps | None) -> list[str]:
+    """Return a line per step, and the lines of a waiver as they are."""
+    found = steps.titled() if steps else ()
+    texts = [f"{title}:\n{text}" if language == "toml" else f"{title}: {text}" for title, language, text in found]
+    return [printable(line) for text in texts for line in text.rstrip("\n").split("\n")]
+
+
 def render_gate_table(result: GateResult) -> RenderableType:
     """Render a row per point and metric, followed by all changes and all notes."""
     table = Table(title=Text(f"gate {result.policy} against {printable(result.reference)}"), title_justify="left")
@@ -133,8 +141,8 @@ def _changes(result: GateResult) -> Iterator[tuple[str, tuple[str, str]]]:
     return ((str(name), (str(old), str(new))) for name, (old, new) in result.environment_changes.items())
 
 
-def render_gate_markdown(result: GateResult) -> str:
-    """Render the headline, a line per point that is not green, the conclusion, and the details.
+def render_gate_markdown(result: GateResult, steps: NextSteps | None = None) -> str:
+    """Render the headline, a line per point that is not green, the conclusion, the next steps, and the details.
 
     The details are a row per point and metric with the worst first, and the changes in the environment.
     """
@@ -153,6 +161,7 @@ def render_gate_markdown(result: GateResult) -> str:
         *([""] if found else []),
         inline(f"Gate {result.policy}: {conclusion(result)}; compared with {result.reference}"),
         "",
+        *_markdown_steps(steps),
         f"| {' | '.join(_COLUMNS)} |",
         "|---|---|---|---:|---:|---:|---|",
         *(f"| {' | '.join(row)} |" for row in rows[:_MOST_ROWS]),
@@ -160,6 +169,14 @@ def render_gate_markdown(result: GateResult) -> str:
         *(f"- {text}" for text in (*remarks, *map(inline, result.notes))),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_steps(steps: NextSteps | None) -> Iterator[str]:
+    """Yield a line per step, with what is to be pasted in a block of its own."""
+    for title, language, text in steps.titled() if steps else ():
+        yield f"**{inline(title)}**{'' if language else f': {inline(text)}'}"
+        yield ""
+        yield from (fenced(text, language), "") if language else ()
 
 
 def _sign(verdict: GateVerdict) -> str:

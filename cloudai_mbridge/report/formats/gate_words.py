@@ -17,7 +17,7 @@ _OF_SEVERAL: Mapping[GateVerdict, str] = {
 
 def headline(result: GateResult) -> str:
     """Return the headline: the worst finding, and the number of similar points."""
-    short = _short_names(result.points)
+    names = _names(result.points)
     rows = [point for point in result.rows if point.verdict is result.verdict]
     if not result.points:
         return "there is no point to judge"
@@ -27,19 +27,19 @@ def headline(result: GateResult) -> str:
     if together:
         return sentence(together[0], together[0].point)
     worst = max(rows, key=_size, default=result.points[0])
-    text = sentence(worst, short[worst.point])
+    text = sentence(worst, names[worst.point])
     return text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(rows)} {text}"
 
 
 def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
     """Return shared findings and every point that is not green, the worst first, each with its sentence."""
-    short = _short_names(result.points)
+    names = _names(result.points)
     order = list(GateVerdict)
     red = sorted(
         (row for row in result.rows if row.verdict not in GREEN),
         key=lambda row: (row not in result.shared, order.index(row.verdict), -_size(row)),
     )
-    return [(row, sentence(row, short.get(row.point, row.point))) for row in red]
+    return [(row, sentence(row, names.get(row.point, row.point))) for row in red]
 
 
 def sentence(point: PointVerdict, name: str) -> str:
@@ -122,14 +122,12 @@ def _size(point: PointVerdict) -> float:
     return abs(metric.change) if metric and metric.change is not None else 0.0
 
 
-def _short_names(points: Sequence[PointVerdict]) -> dict[str, str]:
-    """Return the points' names, without the test's if there is only one test; a test's only point is the test."""
+def _names(points: Sequence[PointVerdict]) -> dict[str, str]:
+    """Return the points' names, test/label; a test's only point without coordinates is the test."""
     tests = Counter(point.point.partition("/")[0] for point in points)
-    return {point.point: _short_name(point.point, tests) for point in points}
-
-
-def _short_name(point: str, tests: Mapping[str, int]) -> str:
-    test, _, name = point.partition("/")
-    if name == label({}) and tests[test] == 1:
-        return test
-    return name or point if len(tests) == 1 else point
+    ends = f"/{label({})}"
+    return {
+        point.point: test if point.point == f"{test}{ends}" and tests[test] == 1 else point.point
+        for point in points
+        for test in [point.point.partition("/")[0]]
+    }

@@ -32,6 +32,13 @@ def preformatted(lines: list[str]) -> str:
     return "<pre>\n" + "\n".join(html.escape(visible(clipped(line)), quote=False) for line in lines) + "\n</pre>"
 
 
+def fenced(text: str, language: str) -> str:
+    """Return a text unchanged, in a block of code that no line of it can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{visible(text).rstrip()}\n{fence}"
+
+
 def folded(title: str, body: str) -> str:
     """Return a block folded under a title. The blank lines end one block of HTML and begin the next."""
     text = html.escape(" ".join(visible(clipped(title)).split()), quote=False)

@@ -1,0 +1,189 @@
+"""Next steps after a gate that is not green, to paste: page, commits, reproduction, promotion, waiver."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput, MBridgeError
+from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.gate.baseline.promote import Terms, propose, select
+from cloudai_mbridge.gate.baseline.promotion_rules import Limits
+from cloudai_mbridge.gate.compare.policy import LoadedPolicy
+from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, GREEN, GateResult, GateVerdict, PointVerdict
+from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.plan.read import read_plan_data
+
+_WAIVED_FOR = timedelta(days=30)
+_MOST_NAMES = 8  # more points than that are all points
+_ALL = "*"
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+@dataclass(frozen=True)
+class NextSteps:
+    """Next steps of the author of a change; "" for a step that does not exist.
+
+    point: the worst point.
+    page: the page of its run.
+    commits: the command that lists the commits of the benchmark's repository since the reference.
+    reproduce: the command that runs the point again.
+    accept: the command that makes the results the baseline.
+    not_accepted: the reason why no command does.
+    waiver: the lines of the policy that excuse the regressions.
+    not_waived: the reason why no waiver does.
+    policy: the file of the policy.
+    """
+
+    point: str
+    page: str = ""
+    commits: str = ""
+    reproduce: str = ""
+    accept: str = ""
+    not_accepted: str = ""
+    waiver: str = ""
+    not_waived: str = ""
+    policy: str = ""
+
+    def titled(self) -> Iterator[tuple[str, str, str]]:
+        """Yield a title, a language and a text per step; a text without a language is for reading."""
+        steps = (
+            ("page", "", self.page),
+            ("commits", "sh", self.commits),
+            ("reproduce", "sh", self.reproduce),
+            ("accept", "sh", self.accept),
+            ("accept", "", self.not_accepted),
+            (f"waive: add to {self.policy}", "toml", self.waiver),
+            ("waive", "", self.not_waived),
+        )
+        yield from (step for step in steps if step[-1])
+
+
+def next_steps(
+    result: GateResult, paths: Sequence[Path], loaded: LoadedPolicy, today: date, *, reason: str, by: str, page: str
+) -> NextSteps | None:
+    """Return the next steps after a gate; None if it is green.
+
+    paths: the results.
+    reason: of the promotion and the waiver.
+    by: author of the waiver.
+    page: file of the gate's own page, "" for none.
+    """
+    if not result.exit_code:
+        return None
+    runs = [run for path in paths for run in read_results(path)]
+    point = _worst(result)
+    report = Path(next((run.source for run in reversed(runs) if run.point == point), runs[-1].source if runs else ""))
+    own_page = report.with_name(ROOT_FILES.report_html)
+    accept, not_accepted = _accept(result, paths, runs, loaded, today, reason)
+    waiver, not_waived = _waiver(result, today, reason, by)
+    return NextSteps(
+        point=point,
+        page=page or (str(own_page) if own_page.is_file() else ""),
+        commits=_commits(result.environment_changes),
+        reproduce=_reproduce(report.parent, point),
+        accept=accept,
+        not_accepted=not_accepted,
+        waiver=waiver,
+        not_waived=not_waived,
+        policy=str(loaded.path),
+    )
+
+
+def _worst(result: GateResult) -> str:
+    """Return the worst point; of a change of all points, the one that changed most."""
+    order = list(EXIT_CODES)
+    red = [point for point in result.points if point.verdict not in GREEN] or result.points
+    return min(red, key=lambda point: (order.index(point.verdict), -_size(point))).point if red else ""
+
+
+def _size(point: PointVerdict) -> float:
+    return max((abs(m.change) for m in point.metrics if m.change is not None), default=0.0)
+
+
+def _commits(changes: Mapping[str, Any]) -> str:
+    pair = [str(commit) for commit in changes.get("benchmark.commit", ())]
+    is_known = len(pair) == 2 and all(map(_COMMIT.fullmatch, pair))
+    return shlex.join(["git", "log", "--oneline", "..".join(pair)]) if is_known else ""
+
+
+def _reproduce(root: Path, point: str) -> str:
+    """Return the command that runs a point again; "" if the run's directory does not contain its options."""
+    try:
+        options = read_plan_data(root).get("options")
+    except (MBridgeError, OSError):
+        return ""
+    return shlex.join(["mbridge", "run", *options, "--only", point]) if options and point else ""
+
+
+def _accept(
+    result: GateResult, paths: Sequence[Path], runs: Sequence[RunResult], loaded: LoadedPolicy, today: date, reason: str
+) -> tuple[str, str]:
+    """Return the command that promotes the results, and the reason if it would be refused."""
+    is_worse = result.verdict is GateVerdict.REGRESSION
+    wanted = {GateVerdict.REGRESSION, GateVerdict.NOT_COMPARABLE}
+    if result.improvement_fails:
+        wanted.add(GateVerdict.IMPROVEMENT)
+    verdicts = {point.point: point.verdict for point in result.points}
+    are_all = any(point.verdict in wanted for point in result.shared)
+    every = list(dict.fromkeys(run.point for run in runs))
+    names = [name for name in every if are_all or verdicts.get(name) in wanted]
+    if not names:
+        return "", ""
+    if loaded.baseline_path is None:
+        return "", "the reference is a history, to which `mbridge history import` adds results"
+    flags = {
+        "accept_regression": is_worse,
+        "accept_change": any(verdicts.get(name) is GateVerdict.NOT_COMPARABLE for name in names),
+    }
+    own = names if len(names) < len(every) and len(names) <= _MOST_NAMES else []
+    limits = Limits(max_noise=loaded.policy.max_noise or Limits().max_noise)
+    terms = Terms("author", f"{today}T00:00:00+00:00", reason, limits, loaded.policy.metrics, **flags)
+    try:
+        refusals = propose(loaded.baseline_path, select(runs, own), terms).refusals
+    except BadInput as error:
+        return "", str(error)
+    if refusals:
+        point, reasons = next(iter(refusals.items()))
+        return "", f"not possible yet: {point}: {reasons[0]}"
+    words = [
+        *("mbridge", "baseline", "promote", *map(_as_argument, paths)),
+        *("--baseline", str(loaded.baseline_path), "--policy", str(loaded.path)),
+        *(word for name in own for word in ("--point", name)),
+        *(f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given),
+        *("--reason", reason),
+    ]
+    return shlex.join(words), ""
+
+
+def _as_argument(path: Path) -> str:
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def _waiver(result: GateResult, today: date, reason: str, by: str) -> tuple[str, str]:
+    """Return the waivers of all regressions as TOML, and the reason if they cannot be waived."""
+    worse = [
+        (row.point, metric.metric, max(map(abs, metric.interval)))
+        for row in result.rows
+        for metric in row.metrics
+        if metric.verdict is GateVerdict.REGRESSION and metric.decides and not metric.waived and metric.interval
+    ]
+    names = {name for name, _, _ in worse}
+    is_shared = any(point.point in names for point in result.shared) or len(names) > _MOST_NAMES
+    sizes: dict[tuple[str, str], float] = {}
+    for name, metric, size in worse:
+        key = (_ALL if is_shared else name, metric)
+        sizes[key] = max(size, sizes.get(key, 0.0))
+    if any(size > 1 for size in sizes.values()):
+        return "", "a change of more than 100 % cannot be waived"
+    terms = {"reason": reason, "until": today + _WAIVED_FOR, "by": by}
+    waivers = [
+        {"point": name, "metric": metric, "up_to": min(1.0, math.ceil(100 * size) / 100), **terms}
+        for (name, metric), size in sizes.items()
+    ]
+    return render_toml({"waivers": waivers}) if waivers else "", ""
