@@ -10,7 +10,7 @@ import pytest
 
 from cloudai_mbridge.runner import Pace
 from cloudai_mbridge.runner.context import Phase, Tracked
-from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, SecondSignal
+from cloudai_mbridge.runner.interrupt import CONFIRM_S, Interrupted, Interrupts, SecondSignal
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.submitter import put_aside
@@ -322,6 +322,25 @@ def test_two_signals_that_came_before_cancelling() -> None:
 def test_a_request_is_as_good_as_a_signal() -> None:
     with Interrupts() as interrupts:
         interrupts.request(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            interrupts.check()
+
+
+def test_at_a_terminal_only_a_second_interrupt_in_time_counts(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", clock)
+    asked: list[str] = []
+    with Interrupts(asked.append) as interrupts:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            interrupts.check()
+            clock.sleep(CONFIRM_S)
+        assert len(asked) == 2
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted, match="SIGINT"):
+            interrupts.check()
+    with Interrupts(asked.append) as interrupts:
+        signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Interrupted, match="SIGTERM"):
             interrupts.check()
 
