@@ -50,7 +50,14 @@ def build_plan(
             test.build(MOST_RUNS - planned)
         planned += len(test.runs)
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
-    runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run)) for run in runs)
+    runs = tuple(
+        replace(
+            run,
+            hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run),
+            whole_nodes_gpus=_whole_nodes_gpus(system, run),
+        )
+        for run in runs
+    )
     endless = [run for run in runs if run.time_limit_s is None]
     if endless and loaded.scenario.runner.max_gpu_hours is not None:
         raise BadInput(f"test {endless[0].test_id!r}: runner.max_gpu_hours needs a time_limit; set one")
@@ -75,6 +82,15 @@ def build_plan(
 def _hang_timeout_s(runner: RunnerConfig, run: RunPlan) -> float | None:
     """Return how long a run may go without a step; for the upstream launcher, which may log none, only if set."""
     return runner.hang_timeout_s if run.upstream is None or "hang_timeout_s" in runner.model_fields_set else None
+
+
+def _whole_nodes_gpus(system: System, run: RunPlan) -> int | None:
+    """Return the GPUs of a run's nodes if its job takes whole nodes, None if it does not or their number is unknown.
+
+    `--exclusive=user` and `--exclusive=mcs` share nodes.
+    """
+    takes_all = isinstance(system, SlurmSystem) and "--exclusive" in system.extra_sbatch_args
+    return run.num_nodes * system.gpus_per_node if takes_all and system.gpus_per_node else None
 
 
 class _TestRuns:

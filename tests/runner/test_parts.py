@@ -221,6 +221,8 @@ def test_an_attempt_of_unknown_length_costs_its_limit(bench: Any) -> None:
     run = Tracked(bench.run("a", ranks_per_node=4, time_limit_s=100.0))
     run.end_attempt(JobStatus("FAILED", JobClass.FAILED))
     assert run.gpu_s == 400.0
+    run = Tracked(bench.run("a", ranks_per_node=4, time_limit_s=100.0, whole_nodes_gpus=8))
+    assert run.most_gpu_s == 800.0
 
 
 # The files of an attempt
