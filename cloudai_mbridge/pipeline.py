@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cloudai_mbridge.report import RunReport
     from cloudai_mbridge.report.write import FindHistory
     from cloudai_mbridge.runner import Observer
+    from cloudai_mbridge.runner.interrupt import Interrupts
     from cloudai_mbridge.runner.search import Chooser
     from cloudai_mbridge.schedulers.interface import Scheduler
 
@@ -204,10 +205,11 @@ def execute(
     *,
     only_cancel: bool = False,
     choosers: "Mapping[str, Chooser]" = MappingProxyType({}),
+    interrupts: "Interrupts | None" = None,
 ) -> None:
     """Submit a written run, or continue after another process has stopped, and watch it to its end.
 
-    choosers: of the tests to search, by id; of other tests every run is submitted.
+    choosers: of the tests to search, by id; of other tests every run is submitted. interrupts: as in `run_all`.
     The caller holds the directory's `driver_lock`, and keeps it until the report is written.
     """
     from cloudai_mbridge.report import judge_in
@@ -227,6 +229,7 @@ def execute(
         has_lock=True,
         choosers=choosers,
         may_be_late=scheduler.may_be_late,
+        interrupts=interrupts,
     )
 
 

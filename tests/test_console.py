@@ -250,6 +250,13 @@ def test_gpu_hours_count_what_runs_and_every_attempt() -> None:
     assert clock.gpu_hours(begin + 2000 + 900) == pytest.approx(4 * 0.5)
 
 
+def test_gpu_hours_are_of_whole_nodes() -> None:
+    run = dataclasses.replace(run_plan("tp1"), whole_nodes_gpus=4)
+    clock = RunClock(ScenarioPlan("s", "h100", (run,), ()))
+    clock.saw(run, RUNNING, clock.started_at)
+    assert clock.gpu_hours(clock.started_at + 900) == pytest.approx(1.0)
+
+
 def test_gpu_hours_never_fall() -> None:
     clock = RunClock(ScenarioPlan("s", "h100", (dataclasses.replace(run_plan("tp1"), ranks_per_node=4),), ()))
     run, begin = clock.plan.runs[0], clock.started_at

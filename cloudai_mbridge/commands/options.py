@@ -48,6 +48,10 @@ REJECTED = click.option(
     "--rejected", "all_rejected", is_flag=True, help="Print every rejected point; default: many of them by rule."
 )
 
+DETACH = click.option(
+    "--detach", is_flag=True, help="Submit, leave the jobs to Slurm, and exit; `mbridge resume` takes them back."
+)
+
 RULES = click.option(
     "--rules",
     type=click.Choice([str(one) for one in RuleSet]),

@@ -13,7 +13,7 @@ from cloudai_mbridge.completion.webhook import Webhook
 from cloudai_mbridge.errors import InUse, shortened
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.report.model import RunReport
-from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts
+from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts
 
 LONGEST_S = 30.0
 _SLICE_S = 0.05
@@ -28,14 +28,15 @@ class Ended:
 
 @contextlib.contextmanager
 def completion(plan: ScenarioPlan, root: Path, note: Callable[[str], None]) -> Iterator[Ended]:
-    """Notify when the enclosed block ends, also if it fails. A run that another process holds has not ended.
+    """Notify when the enclosed block ends, also if it fails. A run that another process holds, or that was
+    left to its scheduler, has not ended.
 
     note: receives a line about each failed notification.
     """
     ended = Ended()
     try:
         yield ended
-    except InUse:
+    except (InUse, Detached):
         raise
     except Exception as error:
         _tell(plan, root, ended.report, error, note)

@@ -147,6 +147,7 @@ class LocalSystem(_System):
     warm_start: bool = Field(True, description="whether the ranks start from a process that has imported torch already")
 
     is_one_machine: ClassVar[bool] = True
+    takes_whole_nodes: ClassVar[bool] = False
     default_partition: ClassVar[str] = ""
     partitions: ClassVar[tuple[Partition, ...]] = ()
     default_nodes: ClassVar[list[str]] = []
@@ -211,6 +212,11 @@ class SlurmSystem(_System):
     def preset_gpu(self) -> str:
         """The GPU for which recipes' presets are chosen, "" if unknown."""
         return (self.gpu_type or "").lower()
+
+    @property
+    def takes_whole_nodes(self) -> bool:
+        """Whether jobs share their nodes with no other; `--exclusive=user` and `--exclusive=mcs` share them."""
+        return "--exclusive" in self.extra_sbatch_args
 
     @property
     def submits_arrays(self) -> bool:

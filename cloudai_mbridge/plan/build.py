@@ -60,7 +60,14 @@ def build_plan(
     tests = [test for test in tests if not test.is_left_out]
     kept = replace(loaded, tests=[test.loaded for test in swept if not test.is_left_out])
     runs = (*plan_pre_test(kept, system), *with_hooks(kept, (run for test in tests for run in test.runs)))
-    runs = tuple(replace(run, hang_timeout_s=run.launcher.hang_timeout_s(loaded.scenario.runner)) for run in runs)
+    runs = tuple(
+        replace(
+            run,
+            hang_timeout_s=run.launcher.hang_timeout_s(loaded.scenario.runner),
+            whole_nodes_gpus=_whole_nodes_gpus(system, run),
+        )
+        for run in runs
+    )
     endless = [run for run in runs if run.time_limit_s is None]
     if endless and loaded.scenario.runner.max_gpu_hours is not None:
         raise BadInput(f"test {endless[0].test_id!r}: runner.max_gpu_hours needs a time_limit; set one")
@@ -101,6 +108,11 @@ def _notes_on_dependencies(tests: Sequence["_TestRuns"]) -> Iterator[str]:
     for run in (test.loaded.run for test in tests if not test.is_left_out):
         if names := [each.id for each in run.dependencies if each.id in missing]:
             yield f"test {run.id!r}: depends on {', '.join(names)}, left out here; it does not wait"
+
+
+def _whole_nodes_gpus(system: System, run: RunPlan) -> int | None:
+    """Return the GPUs of a run's nodes if its job takes whole nodes, None if it does not or their number is unknown."""
+    return run.num_nodes * system.gpus_per_node if system.takes_whole_nodes and system.gpus_per_node else None
 
 
 class _TestRuns:

@@ -48,6 +48,7 @@ class RunPlan:
     hang_timeout_s: how long it may run without a step.
     upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
     predicted: gpu, step_time_s, tflops_per_gpu, peak_memory_gib as estimated; None where the GPU is not known.
+    whole_nodes_gpus: GPUs of its nodes, if its job takes them as a whole; None if it takes its ranks' only.
     search: set if its test is searched, which submits the points that it chooses, one after the other.
     """
 
@@ -88,6 +89,7 @@ class RunPlan:
     hang_timeout_s: float | None = None
     upstream: UpstreamPlan | None = None
     predicted: Mapping[str, Any] | None = None
+    whole_nodes_gpus: int | None = None
     search: SearchPlan | None = None
 
     @property
@@ -112,6 +114,11 @@ class RunPlan:
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def held_gpus(self) -> int:
+        """GPUs that nobody else can use while it runs."""
+        return self.whole_nodes_gpus or self.world_size
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,8 @@ _AS_PLANNED = (
 
 def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, plan: Mapping[str, Any]) -> PointReport:
     log, log_name, metrics, outcome = _read_run(run, entry, root)
-    job = _job(entry.last) if entry and entry.last else {}
+    gpus = run.get("whole_nodes_gpus") or _world_size(run)
+    job = _job(entry.last, gpus) if entry and entry.last else {}
     return PointReport(
         **{name: run[name] for name in _AS_PLANNED},
         verdict=outcome.verdict,
@@ -254,7 +255,7 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         metrics=metrics,
         steps=tuple(map(_measured, log.steps)),
         failure=asdict(outcome.failure) if outcome.failure else None,
-        attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
+        attempts=tuple(_job(attempt, gpus) for attempt in (entry.attempts if entry else ())),
         comparability=compare_by(run, log.run, plan["system"], root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run, plan.get("repository")),
         predicted=_predicted(run.get("predicted"), log.run),
@@ -280,12 +281,12 @@ def _world_size(run: Mapping[str, Any]) -> int:
     return int(run["num_nodes"] * run["ranks_per_node"])
 
 
-def _job(attempt: Attempt) -> dict[str, Any]:
-    """Return the known facts about an attempt's job."""
+def _job(attempt: Attempt, gpus: int) -> dict[str, Any]:
+    """Return the known facts about an attempt's job. gpus: number of GPUs that it held."""
     status = asdict(attempt.status) if attempt.status else {"state": "SUBMITTING", "reason": "", "nodes": ""}
     names = ("number", "job_id", "submitted_at", "started_at", "ended_at", "failure")
     status.pop("hopeless", None)
-    return {name: getattr(attempt, name) for name in names} | status
+    return {name: getattr(attempt, name) for name in names} | status | {"gpus": gpus}
 
 
 def _report_rejected(point: dict[str, Any]) -> PointReport:

@@ -112,9 +112,12 @@ class WithJobs(Protocol):
 
 
 def gpu_hours(points: Iterable[WithJobs]) -> float:
-    """Return the GPU-hours of the jobs of runs, failed attempts included."""
+    """Return the GPU-hours of the jobs of runs, failed attempts included; of whole nodes where a job took these.
+
+    Reports of earlier releases lack the number of GPUs of a job: it counts one for each rank.
+    """
     return math.fsum(
-        (point.world_size or 0) * (attempt.get("run_time_s") or 0.0) / 3600
+        (attempt.get("gpus") or point.world_size or 0) * (attempt.get("run_time_s") or 0.0) / 3600
         for point in points
         for attempt in point.attempts
     )

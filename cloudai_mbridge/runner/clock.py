@@ -120,8 +120,11 @@ class RunClock:
         return max((row.since for row in rows if row.status != _SKIPPED), default=None)
 
     def gpu_hours(self, now: float) -> float:
-        """Return the GPU-hours of all attempts. They never fall, even if a job's own time is less than was seen."""
-        seconds = ((row.used_s + self._running_s(row, now)) * row.run.world_size for row in self.rows.values())
+        """Return the GPU-hours of all attempts, of whole nodes where jobs take these.
+
+        They never fall, even if a job's own time is less than was seen.
+        """
+        seconds = ((row.used_s + self._running_s(row, now)) * row.run.held_gpus for row in self.rows.values())
         self._most_gpu_s = max(self._most_gpu_s, sum(seconds))
         return self._most_gpu_s / 3600
 

@@ -69,7 +69,7 @@ class Tracked:
     @property
     def most_gpu_s(self) -> float:
         """GPU seconds that its next, or current, attempt may use."""
-        return self.plan.world_size * (self.plan.time_limit_s or 0.0)
+        return self.plan.held_gpus * (self.plan.time_limit_s or 0.0)
 
     def job(self, root: Path) -> Job:
         """Return its current job. root: of the whole run."""
@@ -80,7 +80,7 @@ class Tracked:
     def end_attempt(self, status: JobStatus) -> None:
         """Count what the attempt has used: all of its time limit, if that is unknown."""
         self.status = status
-        self.gpu_s += self.most_gpu_s if status.run_time_s is None else self.plan.world_size * status.run_time_s
+        self.gpu_s += self.most_gpu_s if status.run_time_s is None else self.plan.held_gpus * status.run_time_s
 
 
 class Judge(Protocol):

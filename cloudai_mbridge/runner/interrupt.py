@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from cloudai_mbridge.errors import MBridgeError
+from cloudai_mbridge.errors import OK, MBridgeError
 
+CONFIRM_S = 10.0
 _SLICE_S = 0.1
 _ASK_S = 1.0
 _COST = 5.0  # back off from a busy controller: wait at least so many times as long as its answer took
@@ -34,19 +35,38 @@ class SecondSignal(Exception):
     """A second signal came while the jobs of the first were being cancelled."""
 
 
+class Detached(MBridgeError):
+    """The jobs were left to their scheduler. The text counts them, and contains the command that continues."""
+
+    exit_code = OK
+
+
 class Interrupts:
     """While active, remember the first SIGINT or SIGTERM. A second one is an exception once cancelling has begun.
 
     Only the main thread receives signals: in another thread nothing is remembered.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, ask: Callable[[str], None] | None = None, *, may_detach: bool = False, detaches: bool = False
+    ) -> None:
+        """ask: prints the question with which a first SIGINT is answered; only a second one within CONFIRM_S counts.
+
+        may_detach: SIGQUIT detaches, if there is `ask`. detaches: detach once everything possible is submitted.
+        """
+        self.detaches = detaches
+        self._ask, self._may_detach = ask, may_detach
         self._numbers: list[int] = []
-        self._may_raise = False
+        self._may_raise = self._has_quit = self._must_ask = False
+        self._asked_at = -CONFIRM_S
 
     def __enter__(self) -> Self:
-        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        self._before = {number: signal.signal(number, self._remember) for number in numbers}
+        handlers = {signal.SIGINT: self._remember, signal.SIGTERM: self._remember}
+        if self._ask and self._may_detach:
+            handlers[signal.SIGQUIT] = self._quit
+        if threading.current_thread() is not threading.main_thread():
+            handlers = {}
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,19 +74,37 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._ask and number == signal.SIGINT and not self._numbers and now - self._asked_at >= CONFIRM_S:
+            self._asked_at, self._must_ask = now, True
+            return
         self._numbers.append(number)
         if self._may_raise and len(self._numbers) > 1:
             self._may_raise = False
             raise SecondSignal
+
+    def _quit(self, number: int, frame: FrameType | None) -> None:
+        self._has_quit = True
+
+    def _answer(self) -> None:
+        """Print the question, outside of the handler: that may have interrupted another print."""
+        if not self._must_ask or self._ask is None:
+            return
+        self._must_ask = False
+        leave = "; Ctrl-\\ detaches and leaves them" if self._may_detach else ""
+        self._ask(f"press Ctrl-C again within {CONFIRM_S:.0f} s to cancel the jobs{leave}")
 
     def request(self, number: int) -> None:
         """Act as if a signal had come."""
         self._numbers.append(number)
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
+        """Raise Interrupted if a signal has come, Detached after SIGQUIT."""
+        self._answer()
         if self._numbers:
             raise Interrupted(self._numbers[0])
+        if self._has_quit:
+            raise Detached
 
     def cancelling(self) -> None:
         """From now on raise SecondSignal at a second signal, including one already received."""
@@ -78,8 +116,9 @@ class Interrupts:
         """Sleep, but not through a signal, nor much longer than until `is_awake`."""
         end = time.monotonic() + seconds
         ask_at = time.monotonic() + _ASK_S
-        while not self._numbers and (left := end - time.monotonic()) > 0:
+        while not self._numbers and not self._has_quit and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _SLICE_S))
+            self._answer()
             if time.monotonic() > ask_at:
                 if is_awake():
                     return

@@ -4,18 +4,18 @@ import contextlib
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure
+from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
-from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
+from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal.journal import Journal
 from cloudai_mbridge.runner.late_files import LateFiles
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
@@ -54,24 +54,28 @@ def run_all(
     has_lock: bool = False,
     choosers: Mapping[str, Chooser] = MappingProxyType({}),
     may_be_late: bool = False,
+    interrupts: Interrupts | None = None,
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     Work of an earlier process in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`. choosers: of the tests to search, by id; of other tests
-    every run is submitted. may_be_late: files of jobs are seen later than their ends.
+    every run is submitted. may_be_late: files of jobs are seen later than their ends. interrupts: with settings for a
+    terminal or for detaching.
 
     InUse: another process holds the directory; nothing was written.
     Damaged: its journal is lost.
     Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
+    Detached: requested by `interrupts`; the active jobs were left.
     Paused: the scheduler did not answer for too long.
     ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
     lock = contextlib.nullcontext() if has_lock else driver_lock(root)
+    interrupts = interrupts or Interrupts()
     with lock, contextlib.closing(_journal(root)) as journal:
         journal.goes_on()
         clear_cancel(root)  # a request to an earlier process
-        with submit_lock(root, observer.notice) as keep_open, Interrupts() as interrupts:
+        with submit_lock(root, observer.notice) as keep_open, interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
@@ -88,9 +92,22 @@ def run_all(
                 while not context.is_over:
                     _check(root, interrupts)
                     _require_journal(root)
+                    before = {run.token for run in context.active()}
                     watcher.submitter.submit_ready(interrupts)
                     _require_journal(root)
-                    _wait(watcher, pace, interrupts, has_ended=watcher.poll())
+                    has_ended = watcher.poll()
+                    if interrupts.detaches and not context.is_over and _is_submitted(context, before):
+                        raise Detached
+                    _wait(watcher, pace, interrupts, has_ended=has_ended)
+
+
+def _is_submitted(context: RunnerContext, before: Collection[str]) -> bool:
+    """Return whether jobs are active, and the last pass has submitted no other and left no submission in doubt.
+
+    before: the tokens of the active jobs before that pass.
+    """
+    active = {run.token for run in context.active()}
+    return bool(active) and active <= set(before) and not context.unsure
 
 
 def _journal(root: Path) -> Journal:
@@ -124,6 +141,8 @@ def _ends(watcher: "Watcher", interrupts: Interrupts) -> Iterator[None]:
         yield
     except Interrupted as interrupted:
         _stop(watcher, interrupts, interrupted)
+    except Detached:
+        raise _detached(context) from None
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         raise ToolFailure(f"{error}{_space(error, context.root)}{_left(context)}") from None
     except MBridgeError:
@@ -131,6 +150,15 @@ def _ends(watcher: "Watcher", interrupts: Interrupts) -> Iterator[None]:
     except Exception:
         context.observer.notice(f"mbridge stopped because of a defect{_left(context)}")
         raise
+
+
+def _detached(context: RunnerContext) -> Detached:
+    """Note the end of this process, and return the exception with the numbers of jobs and waiting runs."""
+    waiting = sum(run.phase is Phase.WAITING and run.plan.search is None for run in context.runs)
+    text = f"detached: {counted(len(context.may_still_run()), 'job')} left to the scheduler"
+    text += f", {counted(waiting, 'run')} not submitted yet" if waiting else ""
+    context.journal.note(text)
+    return Detached(f"{text}; continue with: mbridge resume {context.root}")
 
 
 def _require_journal(root: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.terminal import Terminal
 from tests.forked import COMMANDS, Process
 from tests.sandbox import SlurmSandbox
 from tests.sandbox.conf import PATIENT
@@ -104,11 +105,17 @@ class MbridgeRun:
     process: the last one that was started. started: all that were.
     """
 
-    def __init__(self, directory: Path, env: Mapping[str, str], *arguments: str) -> None:
+    def __init__(
+        self, directory: Path, env: Mapping[str, str], *arguments: str, terminal: tuple[int, int] | None = None
+    ) -> None:
+        """terminal: lines and columns of the terminal that it starts in."""
         self.directory, self.env = directory, env
         self.stdout = self.stderr = ""
         self.started: list[Process] = []
-        self.start(*arguments)
+        if terminal is None:
+            self.start(*arguments)
+        else:
+            self.started.append(Terminal(["-m", "cloudai_mbridge", *arguments], terminal, REPOSITORY, env))
 
     @property
     def process(self) -> Process:
@@ -132,7 +139,7 @@ class MbridgeRun:
         """Start `mbridge resume` on its directory; what was printed before is forgotten."""
         root = self.root
         for name in ("mbridge.stdout", "mbridge.stderr"):
-            (self.directory / name).unlink()
+            (self.directory / name).unlink(missing_ok=True)
         self.start("resume", str(root))
         return self
 
@@ -170,7 +177,10 @@ class MbridgeRun:
         return self
 
     def read_output(self) -> str:
-        """Return what it has printed so far, stderr last."""
+        """Return what it has printed so far, stderr last; in a terminal, both together."""
+        if isinstance(self.process, Terminal):
+            self.stdout = self.process.text()
+            return self.stdout
         self.stdout = (self.directory / "mbridge.stdout").read_text()
         self.stderr = (self.directory / "mbridge.stderr").read_text()
         return self.stdout + self.stderr
@@ -263,6 +273,7 @@ def _starter() -> Iterator[StartRun]:
     """Start `mbridge run`: start_run(sandbox, [render_test(...), ...], runner="retries = 0", system=..., env=...).
 
     scenario: lines of TOML at the top of the scenario. args: more of the command line. path: goes in front of PATH.
+    terminal: lines and columns of the terminal that it starts in.
     """
     started: list[MbridgeRun] = []
 
@@ -280,6 +291,7 @@ def _starter() -> Iterator[StartRun]:
         gpus_per_node: int = 4,
         whole_system: str | None = None,
         command: str = "run",
+        terminal: tuple[int, int] | None = None,
     ) -> MbridgeRun:
         directory = Path(tempfile.mkdtemp(dir="/tmp", prefix="mb-run-"))
         if whole_system is None:
@@ -297,7 +309,8 @@ def _starter() -> Iterator[StartRun]:
         if path:
             whole_env["PATH"] = f"{path}:{whole_env['PATH']}"
         files = (f"--system-config={directory}/system.toml", f"--test-scenario={directory}/scenario.toml")
-        run = MbridgeRun(directory, whole_env, *command.split(), *files, f"--output-dir={directory}/out", *args)
+        words = (*command.split(), *files, f"--output-dir={directory}/out", *args)
+        run = MbridgeRun(directory, whole_env, *words, terminal=terminal)
         started.append(run)
         return run
 

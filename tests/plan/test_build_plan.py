@@ -70,6 +70,14 @@ def test_ranks_are_placed(system: System, num_gpus: int, num_nodes: int | None, 
     assert run.world_size == num_gpus
 
 
+@pytest.mark.parametrize(
+    ("options", "held"), [([], 8), (["--exclusive"], 16), (["--exclusive=user"], 8), (["--qos=high"], 8)]
+)
+def test_exclusive_jobs_hold_whole_nodes(options: list[str], held: int) -> None:
+    system = SLURM4.model_copy(update={"extra_sbatch_args": options})
+    assert _one({"num_gpus": 8, "gb": 32}, system, {"num_nodes": 4}).held_gpus == held
+
+
 def test_iterations_are_runs_of_their_own() -> None:
     plan = _plan({"tp": [1, 2]}, run={"iterations": 3})
     assert [(run.label, run.iteration) for run in plan.runs] == [(f"tp{tp}", i) for tp in (1, 2) for i in range(3)]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 SCHEMA: dict[str, Any] = json.loads(
     resources.files("cloudai_mbridge.report").joinpath("report.schema.json").read_text()
 )
-LATER = {"digest", "left_out"}  # what earlier reports lack
+LATER = {"digest", "gpus", "left_out"}  # absent from earlier reports
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
 ENVIRONMENT = {
     **{"hostname": "n1", "platform": "Linux", "python": "3.11.7", "torch": "2.9", "megatron_core": "0.16.1"},

@@ -10,7 +10,7 @@ import pytest
 
 from cloudai_mbridge.runner import Pace
 from cloudai_mbridge.runner.context import Phase, Tracked
-from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, SecondSignal
+from cloudai_mbridge.runner.interrupt import CONFIRM_S, Interrupted, Interrupts, SecondSignal
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.submitter import put_aside
@@ -221,6 +221,8 @@ def test_an_attempt_of_unknown_length_costs_its_limit(bench: Any) -> None:
     run = Tracked(bench.run("a", ranks_per_node=4, time_limit_s=100.0))
     run.end_attempt(JobStatus("FAILED", JobClass.FAILED))
     assert run.gpu_s == 400.0
+    run = Tracked(bench.run("a", ranks_per_node=4, time_limit_s=100.0, whole_nodes_gpus=8))
+    assert run.most_gpu_s == 800.0
 
 
 # The files of an attempt
@@ -322,6 +324,25 @@ def test_two_signals_that_came_before_cancelling() -> None:
 def test_a_request_is_as_good_as_a_signal() -> None:
     with Interrupts() as interrupts:
         interrupts.request(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            interrupts.check()
+
+
+def test_at_a_terminal_only_a_second_interrupt_in_time_counts(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", clock)
+    asked: list[str] = []
+    with Interrupts(asked.append) as interrupts:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            interrupts.check()
+            clock.sleep(CONFIRM_S)
+        assert len(asked) == 2
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted, match="SIGINT"):
+            interrupts.check()
+    with Interrupts(asked.append) as interrupts:
+        signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Interrupted, match="SIGTERM"):
             interrupts.check()
 

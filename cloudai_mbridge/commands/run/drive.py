@@ -1,17 +1,20 @@
 """Run a plan, show its progress, and report: for the commands that submit."""
 
 import sqlite3
+import sys
 from pathlib import Path
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, show_error, show_rejected
 from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.completion import completion
-from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import RunReport
 from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.write import FindHistory
+from cloudai_mbridge.runner.interrupt import Detached, Interrupts
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.tune.choosers import choosers_for
 from cloudai_mbridge.verdict import Verdict
@@ -26,14 +29,38 @@ def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: 
     return root
 
 
-def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
-    """Drive a written plan to its end and report, also on failure; raise InUse if another process holds it."""
+def refuse_detaching(system: System) -> None:
+    """Raise BadInput of a system without a scheduler that keeps the jobs."""
+    if system.is_one_machine:
+        raise BadInput(
+            f"--detach: system {system.name!r} has no scheduler: mbridge itself starts one run after the other;"
+            " leave --detach out, and start mbridge in tmux or with nohup"
+        )
+
+
+def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, detach: bool = False) -> int:
+    """Drive a written plan to its end and report, also on failure; raise InUse if another process holds it.
+
+    detach: end once everything possible is submitted, without a report.
+    """
+    try:
+        return _drive(console, prepared, root, detach=detach)
+    except Detached as detached:
+        console.print_line(str(detached))
+        return OK
+
+
+def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, detach: bool) -> int:
+    may_detach = not prepared.system.is_one_machine
     with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(
-                    prepared, root, observer, choosers=choosers_for(pipeline.with_defaults(prepared), root)
-                )
+                ask = observer.notice if sys.stdin.isatty() and sys.stdout.isatty() else None
+                interrupts = Interrupts(ask, may_detach=may_detach, detaches=detach)
+                choosers = choosers_for(pipeline.with_defaults(prepared), root)
+                pipeline.execute(prepared, root, observer, choosers=choosers, interrupts=interrupts)
+        except Detached:
+            raise
         except MBridgeError:
             try:
                 ended.report = show_report(console, root)

@@ -6,7 +6,8 @@ import click
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.run.drive import drive, show_report
+from cloudai_mbridge.commands.options import DETACH
+from cloudai_mbridge.commands.run.drive import drive, refuse_detaching, show_report
 from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.commands.run_names import RUN_ROOT
 from cloudai_mbridge.errors import OK
@@ -27,12 +28,15 @@ _LOST_HOST = click.option(
 @click.command()
 @RUN_ROOT
 @_LOST_HOST
-def resume(root: Path, lost_hosts: tuple[str, ...]) -> int:
+@DETACH
+def resume(root: Path, lost_hosts: tuple[str, ...], detach: bool) -> int:
     """Continue a run whose mbridge process ended before its jobs did. Nothing is submitted twice."""
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root)
+    if detach:
+        refuse_detaching(prepared.system)
     pipeline.preflight(prepared)
-    return drive(new_console(), prepared, root)
+    return drive(new_console(), prepared, root, detach=detach)
 
 
 @click.command()

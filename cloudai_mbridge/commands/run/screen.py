@@ -82,17 +82,19 @@ class Screen(AbstractContextManager["Screen"]):
             return Group(*map(_cut, (title, counts)), self._table(shown), _cut(Text(left_out, style="dim")))
 
     def _choose(self, rows: list[RunProgress], now: float, room: int) -> tuple[list[RunProgress], str]:
-        """Return the rows to show: active, failed, recently finished and queued runs; and the text for the rest.
+        """Return the rows to show: active, failed, recently finished and next runs; and the text for the rest.
 
-        Active and queued runs are in the plan's order, next first; the others are in reverse order of time.
+        Active and next runs are in the plan's order, queued ones first; the others are in reverse order of time.
         """
         latest = sorted(rows, key=lambda row: -row.since)
-        running, queued = ([row for row in rows if row.group == name] for name in ("running", "pending"))
+        running, queued, waiting = (
+            [row for row in rows if row.group == name] for name in ("running", "pending", "waiting")
+        )
         failed = [row for row in latest if row.group == "failed"]
         just = [row for row in latest if row.group == "done" and now - row.since < _JUST_S]
         num_failed = min(len(failed), max(room // 3, room - len(running)))
         num_running = min(len(running), room - num_failed)
-        shown = [*running[:num_running], *failed[:num_failed], *just, *queued][:room]
+        shown = [*running[:num_running], *failed[:num_failed], *just, *queued, *waiting][:room]
         rest = {"running": len(running) - num_running, "failed": len(failed) - num_failed}
         return shown, ", ".join(f"and {count} more {name}" for name, count in rest.items() if count)
 
@@ -125,12 +127,11 @@ class Screen(AbstractContextManager["Screen"]):
         name = f"{run.test_id}/{run.label}" if several else run.label
         repeats = any(each.iteration for each in self._plan.runs)
         yield Text(visible(f"{name}/{run.iteration}" if repeats else name))
-        assert row.status is not None
-        style = _STYLE.get(row.status.job_class, "red")
+        style = _STYLE.get(row.status.job_class, "red") if row.status else "dim"
         if row.verdict:
             style = "green" if row.verdict == Verdict.SUCCESS else "red"
-        yield Text(visible(row.verdict or row.status.state), style=style)
-        yield Text("" if row.group == "pending" else f"{step.step if step else 0}/{run.num_steps or '?'}")
+        yield Text(visible(row.verdict or (row.status.state if row.status else row.group)), style=style)
+        yield Text("" if row.group in ("pending", "waiting") else f"{step.step if step else 0}/{run.num_steps or '?'}")
         yield _number(step.step_time_s if step else None)
         yield _number(step.tflops_per_gpu or None if step else None)
         yield _number(step.loss if step else None)
