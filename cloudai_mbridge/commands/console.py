@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -52,9 +53,18 @@ def show_rejected(console: SteadyConsole, plan: "ScenarioPlan", *, in_full: bool
     if in_full or len(rejected) <= MOST_REJECTED_LINES:
         for point, violation in rejected:
             console.print_line(shortened(f"rejected {point.test_id}/{point.label}: {violation}"))
+        _show_hint(console, plan.rule_counts)
         return
     first = {violation.rule_id: (point, violation) for point, violation in reversed(rejected)}
     for rule, count in plan.rule_counts.items():
         such = f"; such as {first[rule][0].test_id}/{first[rule][0].label}: {first[rule][1]}" if rule in first else ""
         console.print_line(shortened(f"rejected by {rule}: {counted(count, 'point')}{such}"))
     console.print_line("every rejected point: --rejected")
+    _show_hint(console, plan.rule_counts)
+
+
+def _show_hint(console: SteadyConsole, rule_ids: Iterable[str]) -> None:
+    from cloudai_mbridge.constraints.rule_docs import details_hint  # slow to import for help
+
+    if hint := details_hint(rule_ids):
+        console.print_line(hint)

@@ -15,6 +15,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "First steps": {
         "init": ("commands.setup.init:init", "Write a test, a scenario and a system that run as they are."),
         "list": ("commands.plan.list_known:list_", "List the recipes and the rules."),
+        "rule": ("commands.plan.show_rule:rule", "Explain rules, with examples."),
         "schema": ("commands.setup.schema:schema", "Print the JSON Schema of a TOML file, or of --json."),
         "install": ("install.commands:install", "Install what tests of the upstream launcher need."),
         "uninstall": ("install.commands:uninstall", "Remove what install has installed."),

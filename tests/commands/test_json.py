@@ -39,6 +39,7 @@ RANKED = ("tune", "--recipe=llama3_8b", "--gpu=h100", "--num-gpus=8", "--top=2",
 GOOD: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("list", 0, ("list", "--json")),
     ("list", 0, ("list", "reports", "--json")),
+    ("rule", 0, ("rule", "C06", "c11", "--json")),
     ("verify-configs", 0, CONFIGURATIONS),
     ("verify-configs", 2, ("verify-configs", f"{REPOSITORY}/conf", "--json")),
     ("dry-run", 0, ("dry-run", *TINY, "--output-dir", "out", "--json")),
@@ -75,6 +76,7 @@ GOOD: tuple[tuple[str, int, tuple[str, ...]], ...] = (
 )
 BAD: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("list", "BadInput", 2, ("list", "rules", "--json")),
+    ("rule", "BadInput", 2, ("rule", "C66", "--json")),
     ("verify-configs", "BadInput", 2, ("verify-configs", "empty", "--json")),
     ("dry-run", "BadInput", 2, ("dry-run", "--json")),
     ("sweep plan", "BadInput", 2, ("sweep", "plan", *TINY, "--format=csv", "--json")),

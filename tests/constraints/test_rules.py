@@ -1,7 +1,6 @@
 """Every rule: the last value that is legal, the first that is not, and what it says without an input."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from cloudai_mbridge.constraints import check
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.megatron.placement import Placement, num_nodes, place
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule_docs import document
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -292,10 +292,11 @@ def test_every_rule_is_tested_here() -> None:
 
 @pytest.mark.parametrize("rule_id", BY_ID)
 def test_a_rule_is_documented(rule_id: str) -> None:
-    doc = inspect.getdoc(BY_ID[rule_id]) or ""
-    assert doc.partition("\n")[0].endswith("."), "a rule's docstring begins with one sentence: what holds"
-    for word in ("Pass: ", "Fail: ", "Source: "):
-        assert word in doc, f"the docstring of {rule_id} has no line that begins with {word!r}"
+    doc = document(BY_ID[rule_id])
+    assert doc.title.endswith("."), "a rule's docstring begins with one sentence: what holds"
+    assert doc.passes
+    assert doc.fails
+    assert doc.source
 
 
 @pytest.mark.parametrize("rule_id", BOUNDARIES)

@@ -14,6 +14,7 @@ from cloudai_mbridge.commands.plan.estimate_table import render_estimate
 from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
 from cloudai_mbridge.constraints import CheckResult, Upstream, check
 from cloudai_mbridge.constraints.engine import with_origins
+from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.estimate.as_json import as_data
 from cloudai_mbridge.estimate.hardware import gpu_named
@@ -180,7 +181,8 @@ def _request(
 def _require_passed(checked: CheckResult, given: Container[str] = (), preset: Preset | None = None) -> None:
     """Raise BadInput if a point breaks rules. given, preset: of a point of the embedded loop."""
     if checked.violations:
-        raise BadInput("\n".join(str(with_origins(each, given, preset)) for each in checked.violations))
+        found = (str(with_origins(each, given, preset)) for each in checked.violations)
+        raise BadInput("\n".join([*found, details_hint(each.rule_id for each in checked.violations)]))
 
 
 def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:

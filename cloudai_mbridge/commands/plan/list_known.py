@@ -9,10 +9,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON
-from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
-from cloudai_mbridge.constraints.lifts import LIFTS
-from cloudai_mbridge.constraints.rule import Rule
-from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
+from cloudai_mbridge.constraints.rule_docs import LiftedIn, documents
 from cloudai_mbridge.errors import OK
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
@@ -34,14 +31,6 @@ class Named:
 
     name: str
     description: str
-
-
-@dataclass(frozen=True)
-class LiftedIn:
-    """The release of Megatron-Bridge since which a rule does not hold for some points, and why."""
-
-    since: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -83,16 +72,10 @@ def list_(what: str | None, verbose: bool, as_json: bool) -> int:
 def _known() -> Known:
     return Known(
         tuple(Named(name, load_recipe(name).description) for name in recipe_names()),
-        tuple(map(_known_rule, ALL_RULES)),
+        tuple(KnownRule(each.rule_id, each.title, each.lifted) for each in documents().values()),
         tuple(Named(*each) for each in _AGENTS.items()),
         tuple(Named(*each) for each in _REPORTS.items()),
     )
-
-
-def _known_rule(rule: Rule) -> KnownRule:
-    rule_id = rule_id_of(rule)
-    lifted = tuple(LiftedIn(lift.since, lift.reason) for lift in LIFTS.get(rule_id, ()))
-    return KnownRule(rule_id, (rule.__doc__ or "").splitlines()[0], lifted)
 
 
 def _show(known: Known) -> None:
@@ -106,3 +89,4 @@ def _show(known: Known) -> None:
     console = new_console()
     console.print(recipes)
     console.print(rules)
+    console.print_line("details: mbridge rule RULE")

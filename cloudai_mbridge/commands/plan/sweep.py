@@ -18,6 +18,7 @@ from cloudai_mbridge.commands.options import FAILED_OF, FLOPS_FORMULA, JSON, ONL
 from cloudai_mbridge.commands.plan.sweep_documents import SweepPlan, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
@@ -141,7 +142,7 @@ def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
     rejected = summary.points - summary.accepted - summary.held_back
     held = f", {summary.held_back} held back" if summary.held_back else ""
     console.print(f"  {counted(summary.points, 'point')}, {summary.accepted} accepted, {rejected} rejected{held}")
-    for line in _notes(summary):
+    for line in filter(None, (*_notes(summary), details_hint(summary.rules))):
         console.print_line(f"  {line}")
 
 
@@ -344,6 +345,8 @@ def sweep_explain(
         console.print_line(f"  {line}", style=style)
     for line in _estimate(plan, look):
         console.print_line(f"  {line}", style="yellow" if look.is_held_back else "")
+    if hint := details_hint(violation.rule_id for violation in found.violations):
+        console.print_line(f"  {hint}")
     return OK if decision == "accepted" else POINTS_FAILED
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from cloudai_mbridge.constraints import RuleSet, Violation
+from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system, load_test_definition
@@ -227,6 +228,6 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
         by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(rules.items()))
         raise BadInput(
             f"{path}: test {test.run.id!r}: every one of its {counted(total, 'point')} is rejected by a rule,"
-            f" so nothing would run: {by_rule}; the first: {rejected[0][0]}"
+            f" so nothing would run: {by_rule}; the first: {rejected[0][0]}; {details_hint(rules)}"
         )
     return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule"

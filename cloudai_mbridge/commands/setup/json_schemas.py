@@ -16,6 +16,7 @@ from cloudai_mbridge.models.json_schema import Schema
 # The type of each command's document. `show` prints the report, which has a schema of its own
 DOCUMENTS: Mapping[str, str] = {
     "list": "commands.plan.list_known:Known",
+    "rule": "commands.plan.show_rule:RuleDocs",
     "verify-configs": "commands.plan.verify_configs:Findings",
     "dry-run": "commands.plan.dry_run:DryRun",
     "sweep plan": "commands.plan.sweep_documents:SweepPlan",

@@ -223,9 +223,10 @@ def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
 def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
     """A graph of the full iteration captures no modules by name: since Megatron-Core 0.18 it is an implementation.
 
-    Pass: cuda_graph_impl="full_iteration". Fail: cuda_graph_impl="full_iteration", cuda_graph_scope="attn".
     Older releases of Megatron-Core lack the implementation, which is C13. For the upstream launcher it passes: that is
-    sent scope full_iteration alone, and a note says so.
+    sent scope full_iteration alone, with a note.
+
+    Pass: cuda_graph_impl="full_iteration". Fail: cuda_graph_impl="full_iteration", cuda_graph_scope="attn".
     Source: megatron.core.transformer.TransformerConfig (cuda_graph_modules must be empty).
     """
     scopes = ",".join(scope for scope in point.cuda_graph_scope if scope != "full_iteration")

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import MEASURES, TABLE_MEASURES
@@ -85,6 +86,7 @@ def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableT
         table,
         *map(_folded, alike),
         *([_text(f"rejected: {rejected_text(report)}; --rejected lists them", "yellow")] if by_rule else []),
+        *_rule_hint(report),
         *_evidence(report),
         *map(_text, report.notes),
         *(_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
@@ -164,6 +166,13 @@ def _broken_rules(point: PointReport) -> str:
     """Return a line per rule: id, fact, operands. The remedies are printed before the run, and are in report.json."""
     operands = [", ".join(f"{name}={value}" for name, value in v["operands"].items()) for v in point.violations]
     return "\n".join(f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True))
+
+
+def _rule_hint(report: RunReport) -> Iterator[Text]:
+    """Yield where the broken rules are explained."""
+    broken = {violation["rule_id"] for point in report.points for violation in point.violations}
+    if hint := details_hint(broken):
+        yield _text(hint, "yellow")
 
 
 def _evidence(report: RunReport) -> Iterator[Text]:
