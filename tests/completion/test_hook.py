@@ -17,6 +17,7 @@ from cloudai_mbridge.completion import completion, hook
 from cloudai_mbridge.errors import InUse, Paused, ToolFailure
 from cloudai_mbridge.models.scenario import OnCompletion, RunnerConfig
 from cloudai_mbridge.plan import ScenarioPlan
+from tests.cases import every
 from tests.http_server import Request, Server, serving
 from tests.report.conftest import some_point, some_report
 
@@ -61,7 +62,7 @@ def test_a_command_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "run").read_text() == f"{tmp_path}\n"
 
 
-@pytest.mark.parametrize(
+@every(
     ("error", "state"),
     [(ToolFailure("--password=hunter22 is wrong"), "failed"), (Paused("x"), "paused"), (KeyError("x"), "failed")],
 )
@@ -77,7 +78,7 @@ def test_a_run_that_another_process_holds_has_not_ended(tmp_path: Path) -> None:
     assert not (tmp_path / "told").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     ("words", "note"),
     [
         (
@@ -147,7 +148,7 @@ def answer(status: int, text: str = "") -> Callable[[Request], tuple[int, bytes]
     return lambda request: (status, text.encode())
 
 
-@pytest.mark.parametrize(
+@every(
     ("status", "text", "problem"),
     [
         (500, SECRET, "the server answered 500"),
@@ -165,7 +166,7 @@ def test_an_answer_that_is_no_success(
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("url", "problem"),
     [
         ("", "is not set"),
@@ -212,7 +213,7 @@ def test_a_note_that_cannot_be_printed_does_not_matter(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
+@every(
     ("asked", "problem"),
     [
         ({}, "is empty; set command, webhook_env or webhook_file"),

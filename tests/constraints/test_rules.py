@@ -15,6 +15,7 @@ from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import Recipe
+from tests.cases import every
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}])
@@ -228,7 +229,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
 }
 
 
-@pytest.mark.parametrize(
+@every(
     ("rule_id", "recipe", "args", "passes"),
     [
         ("E04", None, dict(lock_gpu_freq=1500), False),
@@ -290,7 +291,7 @@ def test_every_rule_is_tested_here() -> None:
     assert len(BY_ID) == len(RULES)
 
 
-@pytest.mark.parametrize("rule_id", BY_ID)
+@every("rule_id", BY_ID)
 def test_a_rule_is_documented(rule_id: str) -> None:
     doc = document(BY_ID[rule_id])
     assert doc.title.endswith("."), "a rule's docstring begins with one sentence: what holds"
@@ -299,12 +300,12 @@ def test_a_rule_is_documented(rule_id: str) -> None:
     assert doc.source
 
 
-@pytest.mark.parametrize("rule_id", BOUNDARIES)
+@every("rule_id", BOUNDARIES)
 def test_the_last_legal_value_passes(rule_id: str) -> None:
     assert BY_ID[rule_id](BOUNDARIES[rule_id][0]) is None
 
 
-@pytest.mark.parametrize("rule_id", BOUNDARIES)
+@every("rule_id", BOUNDARIES)
 def test_the_first_illegal_value_fails(rule_id: str) -> None:
     answer = BY_ID[rule_id](BOUNDARIES[rule_id][1])
     assert isinstance(answer, Violation)
@@ -316,7 +317,7 @@ def test_the_first_illegal_value_fails(rule_id: str) -> None:
     assert answer.remedy in text
 
 
-@pytest.mark.parametrize("rule_id", [rule_id for rule_id, points in BOUNDARIES.items() if points[2]])
+@every("rule_id", [rule_id for rule_id, points in BOUNDARIES.items() if points[2]])
 def test_without_its_input_a_rule_gives_no_verdict(rule_id: str) -> None:
     answer = BY_ID[rule_id](BOUNDARIES[rule_id][2])
     assert isinstance(answer, NotEvaluated)
@@ -324,7 +325,7 @@ def test_without_its_input_a_rule_gives_no_verdict(rule_id: str) -> None:
     assert answer.missing
 
 
-@pytest.mark.parametrize(
+@every(
     ("rule_id", "args", "passes"),
     [
         # constraint 1: tp*pp*cp divides the GPUs
@@ -403,7 +404,7 @@ def test_a_violation_never_shows_a_credential(field: str) -> None:
 # Placement
 
 
-@pytest.mark.parametrize(
+@every(
     ("system", "nodes", "args", "expected"),
     [
         (LOCAL, None, dict(num_gpus=4), Placement(1, 4)),
@@ -423,7 +424,7 @@ def test_ranks_spread_over_as_few_nodes_as_take_them(
     assert place(point) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("system", "nodes", "args"),
     [
         (SLURM4, 1, dict(num_gpus=5)),

@@ -14,6 +14,7 @@ from cloudai_mbridge.megatron_bridge.release import find_release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts
+from tests.cases import every
 
 DENSE: dict[str, Any] = {"model_family_name": "llama", "num_gpus": 128, "config_variant": "v1"}  # tp4 pp8 cp2 vp8 gb64
 EXPERTS: dict[str, Any] = {"model_family_name": "deepseek", "num_gpus": 256, "cuda_graph_impl": "none"}  # pp4 vp4 ep64
@@ -31,7 +32,7 @@ def _ids(result: CheckResult) -> list[str]:
     return [violation.rule_id for violation in result.violations]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "args"),
     [
         ("llama31_405b", {"num_gpus": 128}),
@@ -76,7 +77,7 @@ def test_an_override_that_breaks_megatron_is_rejected_with_the_origin_of_every_o
     assert broken.origins == {"mb": NAME}
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "args", "rules"),
     [
         ("llama31_405b", {"vp": 5}, ["C08"]),
@@ -116,8 +117,8 @@ def test_cloudais_c18_does_not_look_at_layouts() -> None:
     assert "C18" in _ids(_check("deepseek_v3", "0.3.0", RuleSet.CLOUDAI, **args))
 
 
-@pytest.mark.parametrize("release", ["0.3.0", "0.6.0"])
-@pytest.mark.parametrize(
+@every("release", ["0.3.0", "0.6.0"])
+@every(
     "mistake",
     [
         {"num_distributed_optimizer_instances": 3},
@@ -148,7 +149,7 @@ TE: dict[str, Any] = {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope
 FULL: dict[str, Any] = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("rule_id", "before", "since", "args"),
     [
         ("C05", "0.5.1", "0.6", {"use_megatron_fsdp": True, **FULL}),
@@ -196,7 +197,7 @@ def test_sequence_parallelism_that_an_override_decides_is_not_judged() -> None:
         assert isinstance(answer, NotEvaluated if overridden else Violation)
 
 
-@pytest.mark.parametrize(
+@every(
     ("rule_id", "core", "args"),
     [
         ("C05", "0.19", dict(use_megatron_fsdp=True, cuda_graph_impl="local", cuda_graph_scope="full_iteration")),

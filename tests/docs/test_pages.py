@@ -15,6 +15,7 @@ from markdown_it.token import Token
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.constraints.rule_docs import documents
+from tests.cases import every
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -62,7 +63,7 @@ def words_of(command: str) -> list[str]:
     return [word for word in shlex.split(command) if word not in ("...",)]
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS])
+@every(("page", "command"), COMMANDS)
 def test_a_command_exists_with_its_options(page: str, command: str) -> None:
     program, *words = words_of(command)
     if program.endswith("make"):
@@ -100,7 +101,7 @@ def test_commands_are_found() -> None:
     assert len(COMMANDS) > 80, "the pages' commands are read"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every("page", PAGES)
 def test_files_of_the_product_that_a_page_names_exist(page: Path) -> None:
     """Python files, and whatever is named by a path that begins with a package, such as `verdict/failures.toml`."""
     for token in tokens(page):
@@ -112,7 +113,7 @@ def test_files_of_the_product_that_a_page_names_exist(page: Path) -> None:
                     assert places, f"{page.name} names {name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every("page", PAGES)
 def test_toml_is_toml(page: Path) -> None:
     for token in tokens(page):
         if token.type == "fence" and token.info == "toml":

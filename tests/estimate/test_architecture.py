@@ -13,6 +13,7 @@ from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import count_layers, flops_per_token
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
+from tests.cases import every
 from tests.recipes.embedded import embedded_recipes
 
 
@@ -32,7 +33,7 @@ NUMBERS_ONLY = (
 )
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@every("name", recipe_names())
 def test_nothing_of_a_recipes_model_is_lost(name: str) -> None:
     recipe, arch = load_recipe(name), architecture(load_recipe(name))
     for field, value in recipe.sections["model"].items():
@@ -44,7 +45,7 @@ def test_nothing_of_a_recipes_model_is_lost(name: str) -> None:
     assert hash(arch) == hash(architecture(recipe))
 
 
-@pytest.mark.parametrize("name", embedded_recipes())
+@every("name", embedded_recipes())
 def test_the_model_is_the_one_that_the_loop_builds(name: str) -> None:
     args: dict[str, Any] = {"launcher": "embedded", "tp": 2, "num_layers": 5, "seq_length": 256, "vocab_size": 1000}
     recipe, arch = load_recipe(name), arch_of(name, **args)
@@ -87,7 +88,7 @@ def test_extra_arguments_go_last() -> None:
     assert (arch.window_size, arch.mtp_num_layers) == ((16, 0), 1)
 
 
-@pytest.mark.parametrize("text", ["wide", "-1", "2.5", "true", "[1]"])
+@every("text", ["wide", "-1", "2.5", "true", "[1]"])
 def test_an_extra_argument_that_is_no_size(text: str) -> None:
     with pytest.raises(BadInput, match=r"model\.ffn_hidden_size.*(whole number|not a size)"):
         arch_of("llama3_8b", {"model.ffn_hidden_size": text})
@@ -112,8 +113,8 @@ def test_without_prediction_a_pattern_has_no_blocks_of_it() -> None:
 # Other numbers of layers
 
 
-@pytest.mark.parametrize("name", recipe_names())
-@pytest.mark.parametrize("layers", [1, 2, 7, 61, 200])
+@every("name", recipe_names())
+@every("layers", [1, 2, 7, 61, 200])
 def test_every_recipe_takes_any_number_of_layers(name: str, layers: int) -> None:
     arch = arch_of(name, num_layers=layers)
     assert arch.num_layers == layers

@@ -5,6 +5,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import find_gpu, gpu_named, gpus, mfu
 from cloudai_mbridge.estimate.precision import Precision, precision_named
+from tests.cases import every
 
 ACCELERATORS = ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300")
 
@@ -13,7 +14,7 @@ def test_knows_the_gpus_and_the_processor() -> None:
     assert set(gpus()) == {*ACCELERATORS, "cpu"}
 
 
-@pytest.mark.parametrize("name", ACCELERATORS)
+@every("name", ACCELERATORS)
 def test_every_gpu_has_its_figures_and_their_source(name: str) -> None:
     gpu = gpus()[name]
     figures = (gpu.memory_gib, gpu.memory_bandwidth_gb_s, gpu.nvlink_gb_s, gpu.nic_gb_s, gpu.exp_per_s, gpu.power_w)
@@ -23,7 +24,7 @@ def test_every_gpu_has_its_figures_and_their_source(name: str) -> None:
     assert gpu.gpus_per_node == (4 if name.startswith("gb") else 8)
 
 
-@pytest.mark.parametrize("name", ACCELERATORS)
+@every("name", ACCELERATORS)
 def test_fewer_bits_are_never_slower(name: str) -> None:
     peaks = [gpus()[name].peak_tflops.get(kind) for kind in ("fp32", "tf32", "bf16", "fp8", "fp4")]
     known = [peak for peak in peaks if peak is not None]
@@ -31,7 +32,7 @@ def test_fewer_bits_are_never_slower(name: str) -> None:
     assert None not in peaks[:3]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "precision", "peak"),
     [
         ("h100", Precision.BF16, 989.4),
@@ -46,12 +47,12 @@ def test_peaks_are_dense(name: str, precision: Precision, peak: float) -> None:
     assert gpus()[name].peak(precision) == peak
 
 
-@pytest.mark.parametrize("name", ["a100", "h100", "h200"])
+@every("name", ["a100", "h100", "h200"])
 def test_older_gpus_do_not_compute_in_four_bits(name: str) -> None:
     assert gpus()[name].peak(Precision.NVFP4) is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "found"),
     [
         ("gb200", "gb200"),
@@ -67,9 +68,7 @@ def test_finds_the_gpu_of_a_name(name: str, found: str) -> None:
     assert gpu_named(name).name == found
 
 
-@pytest.mark.parametrize(
-    "name", ["", "mi300x", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB", "nvidia"]
-)
+@every("name", ["", "mi300x", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB", "nvidia"])
 def test_finds_no_figures_for_another_machine(name: str) -> None:
     assert find_gpu(name) is None
 
@@ -82,7 +81,7 @@ def test_unknown_gpu_is_one_line_that_lists_the_known() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "precision"),
     [
         ("bf16", Precision.BF16),
@@ -132,6 +131,6 @@ def test_block_scaled_numbers_came_with_four_bit_ones() -> None:
     assert gpu_named("h200").peak(Precision.FP8_CS) is not None
 
 
-@pytest.mark.parametrize("name", ["cpu", "CPU Intel(R) Xeon(R) Processor (1 threads per rank)", "local"])
+@every("name", ["cpu", "CPU Intel(R) Xeon(R) Processor (1 threads per rank)", "local"])
 def test_a_processor_is_a_processor(name: str) -> None:
     assert find_gpu(name) == gpu_named("cpu")

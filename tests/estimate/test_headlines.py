@@ -14,6 +14,7 @@ from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from tests.cases import every
 
 NAMES = ("peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 RECIPES = ("llama3_8b", "llama3_70b", "qwen3_30b_a3b", "deepseek_v3", "nemotron_3_nano", "gpt_oss_120b", "gpt_tiny")
@@ -87,7 +88,7 @@ def question_of(
     return EstimateRequest(loaded, with_recipe_defaults(given, loaded), gpu_named(gpu), extra=extra or {})
 
 
-@pytest.mark.parametrize("name", ["h100", "H100", "DGX-H100", "NVIDIA H100 80GB HBM3", "gb200"])
+@every("name", ["h100", "H100", "DGX-H100", "NVIDIA H100 80GB HBM3", "gb200"])
 def test_the_gpu_that_was_found_decides_and_not_the_name_in_the_arguments(name: str) -> None:
     kept, args = Headlines(), {"compute_dtype": "fp8_cs", "tp": 2}
     assert kept.of(question_of("h100", gpu_type=name, **args)) == kept.of(question_of("h100", gpu_type="h100", **args))
@@ -135,7 +136,7 @@ def test_a_share_of_the_user_holds_for_published_points_too() -> None:
     assert over.exceeds(DEFAULT_LIMIT)
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "is_known"),
     [
         ({}, True),
@@ -161,7 +162,7 @@ def test_a_misprinted_row_proves_nothing() -> None:
     assert head.exceeds(DEFAULT_LIMIT)
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "text", "words"),
     [
         ("model.share_embeddings_and_output_weights", "perhaps", "true or false"),
@@ -184,7 +185,7 @@ def test_an_override_that_cannot_be_is_a_reason(key: str, text: str, words: str)
     assert words in head.why[0]
 
 
-@pytest.mark.parametrize("text", ["False", "false", "off", "no"])
+@every("text", ["False", "false", "off", "no"])
 def test_a_switch_as_hydra_writes_it(text: str) -> None:
     key = "model.share_embeddings_and_output_weights"
     assert question_of(extra={key: text}).architecture == question_of().architecture
@@ -205,7 +206,7 @@ def test_what_no_estimate_reads_is_named() -> None:
     assert estimate_point(question_of()).not_considered == ()
 
 
-@pytest.mark.parametrize(
+@every(
     ("extra", "is_recomputed"),
     [
         ({"model.recompute_modules": "['mlp']"}, False),  # Megatron-Core asks for a granularity
@@ -219,7 +220,7 @@ def test_recomputation_needs_a_granularity(extra: dict[str, str], is_recomputed:
     assert (head.step_time_s != plain.step_time_s) == is_recomputed
 
 
-@pytest.mark.parametrize(
+@every(
     "extra", [{"model.recompute_method": "foo"}, {"model.recompute_num_layers": "-3"}, {"model.moe_router_topk": "999"}]
 )
 def test_options_that_cannot_be_are_reasons(extra: dict[str, str]) -> None:

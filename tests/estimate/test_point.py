@@ -19,6 +19,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.training.flops import NEW, OLD, flops_per_token
+from tests.cases import every
 
 
 def _request(
@@ -85,7 +86,7 @@ def test_the_formula_changes_flops_and_not_the_time() -> None:
     assert new.step_time_s == old.step_time_s
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@every("recipe", recipe_names())
 def test_every_recipe_has_an_estimate(recipe: str) -> None:
     found = _estimate(recipe, num_gpus=8, gb=32)
     assert found.flops_per_token > 0
@@ -114,7 +115,7 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert _request(extra=full).layout_of(_request().architecture).recompute.granularity is Granularity.FULL
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@every("estimator", ESTIMATORS)
 def test_the_reference_estimators_have_their_names(estimator: str) -> None:
     found = _estimate(estimator=estimator)
     assert found.estimator == estimator
@@ -157,7 +158,7 @@ def test_a_precision_that_the_gpu_lacks_has_no_time() -> None:
     assert "h100 has no nvfp4" in found.missing["step_time_s"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "words"),
     [
         ({"num_gpus": 60}, "num_gpus"),

@@ -20,6 +20,7 @@ from cloudai_mbridge.models.values.pipeline_layout import layout_fault
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.sweep import SweepSpace, checked_points
+from tests.cases import every
 
 LAYERS = (2, 4, 8)
 _MAY_DIFFER = {
@@ -42,7 +43,7 @@ def _shapes(model: Architecture) -> Architecture:
     return replace(model, **{name: getattr(whole, name) for name in _MAY_DIFFER})
 
 
-@pytest.mark.parametrize(("name", "layers"), _cases())
+@every(("name", "layers"), _cases())
 def test_a_proxy_keeps_the_shapes(name: str, layers: int) -> None:
     small = architecture(proxy(load_recipe(name), layers))
     assert small.num_layers == layers
@@ -51,7 +52,7 @@ def test_a_proxy_keeps_the_shapes(name: str, layers: int) -> None:
         assert len(small.hybrid_layer_pattern.split("/")[0]) == layers
 
 
-@pytest.mark.parametrize(("name", "layers"), _cases())
+@every(("name", "layers"), _cases())
 def test_a_proxy_passes_the_rules(name: str, layers: int) -> None:
     small = proxy(load_recipe(name), layers)
     args = ResolvedCmdArgs(model_recipe_name=name, num_gpus=1, mb=1, gb=4, num_layers=layers)
@@ -59,7 +60,7 @@ def test_a_proxy_passes_the_rules(name: str, layers: int) -> None:
     assert len(parameters_per_stage(architecture(small, args), ParallelLayout())) == 1
 
 
-@pytest.mark.parametrize(("name", "layers"), _cases())
+@every(("name", "layers"), _cases())
 def test_the_written_definition_is_the_proxy(name: str, layers: int, tmp_path: Path) -> None:
     """Read back, planned and, where the embedded loop can build it, configured: the architecture is the proxy's."""
     small = shrink(load_recipe(name), layers)
@@ -80,7 +81,7 @@ def test_the_written_definition_is_the_proxy(name: str, layers: int, tmp_path: P
             assert model["moe_layer_freq"] == freq
 
 
-@pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", 2), ("kimi_k2", 2), ("deepseek_v3", 8)])
+@every(("name", "layers"), [("deepseek_v3", 2), ("kimi_k2", 2), ("deepseek_v3", 8)])
 def test_dense_and_expert_layers_stay(name: str, layers: int) -> None:
     freq = architecture(proxy(load_recipe(name), layers)).moe_layer_freq
     assert isinstance(freq, tuple)
@@ -100,7 +101,7 @@ def test_the_whole_recipe_is_its_own_proxy() -> None:
         assert proxy(recipe, recipe.default("model", "num_layers")) == recipe
 
 
-@pytest.mark.parametrize("layers", [0, -1, 62])
+@every("layers", [0, -1, 62])
 def test_too_few_and_too_many_layers(layers: int) -> None:
     with pytest.raises(BadInput, match="use 1 to 61"):
         proxy(load_recipe("deepseek_v3"), layers)
@@ -113,12 +114,12 @@ def test_pipeline_layouts_shrink_with_the_layers() -> None:
         assert layout_fault(text, int(stages), None, 10, 1) is None
 
 
-@pytest.mark.parametrize(("layers", "stages"), [(1, 1), (5, 2), (7, 4), (8, 8)])
+@every(("layers", "stages"), [(1, 1), (5, 2), (7, 4), (8, 8)])
 def test_a_layout_has_every_layer(layers: int, stages: int) -> None:
     assert layout_fault(pipeline_layout(layers, stages), stages, None, layers, 0) is None
 
 
-@pytest.mark.parametrize("count", range(1, 8))
+@every("count", range(1, 8))
 def test_choose_keeps_order_and_proportion(count: int) -> None:
     chosen = choose("AABBBBB", count)
     assert len(chosen) == count

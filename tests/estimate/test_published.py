@@ -18,6 +18,7 @@ from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.training.flops import NEW, OLD, flops_per_token
+from tests.cases import every
 
 TOLERANCE = 0.02
 
@@ -124,7 +125,7 @@ def test_what_a_row_means() -> None:
     assert row.step_time_s == pytest.approx(4096 * 4096 / (4912 * 256))
 
 
-@pytest.mark.parametrize(
+@every(
     ("columns", "mtp"),
     [
         ({"model_label": "DeepSeekV3 (w/o MTP)"}, 0),
@@ -140,7 +141,7 @@ def test_multi_token_prediction_of_a_row(columns: dict[str, str], mtp: int) -> N
     assert row_of(**columns).mtp_num_layers == row_of(**columns).architecture.mtp_num_layers == mtp
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "recipe"),
     [
         ("LLAMA3.1_405B", "llama31_405b"),
@@ -155,7 +156,7 @@ def test_models_of_the_tables(model: str, recipe: str) -> None:
     assert row_of(model=model).recipe == recipe
 
 
-@pytest.mark.parametrize(
+@every(
     ("columns", "expected"),
     [
         ({"precision": ""}, "fp8_cs"),
@@ -191,7 +192,7 @@ def test_sizes_of_one_need_not_be_written() -> None:
     assert row in published_at(row, cp=None, ep=1, et=1)
 
 
-@pytest.mark.parametrize(
+@every(
     "change",
     [
         {"tp": 8},
@@ -233,7 +234,7 @@ def test_sizes_that_are_not_given() -> None:
     assert (args.vp, args.ep, args.et, args.use_megatron_fsdp) == (None, None, None, True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("container", "formula"),
     [("25.09", OLD), ("26.04", OLD), ("26.04.01", OLD), ("26.06", NEW), ("26.06.01", NEW), ("26.08", NEW), ("27", NEW)],
 )
@@ -241,7 +242,7 @@ def test_the_formula_of_a_container(container: str, formula: str) -> None:
     assert formula_of(container + (".00" if container == "27" else "")) is formula
 
 
-@pytest.mark.parametrize(
+@every(
     ("columns", "match"),
     [
         ({"model": "GPT-5"}, "model: 'GPT-5' has no recipe"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.toml_text import one_per_line, render_toml
+from tests.cases import every
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30)
 SCALAR = st.one_of(
@@ -61,7 +62,7 @@ def test_a_definition_comes_back(data: dict[str, Any]) -> None:
     assert {key: type(value) for key, value in back.items()} == {key: type(value) for key, value in data.items()}
 
 
-@pytest.mark.parametrize(
+@every(
     "data",
     [
         {"t": {"optimizer.lr": "1"}},
@@ -76,7 +77,7 @@ def test_structures_come_back(data: dict[str, Any]) -> None:
     assert tomllib.loads(render_toml(data)) == data
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         '"""',

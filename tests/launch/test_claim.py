@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM, claim_lines, claimed_by, take_claim
+from tests.cases import every
 
 pytestmark = pytest.mark.process
 
@@ -62,7 +63,7 @@ def test_other_attempts_are_others(tmp_path: Path) -> None:
     assert exit_code(script(tmp_path, "18", f"x.{'f' * 16}")) == 0
 
 
-@pytest.mark.parametrize("name", ["", "mbridge-a-0-0", "x.0123456789ABCDEF", f"x.{TOKEN}0", "x.$(touch oops)"])
+@every("name", ["", "mbridge-a-0-0", "x.0123456789ABCDEF", f"x.{TOKEN}0", "x.$(touch oops)"])
 def test_a_script_that_is_started_by_hand_claims_nothing(tmp_path: Path, name: str) -> None:
     assert exit_code(script(tmp_path, "17", name)) == 0
     assert exit_code(script(tmp_path, "18", name)) == 0

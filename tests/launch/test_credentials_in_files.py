@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import toml
 from pydantic import BaseModel
 
@@ -13,6 +12,7 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models import SlurmSystem, TestDefinition, TestScenario
 from cloudai_mbridge.models.scenario import TestRun
+from tests.cases import every
 
 VALUE = "n0ttobeseen"
 SHAPES = (
@@ -96,8 +96,8 @@ def leaks(directory: Path, whole: Mapping[str, Any]) -> list[str]:
     return [path.name for path in root.rglob("*") if path.is_file() and VALUE in path.read_text()]
 
 
-@pytest.mark.parametrize(("kind", "place", "form"), list(places()), ids=lambda value: str(value)[:60])
-@pytest.mark.parametrize("launcher", ["embedded", "megatron_bridge"])
+@every(("kind", "place", "form"), list(places()))
+@every("launcher", ["embedded", "megatron_bridge"])
 def test_a_credential_is_refused_or_in_no_file(
     kind: str, place: Place, form: Any, launcher: str, tmp_path: Path
 ) -> None:
@@ -129,7 +129,7 @@ TABLES: tuple[tuple[str, Place], ...] = (
 )
 
 
-@pytest.mark.parametrize(("kind", "table"), TABLES, ids=lambda value: str(value))
+@every(("kind", "table"), TABLES)
 def test_no_message_shows_the_credential_in_a_key(kind: str, table: Place, tmp_path: Path) -> None:
     test = {**TEST, "sweep": {"include": [{}], "exclude": [{}]}} if len(table) > 1 else TEST
     for i, (key, value) in enumerate((key, value) for key in KEYS for value in ("", "x", 5)):

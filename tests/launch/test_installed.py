@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
+from tests.cases import every
 
 BASE = Path("/install")
 
 
-@pytest.mark.parametrize(
+@every(
     ("url", "commit", "name"),
     [
         ("https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "v0.3.0", "Megatron-Bridge__v0.3.0"),

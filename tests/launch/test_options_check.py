@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 pytestmark = pytest.mark.process
 
 TEST = """
@@ -63,7 +65,7 @@ def test_verify_configs_says_so_too(tmp_path: Path, mbridge: Any) -> None:
     assert mbridge("verify-configs", tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("commit", ["v0.6.0", "main", "1234abcd"])
+@every("commit", ["v0.6.0", "main", "1234abcd"])
 def test_a_newer_or_an_unknown_release_is_not_refused(tmp_path: Path, mbridge: Any, commit: str) -> None:
     done = _dry_run(mbridge, tmp_path, commit, 'gpu_type = "vr200"\noffline = true\ndeterministic = true')
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from cloudai_mbridge.launch.script import render_local_script, render_slurm_scri
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.slurm.parsing import parse_started
+from tests.cases import every
 
 pytestmark = pytest.mark.process
 
@@ -160,7 +161,7 @@ def test_the_slurm_script_starts_torchrun_on_every_node(run_script: RunScript) -
     ]
 
 
-@pytest.mark.parametrize(
+@every(
     ("listed", "expected"), [("8,4", "4"), ("16(x3),8", "8"), ("128", "128"), ("4(x2),16,8(x10)", "4"), ("9,10", "9")]
 )
 def test_a_step_takes_the_cpus_that_every_node_has(run_script: RunScript, listed: str, expected: str) -> None:
@@ -172,8 +173,8 @@ def test_a_step_takes_the_cpus_that_every_node_has(run_script: RunScript, listed
     assert given == [f"--cpus-per-task={expected}", "--cpus-per-task=3"]  # the user's, which stands last, wins
 
 
-@pytest.mark.parametrize("kind", ["local", "slurm"])
-@pytest.mark.parametrize("code", [0, 1, 7, 137])
+@every("kind", ["local", "slurm"])
+@every("code", [0, 1, 7, 137])
 def test_the_exit_code_is_kept_and_left_behind(run_script: RunScript, kind: str, code: int) -> None:
     run = _run_plan({})
     text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
@@ -182,14 +183,13 @@ def test_the_exit_code_is_kept_and_left_behind(run_script: RunScript, kind: str,
     assert record["files"]["exit_code.txt"] == f"{code}\n"
 
 
-@pytest.mark.parametrize(
+@every(
     ("env", "expected"),
     [
         ({}, {"job": "30007", "restarts": "0"}),
         ({"SLURM_RESTART_COUNT": "2"}, {"job": "30007", "restarts": "2"}),
         ({"SLURM_ARRAY_JOB_ID": "29000", "SLURM_ARRAY_TASK_ID": "7"}, {"job": "29000_7", "restarts": "0"}),
     ],
-    ids=["single", "restarted", "array"],
 )
 def test_a_job_says_that_it_has_started(run_script: RunScript, env: dict[str, str], expected: dict[str, str]) -> None:
     files = run_script(render_slurm_script(_run_plan({}), SLURM), **SLURM_ENV, **env)["files"]
@@ -197,7 +197,7 @@ def test_a_job_says_that_it_has_started(run_script: RunScript, env: dict[str, st
     assert parse_started(files["started.txt"]) == {**expected, "token": "", "name": name, "nodes": "node[1-2]"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "token"),
     [
         ("mbridge-a-0.0123456789abcdef", "0123456789abcdef"),
@@ -207,7 +207,6 @@ def test_a_job_says_that_it_has_started(run_script: RunScript, env: dict[str, st
         ("mbridge-a-0.00000000000000ff.0123456789abcdef", "00000000000000ff"),
         ("something-else", "00000000000000ff"),  # from the environment, which sbatch keeps
     ],
-    ids=["as submitted", "a prefix", "a suffix", "a hash in the key", "a hash behind it", "another name"],
 )
 def test_a_job_knows_its_token_whatever_a_site_does_to_its_name(run_script: RunScript, name: str, token: str) -> None:
     env = {**SLURM_ENV, "SLURM_JOB_NAME": name, "MBRIDGE_JOB_TOKEN": "00000000000000ff"}
@@ -217,7 +216,7 @@ def test_a_job_knows_its_token_whatever_a_site_does_to_its_name(run_script: RunS
     assert parse_started(record["files"]["started.txt"])["token"] == token
 
 
-@pytest.mark.parametrize(
+@every(
     ("started", "code", "runs"),
     [
         ("job=30007 token= name=NAME restarts=0 nodes=node9", 5, False),
@@ -226,10 +225,6 @@ def test_a_job_knows_its_token_whatever_a_site_does_to_its_name(run_script: RunS
         ("job=3000 token= name=NAME restarts=0 nodes=node9", 5, True),
         ("job=30007 token= name=NAMES restarts=0 nodes=node9", 5, True),
         ("job=30007 token= name=NAMES restarts=0 nodes=node9", 0, True),
-    ],
-    ids=[
-        *("the same job", "started again on purpose", "requeued after its success"),
-        *("another job", "another submission", "another submission's success"),
     ],
 )
 def test_a_job_that_has_ended_does_not_run_again(run_script: RunScript, started: str, code: int, runs: bool) -> None:
@@ -295,8 +290,8 @@ def test_names_of_variables_are_expanded(run_script: RunScript, kind: str) -> No
     assert (record["env"]["B"], record["env"]["C"]) == ("/x:one 'two':one 'two'", "[]")
 
 
-@pytest.mark.parametrize("name", ["python", "exit_code", "head_node", "master_port"])
-@pytest.mark.parametrize("kind", ["local", "slurm"])
+@every("name", ["python", "exit_code", "head_node", "master_port"])
+@every("kind", ["local", "slurm"])
 def test_a_variable_of_any_name_arrives(run_script: RunScript, kind: str, name: str) -> None:
     """The script's own variables must not take the place of the user's."""
     run = _run_plan({name: "mine"})
@@ -304,7 +299,7 @@ def test_a_variable_of_any_name_arrives(run_script: RunScript, kind: str, name: 
     assert run_script(text, **SLURM_ENV)["env"][name] == "mine"
 
 
-@pytest.mark.parametrize("value", ["my python", "$(touch pwned)", "a'b", '"', "-c"])
+@every("value", ["my python", "$(touch pwned)", "a'b", '"', "-c"])
 def test_the_interpreter_of_the_system_file_is_data(run_script: RunScript, tmp_path: Path, value: str) -> None:
     tool = _executable(tmp_path / value, RECORDER.format(python=sys.executable))
     system = LOCAL.model_copy(update={"python_executable": str(tool)})
@@ -314,7 +309,7 @@ def test_the_interpreter_of_the_system_file_is_data(run_script: RunScript, tmp_p
     ]
 
 
-@pytest.mark.parametrize("value", NASTY)
+@every("value", NASTY)
 def test_options_of_srun_are_data(run_script: RunScript, value: str) -> None:
     run = _run_plan({}, container_image=f"i{value}", container_mounts=(f"m{value}",))
     options = run_script(render_slurm_script(run, SLURM), **SLURM_ENV)["files"]["srun_argv"].split("\0")

@@ -14,6 +14,7 @@ from cloudai_mbridge.launch.script import exports, render_local_script, render_s
 from cloudai_mbridge.launch.write import create_root, write_plan, write_runs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from tests.cases import every
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 NASTY = [
@@ -65,9 +66,7 @@ def _slurm(**keys: Any) -> SlurmSystem:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("env", "outer", "expected"), [({}, {}, "1"), ({}, {"Q": "9"}, "9"), ({"Q": "5"}, {"Q": "9"}, "5")]
-)
+@every(("env", "outer", "expected"), [({}, {}, "1"), ({}, {"Q": "9"}, "9"), ({"Q": "5"}, {"Q": "9"}, "5")])
 def test_a_variable_of_the_recipe_is_set_where_there_is_none(
     env: dict[str, str], outer: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
@@ -223,7 +222,7 @@ def test_a_slurm_script_with_all_options() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("value", NASTY)
+@every("value", NASTY)
 def test_bash_can_parse_every_script(tmp_path: Path, value: str) -> None:
     run = _run(env={"A": value}, container_image=value.replace("\n", " ") or "x", container_mounts=(value,))
     system = _slurm(python_executable=value, account=value.replace("\n", "").replace("\t\r", "") or None)

@@ -29,6 +29,7 @@ from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
+from tests.cases import every
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
@@ -201,7 +202,7 @@ def test_every_field_is_here() -> None:
     assert FIELDS.keys() | ELSEWHERE == ResolvedCmdArgs.model_fields.keys()
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@every("name", FIELDS)
 def test_a_field_alone(name: str) -> None:
     value, expected = FIELDS[name]
     if name == "cuda_graph_scope":  # a rule wants its implementation, too
@@ -259,17 +260,17 @@ def test_mounts_variables_and_slurm_params_stand_where_the_table_has_them() -> N
     ]
 
 
-@pytest.mark.parametrize("name", ["dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only"])
+@every("name", ["dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only"])
 def test_a_switch_that_is_off_is_not_told(name: str) -> None:
     assert _added({name: False}) == []
 
 
-@pytest.mark.parametrize("name", ["log_dir", "container_image", "nemo_home", "cuda_graph_scope", "data"])
+@every("name", ["log_dir", "container_image", "nemo_home", "cuda_graph_scope", "data"])
 def test_an_empty_text_is_not_told(name: str) -> None:
     assert _added({name: ""}) == []
 
 
-@pytest.mark.parametrize("path", ["/logs/%j", "logs/100%%", r"/a\b"])
+@every("path", ["/logs/%j", "logs/100%%", r"/a\b"])
 def test_a_log_dir_that_slurm_would_expand_is_refused(path: str) -> None:
     with pytest.raises(BadInput, match=r"cmd_args.log_dir: Slurm reads '(%j|%%|\\\\)'"):
         _plan({"log_dir": path})
@@ -296,9 +297,7 @@ def test_gpu_and_saved_configuration() -> None:
     assert "--save_config_filepath" not in _argv({"save_config_filepath": ""})
 
 
-@pytest.mark.parametrize(
-    ("written", "told"), [("mx", "mxfp8"), ("fp8_cs", "tensorwise"), ("sc", "blockwise"), ("delayed", "delayed")]
-)
+@every(("written", "told"), [("mx", "mxfp8"), ("fp8_cs", "tensorwise"), ("sc", "blockwise"), ("delayed", "delayed")])
 def test_fp8_recipes_have_megatron_cores_names(written: str, told: str) -> None:
     assert _added({"fp8_recipe": written}) == [f"mixed_precision.fp8_recipe={told}"]
 
@@ -346,7 +345,7 @@ def test_a_single_slurm_param_with_a_blank_is_kept_whole() -> None:
     assert _slurm_params(system=_system(extra_srun_args="--comment='a b'")) == "comment=a b;"
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "word"),
     [("-N 2", "'-N'"), ("--comment='a;b'", "splits at ';'"), (r"--comment='a\'", "drops the backslash")],
 )
@@ -416,7 +415,7 @@ def _image(image: str, *files: str) -> str:
     return argv[argv.index("-i") + 1]
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "keys", "expected"),
     [
         ({"model_family_name": None}, {}, "test 't': cmd_args.model_family_name is missing"),
@@ -588,7 +587,7 @@ def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
+@every(
     ("written", "seen"),
     [
         ("", ""),
@@ -617,7 +616,7 @@ def test_names_of_variables_are_expanded_and_nothing_else(written: str, seen: st
         assert done.stdout.decode() == seen + "\n"
 
 
-@pytest.mark.parametrize(
+@every(
     ("log", "ids"),
     [
         (b"Submitted batch job 17\n", ["17"]),

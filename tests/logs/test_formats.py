@@ -20,9 +20,10 @@ from cloudai_mbridge.training.process.log_lines import (
     render_step_record,
     render_step_time,
 )
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "expected"),
     [
         ("Step Time : 12.30s GPU utilization: 917.4MODEL_TFLOP/s/GPU", (12.3, 917.4)),
@@ -96,7 +97,7 @@ def test_odd_losses(text: str, expected: float | None) -> None:
     assert fields["loss"] == expected
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         " validation loss at iteration 10 | lm loss value: 1.0E+01 | lm loss PPL: 2.0E+04 |",
@@ -111,7 +112,7 @@ def test_what_is_no_iteration_line(line: str) -> None:
     assert match_iteration(line) is None
 
 
-@pytest.mark.parametrize("filling", [" ", "a", ": ", "a:", "| "])
+@every("filling", [" ", "a", ": ", "a:", "| "])
 def test_a_strange_line_costs_no_time(filling: str) -> None:
     """A log is not ours to trust: no line of it may make the report wait for minutes."""
     started = time.process_time()
@@ -152,12 +153,12 @@ def test_a_record_is_found_behind_a_prefix() -> None:
     assert match_step_record(line) is None
 
 
-@pytest.mark.parametrize("text", ['X {"a": 1', "X [1]", "X 1", "X", 'X{"a": 1}', 'X {"a": 1}X {"a": 1}', 'Y {"a": 1}'])
+@every("text", ['X {"a": 1', "X [1]", "X 1", "X", 'X{"a": 1}', 'X {"a": 1}X {"a": 1}', 'Y {"a": 1}'])
 def test_what_is_no_record(text: str) -> None:
     assert match_record(text, "X") is None
 
 
-@pytest.mark.parametrize(("depth", "is_record"), [(2, True), (20, True), (21, False), (900, False), (100_000, False)])
+@every(("depth", "is_record"), [(2, True), (20, True), (21, False), (900, False), (100_000, False)])
 def test_how_deep_a_record_may_be(depth: int, is_record: bool) -> None:
     text = 'X {"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
     assert (match_record(text, "X") is not None) is is_record

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from cloudai_mbridge.logs import LogParser, LogSummary
+from tests.cases import every
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def test_the_finer_step_time_counts() -> None:
     assert [time for _, time, *_ in _read(*_lines(*slow))] == [step.seconds for step in slow]
 
 
-@pytest.mark.parametrize("at", [0, 4, 11])
-@pytest.mark.parametrize("is_reversed", [False, True])
+@every("at", [0, 4, 11])
+@every("is_reversed", [False, True])
 def test_two_ranks_lines_that_became_one(at: int, is_reversed: bool) -> None:
     pairs = [_lines(step) for step in STEPS]
     merged = "".join(reversed(pairs[at]) if is_reversed else pairs[at])
@@ -66,8 +67,8 @@ def test_two_ranks_lines_that_became_one(at: int, is_reversed: bool) -> None:
     assert _read(*neighbours) == ALL
 
 
-@pytest.mark.parametrize("first", [1, 3, 4])
-@pytest.mark.parametrize("is_even", [False, True], ids=["times differ", "times are equal"])
+@every("first", [1, 3, 4])
+@every("is_even", [False, True])
 def test_an_attempt_that_died_between_its_two_lines(first: int, is_even: bool) -> None:
     steps = [replace(step, seconds=0.5) for step in STEPS] if is_even else STEPS
     dead = replace(steps[3], rate=1.0, seconds=0.5 if is_even else 20.0)
@@ -89,8 +90,8 @@ def test_a_line_that_is_lost_moves_no_other(at: int) -> None:
     assert _read(*without_iteration) == [*ALL[:at], alone, *ALL[at + 1 :]]
 
 
-@pytest.mark.parametrize("at", [1, 2, 6, 10])
-@pytest.mark.parametrize("iteration_first", [False, True])
+@every("at", [1, 2, 6, 10])
+@every("iteration_first", [False, True])
 def test_of_steps_that_take_equally_long_a_lost_line_moves_no_other(at: int, iteration_first: bool) -> None:
     """Then times tell nothing, and the order of a step's two lines does."""
     steps = [replace(step, seconds=round(0.3 + step.step / 10000, 4)) for step in STEPS]
@@ -102,7 +103,7 @@ def test_of_steps_that_take_equally_long_a_lost_line_moves_no_other(at: int, ite
         assert rates == {step.step: None if is_time and step is steps[at] else step.rate for step in steps}
 
 
-@pytest.mark.parametrize("cut", range(1, 320, 7))
+@every("cut", range(1, 320, 7))
 def test_a_line_that_is_cut_has_no_half_numbers(cut: int) -> None:
     lines = _lines(*STEPS)
     for number in (8, 9):

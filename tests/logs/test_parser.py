@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.logs import LogParser, LogSummary, read_log
+from tests.cases import every
 
 
 def _record(step: Any, loss: Any = 5.0, time_s: Any = 1.5, **more: Any) -> str:
@@ -65,7 +66,7 @@ def test_a_records_memory() -> None:
     assert old.peak_memory_gib is None
 
 
-@pytest.mark.parametrize("step", [-1, 10**15, 10**30, True, 1.0, "1", None])
+@every("step", [-1, 10**15, 10**30, True, 1.0, "1", None])
 def test_a_step_that_is_no_number_of_a_step_is_damaged(step: Any) -> None:
     summary = _parse(_record(1).replace('"step": 1', f'"step": {json.dumps(step)}') + _record(7))
     assert [s.step for s in summary.steps] == [7]
@@ -99,13 +100,13 @@ def test_a_loss_that_is_no_number_stays_visible(text: str, check: Any) -> None:
     assert check(step.loss)
 
 
-@pytest.mark.parametrize("loss", [None, True, "abc", [1], {}])
+@every("loss", [None, True, "abc", [1], {}])
 def test_a_loss_that_is_missing_is_none(loss: Any) -> None:
     (step,) = _parse(_record(1, loss)).steps
     assert step.loss is None
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         _record(1)[:-12] + "\n",  # cut in half
@@ -146,7 +147,7 @@ def test_a_step_time_line_that_mentions_us_is_read() -> None:
     assert [s.step_time_s for s in summary.steps] == [1.5]
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         'MBRIDGE_STEP {"step": 1, "step_time_s": ' + "9" * 400 + ', "losses": {}}\n',
@@ -158,7 +159,6 @@ def test_a_step_time_line_that_mentions_us_is_read() -> None:
         f"iteration {'1' * 5000}/ 9 | lm loss: 1.0 |\n",
         "Step Time : " + "9" * 5000 + "s GPU utilization: 1TFLOP/s/GPU\n",
     ],
-    ids=["time", "tflops", "deep_step", "deep_run", "nan_count", "inf_count", "digits", "long_time"],
 )
 def test_a_hostile_line_does_not_stop_the_reader(line: str) -> None:
     """Whatever a log holds, the lines after it are read."""
@@ -223,8 +223,8 @@ def test_the_same_summary_for_every_size_of_chunk(size: int) -> None:
 # Upstream's logs: two lines per step, printed by two ranks
 
 
-@pytest.mark.parametrize("prefix", ["", "0: ", "15: "])
-@pytest.mark.parametrize("time_first", [True, False])
+@every("prefix", ["", "0: ", "15: "])
+@every("time_first", [True, False])
 def test_the_two_lines_in_either_order(prefix: str, time_first: bool) -> None:
     text = ""
     for step in (1, 2, 3):

@@ -4,18 +4,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.models.values.credentials import find_credential
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted, redacted_in
+from tests.cases import every
 from tests.models.test_credentials import SHAPES
 
 TOKEN = "hf_" + "aB3" * 10
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "shown"),
     [
         ("git clone https://bob:hunter2@git.example/x.git", "git clone https://***@git.example/x.git"),
@@ -36,8 +35,8 @@ def test_a_credential_is_redacted_once_and_for_all(text: str, shown: str) -> Non
     assert redacted(shown) == shown
 
 
-@pytest.mark.parametrize("form", ["{}", "rank 0: {}", "+ {} --next", "['{}', 1]"])
-@pytest.mark.parametrize("text", SHAPES)
+@every("form", ["{}", "rank 0: {}", "+ {} --next", "['{}', 1]"])
+@every("text", SHAPES)
 def test_every_shape_that_is_refused_elsewhere_is_redacted(text: str, form: str) -> None:
     shown = redacted(form.replace("{}", text))
     assert find_credential(shown) is None
@@ -45,7 +44,7 @@ def test_every_shape_that_is_refused_elsewhere_is_redacted(text: str, form: str)
     assert "hunter2" not in shown
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "shown"),
     [
         ("GET https://h/x?access_token=hunter2&a=b", "GET https://h/x?access_token=***"),
@@ -64,7 +63,7 @@ def test_what_belongs_to_a_credential_goes_with_it(text: str, shown: str) -> Non
     assert redacted(text) == shown
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         *("--comment=run:7@teamA", "--licenses=matlab:4,ansys@flexlm:2", "--hf_token_path /a", "HF_TOKEN=${HF_TOKEN}"),
@@ -95,7 +94,7 @@ def test_values_of_every_kind() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@every(
     "part",
     [
         "://",

@@ -6,6 +6,7 @@ import pytest
 
 from cloudai_mbridge.logs import LogParser, LogSummary
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK, render_record, run_token
+from tests.cases import every
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -54,8 +55,8 @@ def test_a_job_within_a_job_has_both_tokens() -> None:
     assert _steps(_record(1, f"{OTHER} {TOKEN}")) == [(1, 5.0)]
 
 
-@pytest.mark.parametrize("before", ["saw ", "rank 0 said: ", "'", "10: x: ", "h:9:9 [0] NCCL INFO Channel 00/0 : 0["])
-@pytest.mark.parametrize("after", ["", "h:9:9 [1] NCCL INFO comm 0x"])
+@every("before", ["saw ", "rank 0 said: ", "'", "10: x: ", "h:9:9 [0] NCCL INFO Channel 00/0 : 0["])
+@every("after", ["", "h:9:9 [1] NCCL INFO comm 0x"])
 def test_the_token_proves_a_record_wherever_it_stands(before: str, after: str) -> None:
     log = _parse(_record(1) + before + _record(2).rstrip("\n") + after + "\n" + _record(3))
     assert [(step.step, step.loss) for step in log.steps] == [(1, 5.0), (2, 5.0), (3, 5.0)]
@@ -76,7 +77,7 @@ def test_records_of_several_ranks_on_one_line_all_count() -> None:
     assert log.notes == ("1 damaged records were left out",)
 
 
-@pytest.mark.parametrize("before", ["3: ", "[default0]:", "[rank1]: ", "50 %\r", "\x00\x00", "0: [default0]: "])
+@every("before", ["3: ", "[default0]:", "[rank1]: ", "50 %\r", "\x00\x00", "0: [default0]: "])
 def test_labels_of_ranks_and_what_a_progress_bar_wrote_over_may_stand_before_it(before: str) -> None:
     assert _steps(before + _record(1)) == [(1, 5.0)]
 

@@ -10,6 +10,7 @@ from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, con
 from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
+from tests.cases import every
 
 
 def of_loop(recipe: str, gpu: str, **cmd_args: Any) -> dict[str, str]:
@@ -21,7 +22,7 @@ def of_loop(recipe: str, gpu: str, **cmd_args: Any) -> dict[str, str]:
     return recipe_environment(trained.model_copy(update=cmd_args), gpu, preset)
 
 
-@pytest.mark.parametrize(
+@every(
     ("gpu", "args", "expected"),
     [
         ("h100", {}, 32),

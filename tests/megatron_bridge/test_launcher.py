@@ -14,6 +14,7 @@ from cloudai_mbridge.megatron_bridge.launcher.options import (
 )
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from tests.cases import every
 
 PARSER = """
 import argparse
@@ -122,7 +123,7 @@ def test_an_installed_launcher_speaks_for_itself(tmp_path: Path) -> None:
     assert newer.options == installed.options
 
 
-@pytest.mark.parametrize("text", ["def broken(", "", None])
+@every("text", ["def broken(", "", None])
 def test_an_installed_launcher_that_cannot_be_read_leaves_the_data(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         parser_in(tmp_path, text)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
@@ -14,6 +12,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep.checked import with_recipe
+from tests.cases import every
 
 LLAMA = {"model_recipe_name": "llama3_8b", "gpu_type": "h100", "num_gpus": 8}
 SIZES = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length")
@@ -65,7 +64,7 @@ def test_a_batch_that_upstream_would_not_scale_is_the_recipes() -> None:
     assert args.gb == load_recipe("llama3_8b").default("train", "global_batch_size")
 
 
-@pytest.mark.parametrize(
+@every(
     ("system", "args"),
     [
         (None, {"model_recipe_name": "gpt_tiny", "gpu_type": "h100"}),
@@ -74,7 +73,6 @@ def test_a_batch_that_upstream_would_not_scale_is_the_recipes() -> None:
         (None, {**LLAMA, "compute_dtype": "fp32"}),
         (LocalSystem(name="here", scheduler="local", gpu_type="h100"), {"model_recipe_name": "llama3_8b"}),
     ],
-    ids=["no preset of the recipe", "no GPU", "unknown GPU", "no preset of the format", "this machine"],
 )
 def test_without_a_preset_nothing_changes(system: System | None, args: dict[str, Any]) -> None:
     plain = written(**args)

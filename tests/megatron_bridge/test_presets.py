@@ -19,6 +19,7 @@ from cloudai_mbridge.megatron_bridge.presets.find import (
 from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS, from_text
 from cloudai_mbridge.megatron_bridge.release import Release, find_release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from tests.cases import every
 from tests.interop.presets.extract import as_text
 from tests.interop.presets.extract import main as extract
 from tests.interop.presets.reader import read_source
@@ -34,7 +35,7 @@ def resolved(version: str | Release, **cmd_args: Any) -> ResolvedCmdArgs:
     return with_preset(args, find_preset(args, release)).args
 
 
-@pytest.mark.parametrize("known", known_releases(), ids=lambda known: known["version"])
+@every("known", known_releases())
 def test_every_release_has_presets_of_which_nearly_all_is_known(known: dict[str, str]) -> None:
     presets = catalog(Release(known["version"], "data"))
     assert presets
@@ -89,7 +90,7 @@ def test_one_virtual_stage_is_none() -> None:
     assert given_by(ResolvedCmdArgs(vp=1)) == {"vp": 1}
 
 
-@pytest.mark.parametrize("name", ["use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap"])
+@every("name", ["use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap"])
 def test_what_a_preset_switches_on_cannot_be_switched_off(name: str) -> None:
     known = catalog(Release("0.6.0", "data"))
     assert known

@@ -5,8 +5,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import pytest
-
+from tests.cases import every
 from tests.interop.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
 
 HEAD = """
@@ -24,7 +23,7 @@ def value_of(tmp_path: Path, text: str) -> Any:
     return ev.call(ev.attribute(ev.module("module"), "f"), [], {})
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "value"),
     [
         ("def f(): return [x * 2 for x in range(3) if x]", [2, 4]),
@@ -54,7 +53,7 @@ def test_known(tmp_path: Path, text: str, value: Any) -> None:
     assert value_of(tmp_path, text) == value
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "import torch\ndef f(): return torch.cuda.device_count()",
@@ -114,9 +113,7 @@ class More(Sizes):
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("Sizes()", 8), ("Sizes(2)", 4), ("More(tp=2)", 4), ("replace(Sizes(), tp=8)", 1)]
-)
+@every(("text", "value"), [("Sizes()", 8), ("Sizes(2)", 4), ("More(tp=2)", 4), ("replace(Sizes(), tp=8)", 1)])
 def test_a_dataclass_finishes_its_objects(tmp_path: Path, text: str, value: int) -> None:
     assert value_of(tmp_path, f"{DATACLASS}def f(): return {text}.dp") == value
 
@@ -136,7 +133,7 @@ def test_an_object_from_outside_has_what_was_set(tmp_path: Path) -> None:
     assert made.attributes == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "def f():\n    x = 0\n    for i in range(99999):\n        for j in range(99999): x += 1\n    return x",

@@ -12,9 +12,10 @@ from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 from cloudai_mbridge.models.values.credentials import find_credential, find_credential_in_words, is_secret_variable
 from cloudai_mbridge.training.credentials.find import is_secret
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         *("HF_TOKEN", "HFTOKEN", "HF_TOKEN2", "MYTOKENX", "WANDB_API_KEY", "WANDBKEY", "AWS_ACCESS_KEY_ID", "API-KEY"),
@@ -26,7 +27,7 @@ def test_names_of_credentials(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         *("TOKENIZERS_PARALLELISM", "tokenizer_type", "use_tokendrop", "PATH", "PYTHONPATH", "NCCL_DEBUG", "tp"),
@@ -42,7 +43,7 @@ def definition(**keys: Any) -> TestDefinition:
     return TestDefinition.model_validate({"name": "t", "description": "d", **keys})
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "value"),
     [
         *((key, "x") for key in ("logger.wandb_api_key", "a.hf_token", "x.secret", "checkpoint.password", "a.token")),
@@ -60,7 +61,7 @@ def test_an_override_with_a_credential_is_refused(key: str, value: str) -> None:
         definition(extra_cmd_args={key: value})
 
 
-@pytest.mark.parametrize(
+@every(
     "key",
     [
         *("tokenizer.tokenizer_model", "dataset.num_tokens", "model.num_layers", "--optimizer_type", "-cb"),
@@ -127,14 +128,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("text", SHAPES)
+@every("text", SHAPES)
 def test_shapes_of_credentials(text: str) -> None:
     found = find_credential(text)
     assert found is not None
     assert "hunter2" not in str(found)
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         *("http://proxy:3128", "https://github.com/a/b.git", "git@github.com:a/b.git", "ssh://git@h:22/a", "/a:/b:ro"),
@@ -272,9 +273,7 @@ def test_a_message_does_not_repeat_a_credential_after_its_option(tmp_path: Path,
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "words", [["--hf_token", "$HF_TOKEN"], ["--hf_token", "--x"], ["a", "b"], ["--trace", "cuda"], []]
-)
+@every("words", [["--hf_token", "$HF_TOKEN"], ["--hf_token", "--x"], ["a", "b"], ["--trace", "cuda"], []])
 def test_a_list_without_a_credential_is_taken(words: list[str]) -> None:
     assert definition(nsys={"extra_args": words})
 
@@ -285,7 +284,7 @@ def test_a_variable_may_be_named_as_an_address() -> None:
     assert not is_secret_variable("LICENSES", "matlab:2@flexlm")
 
 
-@pytest.mark.parametrize(
+@every(
     "part",
     [
         "//a:",

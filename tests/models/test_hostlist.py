@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("", []),
@@ -33,7 +34,7 @@ def test_lists(text: str, expected: list[str]) -> None:
     assert expand_hostlist(text) == expected
 
 
-@pytest.mark.parametrize("text", ["n[", "n[]", "n[1", "n[1-]", "n[-1]", "n[a-b]", "n[x]", "n[1-2-3]", "n[1;2]"])
+@every("text", ["n[", "n[]", "n[1", "n[1-]", "n[-1]", "n[a-b]", "n[x]", "n[1-2-3]", "n[1;2]"])
 def test_what_is_no_list_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="is not a node list"):
         expand_hostlist(text)
@@ -49,7 +50,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize(("text", "number"), LONG.values(), ids=LONG)
+@every(("text", "number"), LONG.values())
 def test_a_long_text_costs_no_time(text: str, number: int) -> None:
     started = time.process_time()
     try:
@@ -59,7 +60,7 @@ def test_a_long_text_costs_no_time(text: str, number: int) -> None:
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize("text", ["n[1,x]", "n[3-1,5]", "n[1,,2]", "n[1-2,a-b]", "n]", "n1]2"])
+@every("text", ["n[1,x]", "n[3-1,5]", "n[1,,2]", "n[1-2,a-b]", "n]", "n1]2"])
 def test_a_part_that_is_no_range_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput):
         expand_hostlist(text)

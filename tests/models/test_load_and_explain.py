@@ -10,6 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.loading.test_files import find_test_files
+from tests.cases import every
 
 HEAD = 'name = "t"\ndescription = "d"\n'
 INLINE = 'name = "n"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
@@ -32,7 +33,7 @@ def _load_alone(path: Path) -> Any:
     return load_scenario(path, None)
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "line", "expected"),
     [
         ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
@@ -84,7 +85,7 @@ def test_another_template_is_refused_by_name(tmp_path: Path) -> None:
     assert "'MegatronBridge'" in message
 
 
-@pytest.mark.parametrize(
+@every(
     "body",
     [
         "[cmd_args]\nhf_token = {a = 'S3CRET'}\n",
@@ -156,7 +157,7 @@ def test_an_unknown_test_name_suggests_the_nearest(tmp_path: Path) -> None:
     assert "--tests-dir" in message
 
 
-@pytest.mark.parametrize(
+@every(
     ("body", "line", "expected"),
     [
         ("", 2, "Tests[0]: set test_name, or define the test here (missing: name, description, test_template_name)"),

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.models.scenario import TestRun, TestScenario, find_cycle
+from tests.cases import every
 
 
 def _scenario(**waits_for: list[str]) -> TestScenario:
@@ -55,18 +56,18 @@ def test_a_long_chain_of_dependencies_is_no_problem() -> None:
     assert find_cycle(chain) is None
 
 
-@pytest.mark.parametrize("value", ["30", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"])
+@every("value", ["30", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"])
 def test_time_limits_of_slurm(value: str) -> None:
     assert TestRun(id="a", test_name="t", time_limit=value).time_limit == value
 
 
-@pytest.mark.parametrize("value", ["1y", "h", "1.5h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "1.5", "10 --wait"])
+@every("value", ["1y", "h", "1.5h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "1.5", "10 --wait"])
 def test_what_is_no_time_limit(value: str) -> None:
     with pytest.raises(ValidationError):
         TestRun(id="a", test_name="t", time_limit=value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("written", "slurm"),
     [
         ("90s", "00:01:30"),

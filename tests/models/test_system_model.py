@@ -8,6 +8,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from tests.cases import every
 
 CLOUDAI_LIKE = """\
 name = "example-cluster"
@@ -109,7 +110,7 @@ def test_an_unknown_key_suggests(tmp_path: Path) -> None:
         _load(tmp_path, SLURM + "gpu_per_node = 8\n" + PARTITION)
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         'account = "a\\n#SBATCH --wrap=id"',
@@ -137,13 +138,13 @@ UNUSABLE_WITH_SBATCH = (
 UNUSABLE_WITH_SRUN = ("--clusters=b", "-o x", "--output x", "--error=x", "--jobid=7", "--test-only", "--export=NONE")
 
 
-@pytest.mark.parametrize("option", UNUSABLE_WITH_SBATCH)
+@every("option", UNUSABLE_WITH_SBATCH)
 def test_an_option_that_hides_a_job_is_refused(tmp_path: Path, option: str) -> None:
     with pytest.raises(BadInput, match=r"system\.toml:4: extra_sbatch_args: .* --[a-z-]+ .*cannot be used: "):
         _load(tmp_path, f'{SLURM}extra_sbatch_args = ["--exclusive", "{option}"]\n{PARTITION}')
 
 
-@pytest.mark.parametrize("words", UNUSABLE_WITH_SRUN)
+@every("words", UNUSABLE_WITH_SRUN)
 def test_an_option_that_hides_a_step_is_refused(tmp_path: Path, words: str) -> None:
     with pytest.raises(BadInput, match=r"system\.toml:4: extra_srun_args: .* --[a-z-]+ .*cannot be used: "):
         _load(tmp_path, f'{SLURM}extra_srun_args = "--label {words}"\n{PARTITION}')

@@ -6,6 +6,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.toml_source import TomlSource, dotted, read_toml
+from tests.cases import every
 
 SCENARIO = """\
 name = "s"        # line 1
@@ -41,7 +42,7 @@ def _read(tmp_path: Path, text: str) -> TomlSource:
     return read_toml(path)
 
 
-@pytest.mark.parametrize(
+@every(
     ("key_path", "line"),
     [
         (("name",), 1),

@@ -15,6 +15,7 @@ from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
+from tests.cases import every
 
 DENSE, MOE, DEEPSEEK = "gpt_tiny", "moe_tiny", "deepseek_v3"
 
@@ -166,7 +167,7 @@ def _config(recipe: str, extra: dict[str, str] | None = None, **args: Any) -> di
     return training_config(load_recipe(recipe), ResolvedCmdArgs(model_recipe_name=recipe, **args), extra or {})
 
 
-@pytest.mark.parametrize("name", REACHES)
+@every("name", REACHES)
 def test_an_argument_reaches_its_place(name: str) -> None:
     value, place = REACHES[name]
     recipe = "moe_tiny" if name.startswith("moe_") else DENSE
@@ -271,7 +272,7 @@ def test_adam_is_precision_aware_with_bf16_weights_alone() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "extra", "expected"),
     [
         ({"num_gpus": 32, "pp": 4, "vp": 2}, {}, (2**27, True, True)),
@@ -297,7 +298,7 @@ def test_parameters_are_gathered_as_in_upstreams_performance_recipes(
     assert optimizer["overlap_param_gather"] == ddp["overlap_param_gather"]
 
 
-@pytest.mark.parametrize("name", PASSED)
+@every("name", PASSED)
 def test_an_argument_is_passed_on(name: str) -> None:
     value, place, others = PASSED[name]
     assert _at(_config(DENSE, **{name: value}, **others), place) == value
@@ -311,7 +312,7 @@ def test_an_argument_is_passed_on(name: str) -> None:
         _config(DENSE, override, **{name: value})
 
 
-@pytest.mark.parametrize("name", DERIVED)
+@every("name", DERIVED)
 def test_an_argument_decides_several_fields(name: str) -> None:
     value, others, place, expected = DERIVED[name]
     given = {"model_recipe_name": DENSE, **others, name: value}
@@ -420,7 +421,7 @@ def _at(data: dict[str, Any], place: str) -> Any:
     return data.get(section, {}).get(field) if field else data[section]
 
 
-@pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
+@every("name", sorted(ResolvedCmdArgs.model_fields))
 def test_every_argument_is_accounted_for(name: str) -> None:
     accounted = name in OUTSIDE or (name in PASSED and not PASSED[name][2])
     accounted |= (name in REACHES or name in DERIVED) and not ARGUMENTS[name].needs
@@ -443,9 +444,7 @@ def test_every_argument_maps_or_is_listed_with_the_reason_why_not() -> None:
         assert not argument.means or argument.refused or name in {*OUTSIDE, *DERIVED, *OF_NSYS}, name
 
 
-@pytest.mark.parametrize(
-    ("name", "values"), [(name, argument.harmless) for name, argument in ARGUMENTS.items() if argument.harmless]
-)
+@every(("name", "values"), [(name, argument.harmless) for name, argument in ARGUMENTS.items() if argument.harmless])
 def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
         assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {}
@@ -534,7 +533,7 @@ def test_fewer_or_more_layers_keep_the_expert_pattern(layers: int, expected: lis
     assert _config(DEEPSEEK, num_layers=layers)["model"]["moe_layer_freq"] == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "text", "expected"),
     [
         ("optimizer.weight_decay", "0.5", 0.5),
@@ -555,7 +554,7 @@ def test_an_extra_argument_is_typed(key: str, text: str, expected: Any) -> None:
     assert type(value) is type(expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "text", "expected"),
     [
         ("lr", "1", "'lr' is not SECTION.FIELD"),

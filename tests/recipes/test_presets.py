@@ -16,6 +16,7 @@ from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.recipes.user_buffers import TUNED, user_buffers
 from cloudai_mbridge.training import comm_overlap
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
+from tests.cases import every
 
 QWEN = {"model_recipe_name": "qwen3_30b_a3b", "gpu_type": "gb200", "compute_dtype": "fp8_mx", "num_gpus": 8}
 KIMI = {"model_recipe_name": "kimi_k2", "gpu_type": "h100", "num_gpus": 1024}
@@ -85,7 +86,7 @@ def test_a_machine_falls_back_for_what_a_recipe_chooses_alone() -> None:
         _config(given, lacking, comm_overlap__tp_comm_overlap="true")
 
 
-@pytest.mark.parametrize("name", TUNED)
+@every("name", TUNED)
 def test_user_buffers_are_those_of_the_training_loop(name: str) -> None:
     layer = getattr(comm_overlap, f"userbuffers_{name}")
     for slot, values in user_buffers(name).items():

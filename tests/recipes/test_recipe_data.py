@@ -8,6 +8,7 @@ from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import count_layers, flops_per_token
+from tests.cases import every
 from tests.recipes.embedded import embedded_recipes
 
 # FLOPs per token at tp 1 and the default sequence, as published for the reference implementation's formula; DeepSeek's
@@ -22,7 +23,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("name", embedded_recipes())
+@every("name", embedded_recipes())
 def test_a_recipe_is_a_valid_training_config(name: str) -> None:
     recipe = load_recipe(name)
     args = with_recipe_defaults(ResolvedCmdArgs(model_recipe_name=name), recipe)
@@ -38,7 +39,7 @@ def test_a_recipe_is_a_valid_training_config(name: str) -> None:
     assert flops_per_token(config.model) > 0
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@every("name", GOLDEN)
 def test_a_known_model_has_its_published_flops(name: str) -> None:
     recipe = load_recipe(name)
     model = ConfigContainer.from_dict(training_config(recipe, ResolvedCmdArgs(model_recipe_name=name), {})).model

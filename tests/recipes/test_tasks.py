@@ -13,6 +13,7 @@ from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.sweep.checked import recipe_of, with_recipe
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.peft.config import LoRA
+from tests.cases import every
 from tests.recipes.embedded import embedded_recipes
 
 TASKS = ("sft", "lora")
@@ -27,8 +28,8 @@ def _config(extra: dict[str, str] | None = None, **given: Any) -> dict[str, Any]
     return training_config(recipe, with_recipe(asked, recipe, preset=preset), extra or {})
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", embedded_recipes())
+@every("task", TASKS)
+@every("name", embedded_recipes())
 def test_every_recipe_is_fine_tuned(name: str, task: str) -> None:
     recipe = recipe_for(name, task)
     assert recipe is recipe_for(name, task)  # estimates are cached by it

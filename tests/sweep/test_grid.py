@@ -12,6 +12,7 @@ from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.build import MOST_REJECTED_ROWS, build_plan
 from cloudai_mbridge.plan.run_plan import ScenarioPlan
 from cloudai_mbridge.sweep.expand import SweepSpace, expand
+from tests.cases import every
 
 BASE = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 1, "max_steps": 10}
 
@@ -70,7 +71,7 @@ def test_random_order_visits_every_point_once_and_repeatably() -> None:
     assert shuffled == points(axes, order="random", seed=7) != points(axes, order="random", seed=8)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 97, 100])
+@every("size", [1, 2, 3, 97, 100])
 def test_random_order_is_complete_for_any_size(size: int) -> None:
     found = points({"gb": list(range(1, size + 1))}, order="random", seed=3)
     assert sorted(point["gb"] for point in found) == list(range(1, size + 1))
@@ -80,7 +81,7 @@ def test_a_value_listed_twice_counts_once() -> None:
     assert points({"tp": [1, 2, 1]}) == [{"tp": 1}, {"tp": 2}]
 
 
-@pytest.mark.parametrize(
+@every(
     ("sweep", "words"),
     [
         ({"zip": [["tp", "cp"]]}, "'cp' is not an axis; axes are tp, mb"),

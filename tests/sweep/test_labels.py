@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.files.names import label, slug
+from tests.cases import every
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=300)
@@ -49,7 +50,7 @@ def test_a_label_does_not_change_between_versions() -> None:
     assert label({"task": "a b"}) == "taska_b-0779fd42-f1d2c783"
 
 
-@pytest.mark.parametrize("text", NASTY)
+@every("text", NASTY)
 def test_a_nasty_name_becomes_a_safe_one(text: str) -> None:
     assert SAFE.fullmatch(slug(text))
     assert SAFE.fullmatch(label({"task": text}))

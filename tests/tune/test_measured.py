@@ -14,6 +14,7 @@ from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.tune.measured import read_measurements
+from tests.cases import every
 from tests.gate.history_data import make_point, write_report
 
 FIELDS: dict[str, Any] = {
@@ -63,7 +64,7 @@ def test_a_point_of_several_results_is_one(tmp_path: Path) -> None:
     assert point.step_time_s == 2.0
 
 
-@pytest.mark.parametrize(
+@every(
     ("changed", "why"),
     [
         ({"verdict": "failed"}, "its verdict is failed"),

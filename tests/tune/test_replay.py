@@ -16,6 +16,7 @@ from cloudai_mbridge.tune.table import Space, read_table
 from tests.benchmarks.replay.__main__ import replay
 from tests.benchmarks.replay.case import Case, case_of, read_cases
 from tests.benchmarks.replay.play import play, random_order, trials_to, without_prior
+from tests.cases import every
 
 MODEL = {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "num_query_groups": 16}
 MODEL |= {"ffn_hidden_size": 8192, "vocab_size": 51200}
@@ -124,7 +125,7 @@ def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
     assert len(score.order) == 4
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "words"),
     [
         ({"tp": "0"}, "line 2: tp: '0' is not a whole number from 1 to 999999999"),

@@ -10,6 +10,7 @@ from cloudai_mbridge.logs import LogSummary, StepRecord
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import RunOutcome, Verdict, judge, with_failure
+from tests.cases import every
 
 NUM_STEPS, WARMUP = 6, 2
 STATUSES: dict[str, JobStatus | None] = {
@@ -48,9 +49,9 @@ def _judge(status: str = "good", steps: str = "good", loss: str = "good", rate: 
     return judge(STATUSES[status], log, measure(records, WARMUP, 100.0), NUM_STEPS, ["the last line"])
 
 
-@pytest.mark.parametrize("status", STATUSES)
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("loss", LOSSES)
+@every("status", STATUSES)
+@every("steps", STEPS)
+@every("loss", LOSSES)
 def test_the_whole_table(status: str, steps: str, loss: str) -> None:
     outcome = _judge(status, steps, loss)
     is_good = (status, steps) == ("good", "good") and loss == "good"
@@ -84,7 +85,7 @@ def test_a_run_of_no_steps_is_no_success() -> None:
     assert judge(STATUSES["good"], LogSummary(), measure((), 0, None), 0, []).verdict is Verdict.FAILED
 
 
-@pytest.mark.parametrize(
+@every(
     ("status", "reason"),
     [
         ("not submitted", "the job was not submitted, or its end is unknown"),
@@ -106,7 +107,7 @@ def test_what_is_said_of_the_job(status: str, reason: str) -> None:
 STOPPED = JobStatus("STOPPED", JobClass.STOPPED, signal=15, reason="client has ended (end_post_comp)")
 
 
-@pytest.mark.parametrize(("num_measured", "is_good"), [(6, True), (4, True), (3, True), (2, False), (0, False)])
+@every(("num_measured", "is_good"), [(6, True), (4, True), (3, True), (2, False), (0, False)])
 def test_what_was_to_be_stopped_is_judged_by_what_it_measured(num_measured: int, is_good: bool) -> None:
     records = tuple(StepRecord(step, 1.0, 2.0, 5.0) for step in range(1, num_measured + 1))
     outcome = judge(STOPPED, LogSummary(records, "records"), measure(records, WARMUP, 100.0), NUM_STEPS, [])

@@ -28,6 +28,7 @@ from cloudai_mbridge.verdict.triage import (
     parse_catalogue,
     triage,
 )
+from tests.cases import every
 
 CATALOGUE = load_catalogue()
 EXAMPLES = [
@@ -79,7 +80,7 @@ def _triage(path: Path, state: str = "FAILED", reason: str = "") -> Failure:
     return failure
 
 
-@pytest.mark.parametrize(("entry", "line"), EXAMPLES)
+@every(("entry", "line"), EXAMPLES)
 def test_an_example_is_triaged_to_its_entry(write: Write, entry: Entry, line: str) -> None:
     failure = triage(None, [write(line)])
     assert failure is not None
@@ -99,13 +100,13 @@ def test_no_driver_at_all_is_not_taken_for_an_old_one(write: Write) -> None:
     assert "there is no driver on this node" in failure.remedy
 
 
-@pytest.mark.parametrize("line", COUNTEREXAMPLES)
+@every("line", COUNTEREXAMPLES)
 def test_a_counterexample_matches_no_entry(write: Write, line: str) -> None:
     assert [entry.id for entry in CATALOGUE if entry.search(line)] == []
     assert triage(None, [write(line)]) is None
 
 
-@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE])
+@every("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE])
 def test_every_entry_is_complete(entry: Entry) -> None:
     assert len(entry.examples) >= 2
     assert entry.counterexamples
@@ -116,7 +117,7 @@ def test_every_entry_is_complete(entry: Entry) -> None:
     assert len(entry.title) <= 60
 
 
-@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE])
+@every("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE])
 def test_every_pattern_has_an_example(entry: Entry) -> None:
     """A pattern that no example needs is one that nobody has seen match."""
     lines = [re.sub(r"^(?:\[rank\d\]|\d): ", "", line) for line in entry.examples]
@@ -124,7 +125,7 @@ def test_every_pattern_has_an_example(entry: Entry) -> None:
         assert any(pattern.search(line) for line in lines), pattern
 
 
-@pytest.mark.parametrize(("entry", "line"), EXAMPLES)
+@every(("entry", "line"), EXAMPLES)
 def test_patterns_do_not_explode_on_a_hostile_line(entry: Entry, line: str) -> None:
     cut = line[: max(8, len(line) * 3 // 4)]
     hostile = (cut * (1 + (1 << 15) // len(cut)))[: 1 << 15]
@@ -134,17 +135,17 @@ def test_patterns_do_not_explode_on_a_hostile_line(entry: Entry, line: str) -> N
     assert time.process_time() - begin < 2
 
 
-@pytest.mark.parametrize(
+@every(
     ("first", "expected"),
     [(OOM, "out_of_memory"), (ECC, "gpu_ecc"), (NODE_DEAD, "node_failure"), (NAN, "nan_loss"), (REFUSED, "nan_loss")],
 )
-@pytest.mark.parametrize("last", [False, True])
+@every("last", [False, True])
 def test_the_cause_beats_its_symptoms_wherever_it_stands(write: Write, first: str, expected: str, last: bool) -> None:
     lines = (*NOISE * 50, first) if last else (first, *NOISE * 50)
     assert _triage(write(*lines)).id == expected
 
 
-@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE[4:]])
+@every("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE[4:]])
 def test_broken_hardware_beats_everything(write: Write, entry: Entry) -> None:
     assert _triage(write(entry.examples[0], ECC)).id == "gpu_ecc"
 
@@ -171,7 +172,7 @@ def test_a_dead_node_beats_the_logs_and_is_named_by_them(write: Write) -> None:
     assert failure.evidence == (f"stdout.txt:{line}: {NODE_DEAD}", f"stdout.txt:{line + 1}: {NODE_DEAD}")
 
 
-@pytest.mark.parametrize("state", STATES)
+@every("state", STATES)
 def test_a_state_says_it_alone_and_beats_symptoms(write: Write, state: EndState) -> None:
     for path in (write("all is well"), write(*NOISE)):
         failure = _triage(path, state.state, *state.examples[:1])
@@ -179,7 +180,7 @@ def test_a_state_says_it_alone_and_beats_symptoms(write: Write, state: EndState)
         assert failure.evidence == ()
 
 
-@pytest.mark.parametrize("state", STATES)
+@every("state", STATES)
 def test_only_states_that_win_beat_a_cause(write: Write, state: EndState) -> None:
     assert _triage(write(OOM), state.state, *state.examples[:1]).id == (state.id if state.wins else "out_of_memory")
 
@@ -317,7 +318,7 @@ topic = "a"
 """
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "message"),
     [
         ('id = "b"', 'id = "a"', r"twice: \['a'\]"),

@@ -15,6 +15,7 @@ from cloudai_mbridge.estimate.time.blocks import (
 )
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.training.flops import flops_per_token
+from tests.cases import every
 
 # Its inner Mamba width is not twice the hidden size, which the formula takes it for
 _FORMULA_IS_WRONG = {"nemotron_3_nano", "nemotron_3_5_lightning"}
@@ -35,8 +36,8 @@ def flops_by_block(model: Architecture) -> float:
     return 6 * (core + sum(matmul.multiply_adds for matmul in matmuls))
 
 
-@pytest.mark.parametrize("recipe", [name for name in recipe_names() if name not in _FORMULA_IS_WRONG])
-@pytest.mark.parametrize("seq_length", [2048, 8192])
+@every("recipe", [name for name in recipe_names() if name not in _FORMULA_IS_WRONG])
+@every("seq_length", [2048, 8192])
 def test_blocks_add_up_to_the_formula(recipe: str, seq_length: int) -> None:
     model = replace(architecture(load_recipe(recipe)), seq_length=seq_length)
     assert flops_by_block(model) == pytest.approx(flops_per_token(model), rel=0.01)

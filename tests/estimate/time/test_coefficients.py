@@ -8,19 +8,13 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, trained_fraction, years
-from cloudai_mbridge.estimate.time.parts import Parts
+from tests.cases import every
 
 GB200, H100 = gpu_named("gb200"), gpu_named("h100")
 
 
 def names(part: str, setting: Setting) -> set[str]:
     return {name for name, exponent in powers(part, setting) if exponent}
-
-
-@pytest.mark.parametrize("part", Parts._fields)
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP8_CS, Precision.FP8_MX, Precision.NVFP4])
-def test_every_part_has_coefficients(dense: Architecture, part: str, precision: Precision) -> None:
-    assert powers(part, Setting(dense, GB200, precision))
 
 
 def test_matmuls_by_precision_and_generation(dense: Architecture) -> None:
@@ -61,7 +55,7 @@ def test_a_patch_release_is_a_little_later() -> None:
     assert years("26.04") < years("26.04.01") < years("26.05")
 
 
-@pytest.mark.parametrize("container", ["", "26", "newest", "26.4", "26.04-rc1"])
+@every("container", ["", "26", "newest", "26.4", "26.04-rc1"])
 def test_no_version(container: str) -> None:
     with pytest.raises(BadInput, match=r"^container: .* is not a version; write it as 26\.04 or 26\.04\.01$"):
         years(container)

@@ -2,11 +2,12 @@ import pytest
 
 from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.time.parts import exchange_shares, ring_gb_s
+from tests.cases import every
 
 H100, GB200 = gpu_named("h100"), gpu_named("gb200")
 
 
-@pytest.mark.parametrize(
+@every(
     ("ranks", "stride", "expected"),
     [
         (8, 1, 450),  # a node

@@ -13,6 +13,7 @@ from cloudai_mbridge.estimate.time import TimeModel, load_calibration, step_time
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.parts import bubble, device_of
 from cloudai_mbridge.recipes import load_recipe, recipe_names
+from tests.cases import every
 
 GB200, BF16 = gpu_named("gb200"), Precision.BF16
 RECIPES = ("llama3_70b", "qwen3_235b_a22b", "deepseek_v3", "gpt_oss_120b", "nemotron_3_super", "deepseek_v4_flash")
@@ -22,7 +23,7 @@ def seconds(model: Architecture, layout: ParallelLayout, gpu: str = "gb200", pre
     return time_model(model, gpu_named(gpu), precision).step_time_s(layout)
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@every("recipe", recipe_names())
 def test_terms_add_up(recipe: str) -> None:
     model = architecture(load_recipe(recipe))
     layout = ParallelLayout(num_gpus=32, tp=2, pp=2, cp=2, ep=4, etp=1, vp=2, mbs=1, gbs=32)

@@ -8,6 +8,7 @@ from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.parts import Parts, bubble, device_of, ideal_parts, launch_time_s, stage_shares
 from cloudai_mbridge.estimate.time.work import work_of
+from tests.cases import every
 
 
 def parts_of(
@@ -19,7 +20,7 @@ def parts_of(
     return ideal_parts(model, work, layout, device, layout.num_microbatches)
 
 
-@pytest.mark.parametrize(
+@every(
     ("pp", "vp", "microbatches", "expected"), [(1, 1, 8, 0), (4, 1, 8, 3 / 8), (4, 5, 8, 3 / 40), (16, 8, 32, 15 / 256)]
 )
 def test_bubble_is_exact(pp: int, vp: int, microbatches: int, expected: float) -> None:
@@ -73,7 +74,7 @@ def test_sharded_weights_travel_in_every_microbatch(dense: Architecture) -> None
     assert sharded.fsdp_comm == pytest.approx(plain.dp_comm * 4 * 6 / 4)
 
 
-@pytest.mark.parametrize(
+@every(
     ("pp", "pipeline_layout", "expected"),
     [
         (1, None, (1, 1)),

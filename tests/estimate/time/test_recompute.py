@@ -3,6 +3,7 @@ import pytest
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.time.parts import RecomputeFactors, recomputed
+from tests.cases import every
 
 
 def again(model: Architecture, recompute: Recompute, **sizes: int) -> RecomputeFactors:
@@ -23,7 +24,7 @@ def test_some_layers_of_every_chunk(dense: Architecture) -> None:
     assert factors.mlp == pytest.approx(1 + 1 / 3 * 20 / 80)
 
 
-@pytest.mark.parametrize(
+@every(
     ("module", "group"),
     [
         ("core_attn", "core"),
