@@ -1,4 +1,4 @@
-"""Launchers of points, as objects: each run has one, chosen once, and other modules ask it instead of its kind."""
+"""Launchers of points. Each run has one, chosen once; all differences between launchers are here."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,14 +30,14 @@ _EXCLUDE = "exclude="
 
 
 class RunLauncher:
-    """What every launcher is asked; a method that a launcher does not define changes nothing.
+    """A launcher, without a setting or a limit of its own.
 
     name: as the argument `launcher` has it.
     log_name, config_name: files of a run, with its steps and its training configuration; "" for none.
     has_records: the log contains a record of every step, with its loss.
     has_script: a script of ours is the job: a task of an array, the job of an executor, or a check of one node.
     max_parallel: runs at a time unless the scenario limits them; None for no limit.
-    always_shown: arguments that plans and reports contain, whoever set them.
+    always_shown: arguments in plans and reports, whoever set them.
     """
 
     name: Launcher
