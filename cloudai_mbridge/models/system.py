@@ -206,7 +206,8 @@ class SlurmSystem(_System):
     def default_nodes(self) -> list[str]:
         """Host lists of the nodes in the default partition."""
         own = [each for each in self.partitions if each.name == self.default_partition]
-        return [nodes for each in own for part in (each, *each.groups) for nodes in part.nodes]
+        lists = [*(each.nodes for each in own), *(group.nodes for each in own for group in each.groups)]
+        return [nodes for each in lists for nodes in each]
 
     @property
     def preset_gpu(self) -> str:

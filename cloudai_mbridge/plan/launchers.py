@@ -1,4 +1,4 @@
-"""Launchers of points, as objects: each run has one, chosen once, and other modules ask it instead of its kind."""
+"""Launchers of points. Each run has one, chosen once; all differences between launchers are here."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,14 +30,14 @@ _EXCLUDE = "exclude="
 
 
 class RunLauncher:
-    """What every launcher is asked; a method that a launcher does not define changes nothing.
+    """A launcher, without a setting or a limit of its own.
 
     name: as the argument `launcher` has it.
     log_name, config_name: files of a run, with its steps and its training configuration; "" for none.
     has_records: the log contains a record of every step, with its loss.
     has_script: a script of ours is the job: a task of an array, the job of an executor, or a check of one node.
     max_parallel: runs at a time unless the scenario limits them; None for no limit.
-    always_shown: arguments that plans and reports contain, whoever set them.
+    always_shown: arguments in plans and reports, whoever set them.
     """
 
     name: Launcher
@@ -92,22 +92,19 @@ class RunLauncher:
         """Return the mounts that arguments need."""
         return ()
 
-    def fields(
-        self,
-        test: LoadedTest,
-        args: ResolvedCmdArgs,
-        recipe: Recipe | None,
-        system: System,
-        preset: Preset | None,
-        env: Mapping[str, str],
-    ) -> dict[str, Any]:
-        """Return the fields of a `RunPlan` that only this launcher reads. env: of the job."""
-        raise NotImplementedError
+    def recipe_variables(self, args: ResolvedCmdArgs, system: System, preset: Preset | None) -> dict[str, str]:
+        """Return the variables that the recipe sets where neither files nor the job's environment do."""
+        return {}
 
-    def check_training(
-        self, args: ResolvedCmdArgs, recipe: Recipe | None, extra: Mapping[str, str], system: System | None
-    ) -> None:
-        """Raise BadInput of a point without a valid training configuration, if the launcher gets one."""
+    def training(
+        self, test: LoadedTest, args: ResolvedCmdArgs, recipe: Recipe | None, system: System | None
+    ) -> dict[str, Any]:
+        """Return the training configuration, {} if the launcher makes it; BadInput: it is invalid."""
+        return {}
+
+    def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
+        """Return the fields of a `RunPlan` that only this launcher reads."""
+        raise NotImplementedError
 
     def problems(self, run: "RunPlan", system: System) -> Iterator[str]:
         """Yield a line for every option or value that the launcher lacks."""
@@ -140,32 +137,22 @@ class EmbeddedLoop(RunLauncher):
     def mounts(self, args: ResolvedCmdArgs) -> tuple[str, ...]:
         return mounts_of(args)
 
-    def fields(
-        self,
-        test: LoadedTest,
-        args: ResolvedCmdArgs,
-        recipe: Recipe | None,
-        system: System,
-        preset: Preset | None,
-        env: Mapping[str, str],
+    def recipe_variables(self, args: ResolvedCmdArgs, system: System, preset: Preset | None) -> dict[str, str]:
+        found = recipe_environment(args, gpu_label(args, system), preset)
+        return found | (DETERMINISTIC if args.deterministic else {})
+
+    def training(
+        self, test: LoadedTest, args: ResolvedCmdArgs, recipe: Recipe | None, system: System | None
     ) -> dict[str, Any]:
-        extra = test.definition.extra_cmd_args
         assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-        recipe_env = recipe_environment(args, gpu_label(args, system), preset)
-        recipe_env |= DETERMINISTIC if args.deterministic else {}
+        return training_config(recipe, args, test.definition.extra_cmd_args, core_release(system), lacking(system))
+
+    def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
         return {
-            "training_config": training_config(recipe, args, extra, core_release(system), lacking(system)),
-            "recipe_env": {name: value for name, value in recipe_env.items() if name not in env},
             "profiler": profiler_of(test.definition.nsys, args),
             "node_commands": node_commands_of(args),
             "preempt_time_s": args.preempt_time,
         }
-
-    def check_training(
-        self, args: ResolvedCmdArgs, recipe: Recipe | None, extra: Mapping[str, str], system: System | None
-    ) -> None:
-        if recipe is not None:
-            training_config(recipe, args, extra, core_release(system), lacking(system))
 
 
 class BridgeLauncher(RunLauncher):
@@ -212,16 +199,8 @@ class BridgeLauncher(RunLauncher):
         """Return the time only if the scenario sets it: the log may contain no steps."""
         return runner.hang_timeout_s if "hang_timeout_s" in runner.model_fields_set else None
 
-    def fields(
-        self,
-        test: LoadedTest,
-        args: ResolvedCmdArgs,
-        recipe: Recipe | None,
-        system: System,
-        preset: Preset | None,
-        env: Mapping[str, str],
-    ) -> dict[str, Any]:
-        return {"training_config": {}, "upstream": plan_upstream(test, args, system)}
+    def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
+        return {"upstream": plan_upstream(test, args, system)}
 
     def problems(self, run: "RunPlan", system: System) -> Iterator[str]:
         return unknown_options(run, slurm_of(system))

@@ -70,8 +70,8 @@ class SweepPreview:
         with naming_file(test):
             self.walk = PointWalk(test, system, options.rules, self.memory_limit, options.order, options.formula)
         self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
-        self._extra = test.definition.extra_cmd_args
-        self.not_considered = not_considered(self.sweep.base_args(), self._extra, self.sweep.grid.names)
+        extra = test.definition.extra_cmd_args
+        self.not_considered = not_considered(self.sweep.base_args(), extra, self.sweep.grid.names)
         self._system, self._is_checked = system, False
         self._price_of = cache(partial(price_of, system))
 
@@ -124,7 +124,7 @@ class SweepPreview:
             return
         self._is_checked = True
         _, args, recipe = point.resolve()
-        LAUNCHERS[args.launcher].check_training(args, recipe, self._extra, self._system)
+        LAUNCHERS[args.launcher].training(self.test, args, recipe, self._system)
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why it is missing."""

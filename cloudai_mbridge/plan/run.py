@@ -46,6 +46,8 @@ def plan_run(
     env = launcher.variables(args, system) | env
     time_limit = run.time_limit or args.time_limit
     num_steps = num_steps_of(test, args)
+    config = launcher.training(test, args, recipe, system)
+    recipe_env = launcher.recipe_variables(args, system, preset)
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,
@@ -59,9 +61,11 @@ def plan_run(
         ranks_per_node=placement.ranks_per_node,
         num_steps=num_steps,
         warmup_steps=definition.warmup_steps(num_steps),
+        training_config=config,
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret_variable(name, value)},
         secret_env=_secrets(args, env),
+        recipe_env={name: value for name, value in recipe_env.items() if name not in env},
         time_limit=time_limit,
         time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),
@@ -72,7 +76,7 @@ def plan_run(
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
-        **launcher.fields(test, args, recipe, system, preset, env),
+        **launcher.fields(test, args, system),
     )
 
 

@@ -11,19 +11,22 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
+from cloudai_mbridge.runner.journal.journal import Journal
 
 TOKEN = "hf_" + "NeverToBeSeen" * 3
 URL, COMMIT = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "v0.3.0"
 NEMO_RUN = "https://github.com/NVIDIA-NeMo/Run.git"
 
-# fake.mode: good, exits_1, no_job, fails, nan_loss, forever; the token's presence is told, never the token
+# fake.mode: good, exits_1, no_job, fails, nan_loss, forever, too_large; the token's presence is told, never the token
 FAKE_LAUNCHER = '''
 import json, os, subprocess, sys, time
 overrides = dict(word.split("=", 1) for word in sys.argv if word.startswith("fake."))
@@ -49,8 +52,9 @@ with open(home + "/job.sh", "w") as file:
     file.write(JOB % values)
 log = home + "/log.out"
 partition = sys.argv[sys.argv.index("-p") + 1]
+size = ["--nodes=2"] if mode == "too_large" else ["--nodes=1", "--ntasks=1"]
 job = subprocess.run(
-    ["sbatch", "--parsable", "-p", partition, "--nodes=1", "--ntasks=1", "--output=" + log, home + "/job.sh"],
+    ["sbatch", "--parsable", "-p", partition, *size, "--output=" + log, home + "/job.sh"],
     check=True, capture_output=True, text=True,
 ).stdout.strip()
 print("- Job id: " + job, flush=True)
@@ -249,6 +253,29 @@ def test_a_signal_ends_the_launcher_and_its_job(tmp_path: Path, installed: Path,
     shown = cluster.run("scontrol", "--oneliner", "show", "job", job_id).stdout
     assert "JobState=CANCELLED" in shown
     assert not [line for line in all_argv() if str(installed).encode() in line], "the launcher was left running"
+
+
+@pytest.mark.slurm
+def test_a_job_that_waits_for_nodes_waits_as_long_as_the_scenario_allows(
+    tmp_path: Path, installed: Path, cluster: Any
+) -> None:
+    """Slurm gives this reason for nodes that are down, too; the cluster has as many as the run needs."""
+    patience_s = 15  # longer than a job without hope may wait
+    argv = write(tmp_path, installed, f"[runner]\npatience_s = {patience_s}\n", entry(mode="too_large"))
+    command = [sys.executable, "-m", "cloudai_mbridge", "run", *argv]
+    cluster.run("scontrol", "update", "partitionname=main", "MaxNodes=1")
+    try:
+        subprocess.run(command, env=env_of(cluster, HF_TOKEN=TOKEN), capture_output=True, timeout=600, check=False)
+    finally:
+        cluster.run("scontrol", "update", "partitionname=main", "MaxNodes=UNLIMITED")
+    (point,) = report(tmp_path)
+    (root,) = (tmp_path / "out").iterdir()
+    with Journal.read_only(root / ROOT_FILES.journal) as journal:
+        (attempt,) = journal.entries()[point["key"]].attempts
+    assert attempt.status.state == "REFUSED"
+    assert re.search(r"Slurm job \d+: PartitionNodeLimit; it asks for 1 node$", attempt.status.reason)
+    submitted, ended = map(datetime.fromisoformat, (attempt.submitted_at, attempt.ended_at))
+    assert (ended - submitted).total_seconds() > patience_s
 
 
 @pytest.mark.slurm

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.logs import LogParser, LogSummary, read_log
+from cloudai_mbridge.logs import LogParser, LogSummary, parser, read_log
 from tests.cases import every
 
 
@@ -323,3 +323,31 @@ def test_a_record_that_is_nested_too_deep_is_damaged() -> None:
 def test_a_log_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
     (note,) = read_log(tmp_path).notes
     assert "cannot be read" in note
+
+
+def test_a_log_that_has_ended_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner judges by it, and then the report reads it, for a page again and again."""
+    parsed: list[LogSummary] = []
+    finish = LogParser.finish
+
+    def counted(self: LogParser) -> LogSummary:
+        parsed.append(finish(self))
+        return parsed[-1]
+
+    monkeypatch.setattr(LogParser, "finish", counted)
+    path = tmp_path / "stdout.txt"
+    path.write_bytes(MIXED)
+    monkeypatch.setattr(parser, "_TICK_NS", -(10**18))  # as long after the end of the job as it takes
+    assert read_log(path) == read_log(path) == _parse(MIXED)
+    read_log(path, has_records=False)
+    assert len(parsed) == 3, "once for each way of reading, and once here"
+    path.write_bytes(MIXED + MIXED)
+    assert read_log(path) == _parse(MIXED + MIXED)
+
+
+def test_a_log_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
+    """Two changes within a tick of the file system's clock have the same time, and may have the same size."""
+    path = tmp_path / "stdout.txt"
+    for text in (MIXED, MIXED.swapcase(), MIXED):
+        path.write_bytes(text)
+        assert read_log(path) == _parse(text)

@@ -1,4 +1,4 @@
-"""Launchers and systems as objects: which points have which, and that no other module asks for their kind."""
+"""Launchers and systems as objects: the launcher of each point, and no question for a kind elsewhere."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_launcher_without_steps_in_its_log_hangs_only_where_the_scenario_says_
 
 
 def test_no_other_module_asks_for_the_kind() -> None:
-    """A method of the object says it; a further question is a further place to forget a launcher or a system."""
+    """Each further question is a further place to forget a launcher or a system."""
     apart = ("constraints", "sweep", "training")
     modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
     asking = {str(path) for path in modules if path.parts[0] not in apart and KIND.search((PACKAGE / path).read_text())}

@@ -216,7 +216,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
         resolved, args, recipe = point.resolve()
         launcher = LAUNCHERS[args.launcher]
         num_steps_of(test, args)
-        launcher.check_training(args, recipe, definition.extra_cmd_args, system)
+        launcher.training(test, args, recipe, system)
         if not launcher.has_script:
             values = {("launcher", "upstream"), *((name, str(value)) for name, value in point.coordinates.items())}
             if is_pinned and not values <= seen:  # each value once

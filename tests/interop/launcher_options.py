@@ -1,4 +1,4 @@
-"""Write data/launchers.toml: python -m cloudai_mbridge.megatron_bridge.launcher.extract VERSION=DIR...
+"""Write data/launchers.toml: python -m tests.interop.launcher_options VERSION=DIR...
 
 Each DIR is a repository of Megatron-Bridge at VERSION's tag; its package_info.py may have another patch version.
 """
@@ -15,7 +15,7 @@ from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, rea
 PATH = "scripts/performance/setup_experiment.py"
 _HEADER = """\
 # Launchers of Megatron-Bridge: options, their values and defaults. Written by
-#   python -m cloudai_mbridge.megatron_bridge.launcher.extract VERSION=DIR...
+#   python -m tests.interop.launcher_options VERSION=DIR...
 # from scripts/performance/argument_parser.py of https://github.com/NVIDIA-NeMo/Megatron-Bridge at the releases' tags.
 # 0.6 has a second entry, scripts/training/train.sh, for library recipes; this tool starts the one named by `path`.
 """
