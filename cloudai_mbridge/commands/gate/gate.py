@@ -19,10 +19,10 @@ from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
+from cloudai_mbridge.gate.formats.gate_words import headline
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
-from cloudai_mbridge.report.formats.gate_words import headline
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
