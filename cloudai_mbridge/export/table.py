@@ -14,7 +14,7 @@ from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.report.read import read_report
-from cloudai_mbridge.report.rows import MEASURE_COLUMNS, measure_cells
+from cloudai_mbridge.report.rows import MEASURE_COLUMNS, measure_cells, run_cells
 from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
@@ -121,11 +121,12 @@ def _row(table: RunTable, runs: Sequence[PointReport], axes: Mapping[str, str], 
     shown = next((run for run in runs if run.verdict is not Verdict.SUCCESS), runs[0])
     is_run = shown.verdict is not Verdict.REJECTED
     values = {
+        **run_cells(shown),
+        **({"iteration": None} if by_point else {}),
         **{"run": table.run, "scenario": table.scenario, "system": table.system},
-        **{"iteration": shown.iteration if is_run and not by_point else None},
         **{"runs": len(runs) if is_run else 0, "good_runs": len(good)},
         **{column: shown.coordinates.get(name) for name, column in axes.items()},
-        **_about(shown),
+        **_setting(shown),
         **(_over_runs(good) if by_point else _measured(shown)),
         **_jobs(runs),
     }
@@ -133,25 +134,21 @@ def _row(table: RunTable, runs: Sequence[PointReport], axes: Mapping[str, str], 
     return {name: _number(value) if name in METRICS else _plain(value) for name, value in cells.items()}
 
 
-def _about(run: PointReport) -> dict[str, Any]:
+def _setting(run: PointReport) -> dict[str, Any]:
     fields = run.comparability["fields"] if run.comparability else {}
-    failure = run.failure or {}
     return {
-        **{"test": run.test_id, "point": run.label, "pre_test": run.is_pre_test},
+        "pre_test": run.is_pre_test,
         **{name: run.coordinates.get(name, run.args.get(name)) for name in ARGUMENTS},
         **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
-        **{"num_nodes": run.num_nodes, "world_size": run.world_size, "verdict": run.verdict},
-        **{"reason": "; ".join(run.reasons), "failure": failure.get("id")},
     }
 
 
 def _measured(run: PointReport) -> dict[str, Any]:
-    metrics = run.metrics
-    if metrics is None:
+    if run.metrics is None:
         return {}
-    definitions = {name: getattr(metrics, name) for name in ("memory_kind", "flops_formula")}
+    definitions = {name: getattr(run.metrics, name) for name in ("memory_kind", "flops_formula")}
     key = run.comparability["id"] if run.comparability else None
-    return {**measure_cells(metrics), **definitions, "comparability": key}
+    return {**measure_cells(run.metrics), **definitions, "comparability": key}
 
 
 def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, MBridgeError
-from cloudai_mbridge.export.csv_file import render_csv
 from cloudai_mbridge.export.table import read_table
+from cloudai_mbridge.export.targets import csv
 from cloudai_mbridge.gate.compare.groups import group_by_point
 from cloudai_mbridge.gate.results.read import read_results
 from cloudai_mbridge.report.html import render_report_file
@@ -68,7 +68,7 @@ def _refusal(read: Callable[[Path], object], file: Path) -> str:
 def _read_by_all(file: Path) -> None:
     group_by_point(read_results(file))
     for by_point in (False, True):
-        render_csv(read_table(file, by_point=by_point))
+        csv.render(read_table(file, by_point=by_point))
 
 
 def test_every_damage_is_named_or_harmless(report: dict[str, Any], tmp_path: Path) -> None:
