@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cloudai_mbridge.export.table import ARGUMENTS, RunTable
-from cloudai_mbridge.gate.results.model import SUCCESS as SUCCEEDED
 from cloudai_mbridge.metrics import MEASURES, PRIMARY, Measure
+from cloudai_mbridge.verdict import Verdict
 
 _LABELS = ("scenario", "system", "test", "point", "iteration", "recipe", "world_size", *ARGUMENTS)
 
@@ -55,7 +55,7 @@ def samples(table: RunTable) -> Iterator[tuple[Gauge, Mapping[str, str], float]]
     names = names_of_labels(table)
     for row in table.ran:
         labels = {name: "" if row[name] is None else str(row[name]) for name in names}
-        is_good = row["verdict"] == SUCCEEDED
+        is_good = row["verdict"] == Verdict.SUCCESS
         yield SUCCESS, labels, float(is_good)
         for gauge in GAUGES if is_good else (_GPU_TIME,):
             if row[gauge.column] is not None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
-from cloudai_mbridge.gate.results.read import read_report
 from cloudai_mbridge.metrics import MEASURES, Over, summarize
 from cloudai_mbridge.report.build import build_report
-from cloudai_mbridge.report.model import PointReport
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import gpu_hours
-from cloudai_mbridge.report.rows import MEASURE_COLUMNS
+from cloudai_mbridge.report.read import read_report
+from cloudai_mbridge.report.rows import MEASURE_COLUMNS, measure_cells, run_cells
 from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
@@ -55,7 +54,7 @@ class RunTable:
     @property
     def ran(self) -> tuple[Row, ...]:
         """The rows without rejected points and checks of nodes."""
-        return tuple(row for row in self.rows if row["verdict"] != REJECTED and not row["pre_test"])
+        return tuple(row for row in self.rows if row["verdict"] != Verdict.REJECTED and not row["pre_test"])
 
     def id_of(self, row: Row | None = None) -> str:
         """Return an id that is equal for every export of this run, or of a row of it: 32 hexadecimal digits."""
@@ -93,14 +92,14 @@ def read_table(path: Path, *, by_point: bool = False) -> RunTable:
     return RunTable(**{**vars(table), "rows": tuple(rows)})
 
 
-def _report(path: Path) -> tuple[ReportModel, str, str]:
+def _report(path: Path) -> tuple[RunReport, str, str]:
     """Return a report, the name of its run, and a note on missing results while the run is active, "" after its end."""
     if path.is_dir():
         with reading(path) as held_by:
             if held_by:
                 built = build_report(path, held_by)
                 ended = replace(built, points=tuple(filter(_has_ended, built.points)))
-                return ReportModel.model_validate(ended.to_dict()), path.resolve().name, built.notes[0]
+                return ended, path.resolve().name, built.notes[0]
     report, file = read_report(path)
     return report, file.resolve().parent.name, ""
 
@@ -109,24 +108,25 @@ def _has_ended(point: PointReport) -> bool:
     return point.verdict is not Verdict.UNFINISHED
 
 
-def _points(report: ReportModel) -> dict[tuple[str, str], list[PointModel]]:
-    groups: dict[tuple[str, str], list[PointModel]] = {}
+def _points(report: RunReport) -> dict[tuple[str, str], list[PointReport]]:
+    groups: dict[tuple[str, str], list[PointReport]] = {}
     for point in report.points:
         groups.setdefault((point.test_id, point.label), []).append(point)
     return groups
 
 
-def _row(table: RunTable, runs: Sequence[PointModel], axes: Mapping[str, str], *, by_point: bool) -> Row:
+def _row(table: RunTable, runs: Sequence[PointReport], axes: Mapping[str, str], *, by_point: bool) -> Row:
     """Return the row of a run, or of all runs of a point, which shows the first unsuccessful run."""
-    good = [run for run in runs if run.verdict == SUCCESS]
-    shown = next((run for run in runs if run.verdict != SUCCESS), runs[0])
-    is_run = shown.verdict != REJECTED
+    good = [run for run in runs if run.verdict is Verdict.SUCCESS]
+    shown = next((run for run in runs if run.verdict is not Verdict.SUCCESS), runs[0])
+    is_run = shown.verdict is not Verdict.REJECTED
     values = {
+        **run_cells(shown),
+        **({"iteration": None} if by_point else {}),
         **{"run": table.run, "scenario": table.scenario, "system": table.system},
-        **{"iteration": shown.iteration if is_run and not by_point else None},
         **{"runs": len(runs) if is_run else 0, "good_runs": len(good)},
         **{column: shown.coordinates.get(name) for name, column in axes.items()},
-        **_about(shown),
+        **_setting(shown),
         **(_over_runs(good) if by_point else _measured(shown)),
         **_jobs(runs),
     }
@@ -134,30 +134,24 @@ def _row(table: RunTable, runs: Sequence[PointModel], axes: Mapping[str, str], *
     return {name: _number(value) if name in METRICS else _plain(value) for name, value in cells.items()}
 
 
-def _about(run: PointModel) -> dict[str, Any]:
-    fields = run.comparability.fields if run.comparability else {}
-    failure = run.failure if isinstance(run.failure, dict) else {}
+def _setting(run: PointReport) -> dict[str, Any]:
+    fields = run.comparability["fields"] if run.comparability else {}
     return {
-        **{"test": run.test_id, "point": run.label, "pre_test": run.is_pre_test},
+        "pre_test": run.is_pre_test,
         **{name: run.coordinates.get(name, run.args.get(name)) for name in ARGUMENTS},
         **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
-        **{"num_nodes": run.num_nodes, "world_size": run.world_size, "verdict": run.verdict},
-        **{"reason": "; ".join(run.reasons), "failure": failure.get("id")},
     }
 
 
-def _measured(run: PointModel) -> dict[str, Any]:
-    metrics = run.metrics
-    if metrics is None:
+def _measured(run: PointReport) -> dict[str, Any]:
+    if run.metrics is None:
         return {}
-    values: dict[str, Any] = {name: getattr(metrics, name) for name in ("memory_kind", "flops_formula")}
-    for column, (measure, number) in MEASURE_COLUMNS.items():
-        value = getattr(metrics, measure.name, None)
-        values[column] = value if not number else value.get(number) if isinstance(value, dict) else None
-    return values | {"comparability": run.comparability.id if run.comparability else None}
+    definitions = {name: getattr(run.metrics, name) for name in ("memory_kind", "flops_formula")}
+    key = run.comparability["id"] if run.comparability else None
+    return {**measure_cells(run.metrics), **definitions, "comparability": key}
 
 
-def _over_runs(good: Sequence[PointModel]) -> dict[str, Any]:
+def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
     """Return the metrics of a point: each statistic is the mean of its runs' means; the peak memory is the largest."""
     rows = [_measured(run) for run in good]
     values: dict[str, Any] = _common(rows, ("memory_kind", "flops_formula", "comparability"))
@@ -176,7 +170,7 @@ def _common(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str
     return {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
 
 
-def _jobs(runs: Sequence[PointModel]) -> dict[str, Any]:
+def _jobs(runs: Sequence[PointReport]) -> dict[str, Any]:
     """Return the last job of a run, or the combined usage of several runs' jobs."""
     attempts = [attempt for run in runs for attempt in run.attempts]
     started = [time for run in runs if (time := _time(run.job.get("started_at")))]
@@ -187,7 +181,7 @@ def _jobs(runs: Sequence[PointModel]) -> dict[str, Any]:
         "gpu_hours": gpu_hours(runs) if is_known else None,
         "job_id": runs[0].job.get("job_id") if len(runs) == 1 else None,
         "attempts": len(attempts),
-        "nodes": " ".join(dict.fromkeys(node for run in runs for node in run.environment.nodes or ())) or None,
+        "nodes": " ".join(dict.fromkeys(node for run in runs for node in run.environment.get("nodes") or ())) or None,
         "started_at": min(started, default=None),
         "ended_at": max(ended, default=None) if len(ended) == len(runs) else None,
     }

@@ -2,11 +2,24 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from cloudai_mbridge.errors import shown
 
 _MOST_LEVELS = 50  # of a value that is passed on
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def _number(value: Any) -> Any:
+    """Accept numbers, and the texts for numbers that JSON cannot represent."""
+    if isinstance(value, bool) or (isinstance(value, str) and value not in _NOT_FINITE):
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
 
 
 def parse_json(text: bytes) -> Any:

@@ -19,7 +19,9 @@ from pathlib import Path
 from time import time_ns
 from typing import Any, TypeGuard
 
-from cloudai_mbridge.files.json_text import is_deep
+from pydantic import StrictInt
+
+from cloudai_mbridge.files.json_text import Number, is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs.pairing import IterationLine, TimeLine, numbered
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
@@ -34,12 +36,12 @@ _REPEATED = "{} steps were logged more than once; the last of each counts"
 class StepRecord:
     """One step of the log; None if the log lacks a value. peak_memory_gib: the largest rank's, so far."""
 
-    step: int
-    step_time_s: float | None
-    tflops_per_gpu: float | None
-    loss: float | None
-    grad_norm: float | None = None
-    peak_memory_gib: float | None = None
+    step: StrictInt
+    step_time_s: Number | None
+    tflops_per_gpu: Number | None
+    loss: Number | None
+    grad_norm: Number | None = None
+    peak_memory_gib: Number | None = None
 
 
 @dataclass(frozen=True)

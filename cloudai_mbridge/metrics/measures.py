@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from pydantic import StrictInt
+
+from cloudai_mbridge.files.json_text import Number
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics.statistics import Statistic, over_runs, summarize
 
@@ -148,8 +151,8 @@ class Metrics:
     A report of an earlier version may lack everything but `warmup_steps`.
     """
 
-    warmup_steps: int
-    window: tuple[int, int] | None = None
+    warmup_steps: StrictInt
+    window: tuple[StrictInt, StrictInt] | None = None
     step_time_s: Statistic | None = field(
         default=None, metadata=measured("step time", "s", Direction.LOWER, "time of a step after the warm-up", width=0)
     )
@@ -169,14 +172,14 @@ class Metrics:
             width=100,
         ),
     )
-    first_loss: float | None = None
-    last_loss: float | None = field(
+    first_loss: Number | None = None
+    last_loss: Number | None = field(
         default=None,
         metadata=measured(
             "last loss", "", Direction.SAME, "loss of the last step", step="loss", over=Over.LAST, width=100
         ),
     )
-    peak_memory_gib: float | None = field(
+    peak_memory_gib: Number | None = field(
         default=None,
         metadata=measured(
             *("peak memory", "GiB", Direction.LOWER, "largest memory of any rank"),
@@ -188,8 +191,8 @@ class Metrics:
     )
     memory_kind: str | None = None
     flops_formula: str | None = None
-    flops_per_step: float | None = None
-    tokens_per_step_per_gpu: float | None = None
+    flops_per_step: Number | None = None
+    tokens_per_step_per_gpu: Number | None = None
 
 
 def _named(name: str, measure: Measure) -> Measure:

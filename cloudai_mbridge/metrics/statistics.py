@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
+from pydantic import StrictInt
+
 from cloudai_mbridge.estimate.hardware import find_gpu, gpus
+from cloudai_mbridge.files.json_text import Number
 
 _CAP = 1.1
 
@@ -21,14 +24,14 @@ class Statistic:
     capped mean points are ranked, searched and gated: a CUDA graph's capture or a hiccup does not decide.
     """
 
-    n: int
-    mean: float
-    median: float
-    min: float
-    max: float
-    std: float
-    capped_mean: float
-    capped_std: float
+    n: StrictInt
+    mean: Number
+    median: Number
+    min: Number
+    max: Number
+    std: Number
+    capped_mean: Number
+    capped_std: Number
 
 
 def capped(times: Sequence[float]) -> list[float]:

@@ -1,16 +1,16 @@
-"""Data classes of the report. `to_dict` is the published form: report.json, schema version 3."""
+"""Records of a run and of its points. `RunReport.to_dict` is the published form: report.json, schema version 3."""
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import StrictBool, StrictInt
 
-from cloudai_mbridge.gate.results.model import report_digest
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics
 from cloudai_mbridge.plan.run_plan import LeftOut
@@ -34,18 +34,18 @@ class PointReport:
 
     key: str
     test_id: str
-    test_name: str
+    test_name: str = ""
     label: str
-    iteration: int
-    coordinates: Mapping[str, Any]
+    iteration: StrictInt
+    coordinates: Mapping[str, Any] = field(default_factory=dict)
     verdict: Verdict
     reasons: tuple[str, ...]
     evidence: tuple[str, ...] = ()
     violations: tuple[Mapping[str, Any], ...] = ()
     args: Mapping[str, Any] = field(default_factory=dict)
-    num_nodes: int | None = None
-    world_size: int | None = None
-    num_steps: int | None = None
+    num_nodes: StrictInt | None = None
+    world_size: StrictInt | None = None
+    num_steps: StrictInt | None = None
     job: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     log: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class PointReport:
     steps: tuple[StepRecord, ...] = ()
     failure: Mapping[str, Any] | None = None
     attempts: tuple[Mapping[str, Any], ...] = ()
-    is_pre_test: bool = False
+    is_pre_test: StrictBool = False
     comparability: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, float | None] | None = None
@@ -168,14 +168,19 @@ class RunReport:
         return {**report, "digest": report_digest(report)}
 
 
-@cache
-def _adapter() -> TypeAdapter[RunReport]:
-    return TypeAdapter(RunReport)
+def comparability_id(fields: Mapping[str, Any]) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of the fields' canonical JSON; equal fields give equal digits."""
+    return _sha256(fields)[:16]
 
 
-def report_of(data: Mapping[str, Any]) -> RunReport:
-    """Return the report from its published form. Raise ValueError if a part other than a measure is missing."""
-    return _adapter().validate_python({**data, "tool_version": data["tool"]["version"]})
+def report_digest(report: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON of a report without its digest, as "sha256:" and 64 digits."""
+    return f"sha256:{_sha256({name: value for name, value in report.items() if name != 'digest'})}"
+
+
+def _sha256(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 _AS_THEY_ARE = (int, bool, type(None))

@@ -33,21 +33,25 @@ def run_rows(points: Iterable[PointReport]) -> Iterator[dict[str, Any]]:
     step_time_n: number of steps after the warm-up, the base of the statistics. gpu_hours: of all attempts.
     """
     for point in points:
-        is_run = point.verdict is not Verdict.REJECTED
-        yield {
-            **{"test": point.test_id, "point": point.label, "iteration": point.iteration if is_run else None},
-            **axis_values(point.coordinates, _NAMES | _FOUND),
-            **{"num_nodes": point.num_nodes, "world_size": point.world_size},
-            **{"verdict": str(point.verdict), "reason": "; ".join(point.reasons)},
-            "failure": point.failure["id"] if point.failure else None,
-            **(measure_cells(point.metrics) if point.metrics else {}),
-            "gpu_hours": _gpu_hours(point),
-            "job_id": point.job.get("job_id"),
-        }
+        axes = axis_values(point.coordinates, _NAMES | _FOUND)
+        yield {**run_cells(point), **axes, **measure_cells(point.metrics), "gpu_hours": _gpu_hours(point)}
 
 
-def measure_cells(metrics: Metrics) -> dict[str, Any]:
+def run_cells(point: PointReport) -> dict[str, Any]:
+    """Return the cells of a run or a rejected point without axes and measures, for every table of runs."""
+    is_run = point.verdict is not Verdict.REJECTED
+    return {
+        **{"test": point.test_id, "point": point.label, "iteration": point.iteration if is_run else None},
+        **{"num_nodes": point.num_nodes, "world_size": point.world_size},
+        **{"verdict": str(point.verdict), "reason": "; ".join(point.reasons)},
+        **{"failure": (point.failure or {}).get("id"), "job_id": point.job.get("job_id")},
+    }
+
+
+def measure_cells(metrics: Metrics | None) -> dict[str, Any]:
     """Return the numbers of a run by column; a missing statistic has none."""
+    if metrics is None:
+        return {}
     values = {measure: getattr(metrics, measure.name) for measure in MEASURES}
     return {
         column: getattr(values[measure], number, None) if number else values[measure]

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.trend.levels import Levels, find_levels
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.report.model import comparability_id
 
 SIZES = (10_000, 100_000, 1_000_000)
 POINTS = 50
@@ -147,7 +148,7 @@ def make_run(i: int, rng: np.random.Generator) -> RunResult:
         reasons=(),
         comparability_id=comparability_id(fields),
         comparability=fields,
-        steps=tuple(StepResult(step, value, 900.0 / value, 2.0, 10.0) for step in range(1, 7)),
+        steps=tuple(StepRecord(step, value, 900.0 / value, 2.0, None, 10.0) for step in range(1, 7)),
         warmup_steps=1,
         num_steps=6,
         flops_formula="v1",

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.logs import StepRecord
 
 WARMUP = 2
 STEPS = 12
@@ -18,7 +19,7 @@ def noisy_steps(level: float, rng: np.random.Generator) -> np.ndarray:
 
 def simulated_run(name: str, times: np.ndarray, *, warmup: int = WARMUP, **facts: Any) -> RunResult:
     """Return a good run with these step times in seconds; facts are further fields of it."""
-    steps = tuple(StepResult(i + 1, float(t), 100.0 / float(t), 6.0 - i / 50, 10.0) for i, t in enumerate(times))
+    steps = tuple(StepRecord(i + 1, float(t), 100.0 / float(t), 6.0 - i / 50, None, 10.0) for i, t in enumerate(times))
     known = {
         "point": "simulated/point",
         "iteration": 0,

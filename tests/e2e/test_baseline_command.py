@@ -15,7 +15,7 @@ import pytest
 
 from cloudai_mbridge.commands.gate.baseline import REFUSED
 from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.report.model import comparability_id
 from tests.forked import run_mbridge
 
 REPOSITORY = Path(__file__).parents[2]

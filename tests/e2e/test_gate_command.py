@@ -258,7 +258,7 @@ def test_several_reports_are_judged_together(mbridge: Any, tmp_path: Path, polic
         ("{", "is not JSON"),
         ("[]", "schema_version is None"),
         ('{"schema_version": 1}', "generate-report"),
-        ('{"schema_version": 2, "scenario": 3}', "scenario"),
+        ('{"schema_version": 2}', "scenario: is missing"),
     ],
 )
 def test_a_bad_report_is_one_line(mbridge: Any, tmp_path: Path, policy: Path, text: str | None, words: str) -> None:
@@ -409,7 +409,7 @@ def test_a_page_that_cannot_be_drawn_leaves_the_verdict(
     mbridge: Any, tmp_path: Path, policy: Path, history: Path, level: float, code: int
 ) -> None:
     result = make_report(
-        tmp_path / "b.json", level, seed=3, change=lambda point: point["metrics"].update(step_time_s={})
+        tmp_path / "b.json", level, seed=3, change=lambda point: point["attempts"][0].update(run_time_s="long")
     )
     files = ("--html", tmp_path / "b.html", "--json", tmp_path / "g.json")
     done = mbridge("gate", result, "--policy", policy, *files)

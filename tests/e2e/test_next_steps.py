@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.gate.compare.policy import load_policy
+from cloudai_mbridge.gate.formats.gate import render_next_steps
 from cloudai_mbridge.gate.next_steps import NextSteps
-from cloudai_mbridge.report.formats.gate import render_next_steps
 from tests.e2e.ci_project import SCENARIO, Project
 from tests.e2e.test_gate_command import make_report
 

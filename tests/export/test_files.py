@@ -8,8 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from cloudai_mbridge.commands.run.export import export
+from cloudai_mbridge.export import targets
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from tests.export.conftest import FAILED, GOOD, NAME, REJECTED, TIMES, Run, change, points
@@ -206,3 +209,25 @@ def test_a_library_that_is_not_installed(
     assert (code, out) == (3, "")
     assert err.count("\n") == 1
     assert err.endswith(f"install it with: pip install '{package}'\n")
+
+
+LINES = '''\
+"""Lines: the label of each run."""
+
+from cloudai_mbridge.export.table import RunTable
+
+
+def render(table: RunTable) -> bytes:
+    return "".join(f"{row['point']}\\n" for row in table.ran).encode()
+'''
+
+
+def test_a_target_is_one_file(
+    finished: Path, mbridge_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module in the folder of targets is a choice of --to."""
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets" / "lines.py").write_text(LINES)
+    monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(tmp_path / "targets")])
+    monkeypatch.setattr(export.params[1], "type", click.Choice(targets.names()))
+    assert mbridge_here("export", finished, "--to", "lines") == (0, "mb1\nmb1\nmb2\nmb2\n", "")

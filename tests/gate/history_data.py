@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.gate.results.model import comparability_id, report_digest
+from cloudai_mbridge.report.model import comparability_id, report_digest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ENVIRONMENT: Mapping[str, Any] = {

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.logs import StepRecord
 
 NOISE = (0.0, 0.011, -0.008, 0.006, -0.012)  # of five runs, about 1 %
 OTHER = (0.004, -0.011, 0.009, -0.002, 0.007)
@@ -34,7 +35,9 @@ def make_run(
         reasons=(),
         comparability_id="k1",
         comparability=KEY,
-        steps=tuple(StepResult(i + 1, level + w, 100 / (level + w), curve[i], memory) for i, w in enumerate(wiggle)),
+        steps=tuple(
+            StepRecord(i + 1, level + w, 100 / (level + w), curve[i], None, memory) for i, w in enumerate(wiggle)
+        ),
         warmup_steps=2,
         num_steps=12,
         flops_formula="megatron-bridge/new",

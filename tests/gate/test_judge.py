@@ -11,7 +11,8 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.logs import StepRecord
 from tests.gate.some_runs import KEY, NOISE, OTHER, make_run, runs
 
 TODAY = date(2026, 6, 1)
@@ -106,8 +107,8 @@ def test_times_without_variance_are_suspicious(change):
     assert "to the last digit" in metric(result).words
 
 
-def _rounded(level: float) -> tuple[StepResult, ...]:
-    return tuple(StepResult(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, 10.0) for i in range(12))
+def _rounded(level: float) -> tuple[StepRecord, ...]:
+    return tuple(StepRecord(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, None, 10.0) for i in range(12))
 
 
 def test_a_run_given_twice_counts_once():

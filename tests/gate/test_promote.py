@@ -17,8 +17,9 @@ from cloudai_mbridge.gate.baseline.promotion_rules import Limits
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
-from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.report.model import comparability_id
 
 TERMS = Terms(by="Ada", at="2026-11-21T12:00:00+00:00", reason="the first one")
 FIELDS: Mapping[str, Any] = {"device": "CPU", "tp": 2, "axes": [1, 2.5], "driver": None}
@@ -28,7 +29,7 @@ def _run(i: int, factor: float = 1.0, point: str = "sweep/tp2", **changes: Any) 
     """Return a good run whose steps take `factor` x 0.1 s, with noise of their own."""
     dice = random.Random(f"{point} {i}")
     steps = tuple(
-        StepResult(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, 1.5)
+        StepRecord(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, None, 1.5)
         for n in range(1, 16)
     )
     steps = tuple(replace(step, tflops_per_gpu=5 / (step.step_time_s or 1)) for step in steps)
@@ -138,11 +139,11 @@ def _last(**changes: Any) -> Spoil:
     return lambda runs: [*runs[:-1], replace(runs[-1], **changes)]
 
 
-def _last_steps(change: Callable[[StepResult], StepResult]) -> Spoil:
+def _last_steps(change: Callable[[StepRecord], StepRecord]) -> Spoil:
     return lambda runs: [*runs[:-1], replace(runs[-1], steps=tuple(map(change, runs[-1].steps)))]
 
 
-def _all_steps(change: Callable[[StepResult], StepResult]) -> Spoil:
+def _all_steps(change: Callable[[StepRecord], StepRecord]) -> Spoil:
     return lambda runs: [replace(run, steps=tuple(map(change, run.steps))) for run in runs]
 
 

@@ -15,8 +15,8 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
-from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.report.model import comparability_id
 from tests.gate.some_runs import make_run
 
 POLICY = GatePolicy.model_validate({"name": "nightly", "baseline": "b.toml"})

@@ -22,23 +22,19 @@ from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.comparison import COMPARABLE_METRICS, ComparisonTable
-from cloudai_mbridge.gate.next_steps import NextSteps, next_steps
-from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
-from cloudai_mbridge.gate.results.values import PRIMARY
-from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report.formats.comparison import (
-    render_comparison,
-    render_comparison_csv,
-    render_comparison_markdown,
-)
-from cloudai_mbridge.report.formats.gate import (
+from cloudai_mbridge.gate.formats.comparison import render_comparison, render_comparison_csv, render_comparison_markdown
+from cloudai_mbridge.gate.formats.gate import (
     render_gate,
     render_gate_junit,
     render_gate_markdown,
     render_gate_table,
     render_next_steps,
 )
-from cloudai_mbridge.report.formats.gate_words import headline
+from cloudai_mbridge.gate.formats.gate_words import headline
+from cloudai_mbridge.gate.next_steps import NextSteps, next_steps
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.gate.results.values import PRIMARY
+from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 

@@ -12,9 +12,9 @@ from cloudai_mbridge.gate.baseline.read import noise_between
 from cloudai_mbridge.gate.compare.groups import Originals, changed, name_changes, why_not
 from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.compare.reference import Values, run_values
-from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY, Direction
+from cloudai_mbridge.report.model import comparability_id
 
 _SHOWN = 4
 

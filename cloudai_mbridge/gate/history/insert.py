@@ -15,9 +15,9 @@ from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.gate.compare.groups import why_not
 from cloudai_mbridge.gate.compare.reference import run_values
-from cloudai_mbridge.gate.results.model import SUCCESS, comparability_id
-from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
+from cloudai_mbridge.gate.results.read import SUCCESS, RunResult
 from cloudai_mbridge.gate.results.values import is_value_of
+from cloudai_mbridge.report.model import SCHEMA_VERSION, comparability_id
 from cloudai_mbridge.training.credentials.scrub import without_users
 
 FAILED = "failed"
@@ -99,7 +99,7 @@ def insert_report(
     cursor = db.execute(
         "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (digest, _text(path), now, ended_at, scenario, system, SUPPORTED_SCHEMA),
+        (digest, _text(path), now, ended_at, scenario, system, SCHEMA_VERSION),
     )
     db.executemany(
         "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",

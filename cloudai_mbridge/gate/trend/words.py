@@ -7,7 +7,7 @@ from typing import Any
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History
-from cloudai_mbridge.gate.results.model import SUCCESS
+from cloudai_mbridge.gate.results.read import SUCCESS
 from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, find_trend
 
 _MAX_DIFFERENCES = 12

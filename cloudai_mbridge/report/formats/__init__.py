@@ -1,1 +1,1 @@
-"""Every output format of a report and of a gate's result."""
+"""Every output format of a report."""

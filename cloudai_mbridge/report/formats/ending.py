@@ -14,8 +14,8 @@ _MOST_NAMES = 3
 def fastest_text(ranking: TestRanking, is_one_of_several: bool) -> str:
     """Name a test's fastest point, if any, and the points within its noise."""
     best = ranking.best
-    value = best and best.statistic(ranking.by)
     assert best is not None
+    value = best.statistic(ranking.by)
     assert value is not None
     unit = "s a step" if ranking.by == "step_time_s" else "tokens/s/GPU"
     where = f" of {ranking.test_id}" if is_one_of_several else ""

@@ -13,12 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.html.data import page_data
+from cloudai_mbridge.report.read import read_report
 
 _VENDOR = ("d3.min.js", "plot.umd.min.js")
 _LICENCES = ("d3.LICENSE", "plot.LICENSE", "parts.LICENSE")
@@ -78,25 +75,16 @@ def render_report_file(
 ) -> str:
     """Render the page of a report.json, or of the run in a directory, with the results of a gate or `mbridge nodes`.
 
-    Raise BadInput if the report lacks a part that the page needs.
+    Raise as `read_report`, and BadInput if the report lacks a part that the page needs.
     """
-    file = path / ROOT_FILES.report if path.is_dir() else path
-    report = json.loads(read_regular(file))
+    report, file = read_report(path)
     try:
-        return render_html(report, gate=gate, nodes=nodes)
+        return render_html(report.to_dict(), gate=gate, nodes=nodes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise BadInput(
-            f"{file}: lacks a part that the page shows ({_first_mistake(error)}); write it again"
+            f"{file}: lacks a part that the page shows ({type(error).__name__}: {error}); write it again"
             " with `mbridge generate-report --result-dir DIR`"
         ) from None
-
-
-def _first_mistake(error: Exception) -> str:
-    """Return the first error in one line: pydantic's message is longer than needed."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return f"{type(error).__name__}: {error}"
 
 
 def page_script() -> str:

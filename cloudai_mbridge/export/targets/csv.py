@@ -10,13 +10,13 @@ from cloudai_mbridge.export.table import RunTable
 from cloudai_mbridge.report.formats.steps import spreadsheet_text
 
 
-def render_csv(table: RunTable) -> str:
+def render(table: RunTable) -> bytes:
     """Return the table with a header row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(spreadsheet_text, table.columns))
     writer.writerows([_cell(value) for value in row.values()] for row in table.rows)
-    return text.getvalue()
+    return text.getvalue().encode()
 
 
 def _cell(value: Any) -> str:

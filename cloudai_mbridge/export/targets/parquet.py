@@ -7,10 +7,11 @@ from typing import Any
 from cloudai_mbridge.export.library import load
 from cloudai_mbridge.export.table import ARGUMENTS, METRICS, TIMES, RunTable
 
+IS_BINARY = True
 _COUNTS = ("iteration", "num_nodes", "world_size", "runs", "good_runs", "attempts", "step_time_n")
 
 
-def render_parquet(table: RunTable) -> bytes:
+def render(table: RunTable) -> bytes:
     """Return the file. Only the type of an axis depends on the values; all other columns have a fixed type."""
     pa, parquet = load("pyarrow", "pyarrow"), load("pyarrow.parquet", "pyarrow")
     columns = {name: [row[name] for row in table.rows] for name in table.columns}

@@ -11,7 +11,7 @@ from cloudai_mbridge.version import __version__
 _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 
-def send_otel(table: RunTable) -> str:
+def send(table: RunTable) -> str:
     """Send the gauges once, and return their number as text. ToolFailure: no collector accepts them."""
     exporter = load("opentelemetry.exporter.otlp.proto.http.metric_exporter", _PACKAGE)
     result = load("opentelemetry.sdk.metrics.export", _PACKAGE).MetricExportResult

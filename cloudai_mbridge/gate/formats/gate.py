@@ -11,9 +11,7 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.compare.words import percent
-from cloudai_mbridge.gate.next_steps import NextSteps
-from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.report.formats.gate_words import (
+from cloudai_mbridge.gate.formats.gate_words import (
     conclusion,
     findings,
     headline,
@@ -21,6 +19,8 @@ from cloudai_mbridge.report.formats.gate_words import (
     telling_metrics,
     verdict_text,
 )
+from cloudai_mbridge.gate.next_steps import NextSteps
+from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
 from cloudai_mbridge.report.formats.markdown_text import fenced, inline
 

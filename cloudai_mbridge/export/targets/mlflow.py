@@ -20,7 +20,7 @@ _LONGEST_VALUE = 500  # the limit that every MLflow server accepts
 _STATUS = {"success": "FINISHED", "failed": "FAILED"}
 
 
-def send_mlflow(table: RunTable) -> str:
+def send(table: RunTable) -> str:
     """Write the runs and return their number as text. ToolFailure: the server or store refuses them."""
     tracking = load("mlflow.tracking", _PACKAGE)
     with errors_of("mlflow", "mlflow"):

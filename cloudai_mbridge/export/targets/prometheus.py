@@ -8,7 +8,7 @@ _UNITS = {"s": "_seconds", "By": "_bytes"}
 _RUN_LABELS = ("scenario", "system", "run")
 
 
-def render_prometheus(table: RunTable) -> bytes:
+def render(table: RunTable) -> bytes:
     """Return the gauges of a run's points, and of the run: its name, report time, and number of runs by verdict."""
     client = load("prometheus_client", "prometheus-client")
     registry = client.CollectorRegistry()

@@ -15,7 +15,7 @@ from cloudai_mbridge.export.table import Row, RunTable
 _LONGEST_NAME = 128
 
 
-def send_wandb(table: RunTable) -> str:
+def send(table: RunTable) -> str:
     """Write the runs and return their number as text. ToolFailure: W&B cannot be reached, or has no key."""
     wandb = load("wandb", "wandb")
     project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME

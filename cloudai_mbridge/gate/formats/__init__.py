@@ -1,0 +1,1 @@
+"""Results of a gate as text, Markdown and JUnit XML."""
