@@ -15,7 +15,7 @@ from cloudai_mbridge.gate.compare.policy import load_policy
 from cloudai_mbridge.gate.formats.gate import render_next_steps
 from cloudai_mbridge.gate.next_steps import NextSteps
 from tests.e2e.ci_project import SCENARIO, Project
-from tests.e2e.test_gate_command import make_report
+from tests.e2e.test_gate_command import make_report, write_points
 
 AUTHOR = "-c user.name=Ada -c user.email=ada@example.com"
 HOSTILE = "$(touch pwned) `touch pwned`'\"\n; touch pwned #```"
@@ -130,6 +130,24 @@ def test_only_steps_that_exist_are_named(gate: Any) -> None:
     assert "3 of the 5 runs" in few["not_accepted"]
     assert few["waiver"]
     assert gate(10, level=8.5, seed=2)["not_waived"]
+
+
+def test_a_change_of_all_points_has_one_promotion_and_one_waiver_a_metric(mbridge: Any, tmp_path: Path) -> None:
+    names = [f"p{i}" for i in range(12)]
+    old = write_points(tmp_path / "old.json", dict.fromkeys(names, 1.0), 100)
+    new = write_points(tmp_path / "new.json", dict.fromkeys(names, 1.05), 200)
+    policy, baseline = tmp_path / "policy.toml", tmp_path / "baseline.toml"
+    policy.write_text('name = "p"\nbaseline = "baseline.toml"\nmax_noise = 0.05\n')
+    promote = ("baseline", "promote", old, "--baseline", baseline, "--reason", "first", "--policy", policy, "--yes")
+    assert mbridge(*promote).returncode == 0
+    assert mbridge("gate", new, "--policy", policy, "--json", tmp_path / "out.json").returncode == 10
+    steps = json.loads((tmp_path / "out.json").read_text())["next_steps"]
+    assert steps["waiver"].count('point = "*"') == steps["waiver"].count("[[waivers]]")
+    waived = tmp_path / "waived.toml"
+    waived.write_text(policy.read_text() + steps["waiver"])
+    assert mbridge("gate", new, "--policy", waived).returncode == 0
+    assert "--point" not in steps["accept"]
+    assert mbridge(*shlex.split(steps["accept"])[1:], "--yes").returncode == 0
 
 
 def test_hostile_names_stay_words_and_text(gate: Any, tmp_path: Path) -> None:
