@@ -92,6 +92,11 @@ def test_many_points_are_one_screen(count: int, width: int) -> None:
     assert (f"and {count - len(rows)} slower points; " in "\n".join(lines)) == (len(rows) < count)
 
 
+def test_gpu_hours_are_of_whole_nodes_where_a_job_took_these() -> None:
+    exclusive = timed("mb1", 1.0, attempts=({"number": 1, "run_time_s": 900.0, "gpus": 16},))
+    assert "; 4 GPU-hours" in " ".join(shown(some_report(exclusive)))
+
+
 def test_a_narrow_terminal_shows_which_point_is_meant() -> None:
     repeats = [timed("tp2-pp1-mb1", 5.0, iteration=i) for i in range(2)]
     row = next(line for line in shown(some_report(*repeats), 40) if "2/2" in line)
