@@ -12,7 +12,7 @@ from cloudai_mbridge.report.formats.junit import render_junit
 from cloudai_mbridge.report.formats.markdown import render_markdown
 from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
 from cloudai_mbridge.report.formats.text import render_point, render_summary
-from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.html import log_links, render_html
 from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.verdict import Verdict
 
@@ -40,7 +40,8 @@ def write_report(report: RunReport, root: Path, find_history: FindHistory = lamb
     write_text(root / ROOT_FILES.junit, render_junit(report))
     write_steps_csv(report.points, root / ROOT_FILES.steps_csv)
     write_steps_parquet(report.points, root / ROOT_FILES.steps_parquet)
-    write_text(root / ROOT_FILES.report_html, render_html(data, history))
+    page = root / ROOT_FILES.report_html
+    write_text(page, render_html(data, history, logs=log_links(data, root, page)))
     return path
 
 

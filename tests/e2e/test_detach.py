@@ -45,14 +45,19 @@ def test_detach_submits_and_resume_takes_back(
         stand_in_test("last", told, run=AFTER),
     ]
     hook = f'on_completion = {{ command = ["touch", "{completed}/yes"] }}'
-    run = start_run(sandbox, tests, runner=hook, args=["--detach"]).finish(0)
+    whole_nodes = 'extra_sbatch_args = ["--exclusive"]'
+    run = start_run(sandbox, tests, runner=hook, system=whole_nodes, args=["--detach"]).finish(0)
     assert "detached: 4 jobs left to the scheduler, 1 run not submitted yet" in run.stdout
     assert run.stdout.splitlines()[-1].endswith(f"continue with: mbridge resume {run.root}")
     assert not (run.root / "report.json").exists()
     assert not (completed / "yes").exists(), "the run has not ended"
     jobs = run.jobs()
     assert len(jobs) == 4
-    assert len(set(sandbox.run("squeue", "--noheader", "--array", "--format=%i").stdout.split())) == 4
+    names = sandbox.run("squeue", "--noheader", "--array", "--format=%j").stdout.split()
+    assert sorted(name.rpartition(".")[0].removeprefix(f"mbridge-{run.root.name}-") for name in names) == [
+        *["one-array-0"] * 3,
+        "two-single-0",
+    ]
 
     run.command("resume", "--detach").finish(0)
     assert run.jobs() == jobs, "nothing was ready, so nothing was submitted"
@@ -60,6 +65,7 @@ def test_detach_submits_and_resume_takes_back(
     run = run.resume().finish(0)
     assert jobs.items() <= run.jobs().items()
     check_trained_once(run, tmp_path / "ledger", 5)
+    assert {point["job"]["gpus"] for point in run.points().values()} == {4}
     assert (completed / "yes").exists()
 
 

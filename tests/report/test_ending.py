@@ -79,7 +79,7 @@ def test_thirteen_points_are_one_screen_and_the_documentation_shows_it() -> None
     lines.append("every point: mbridge show results/llama3_8b_layouts_2026-11-25_10-31-37")
     assert len(lines) < 24  # one is left for the prompt
     assert max(map(len, lines)) <= 80
-    assert "\n".join(lines) in (DOCS / "running.md").read_text()
+    assert "\n".join([*lines, ""]) == (DOCS / "captures" / "ending-80x24.txt").read_text()
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -90,6 +90,11 @@ def test_many_points_are_one_screen(count: int, width: int) -> None:
     rows = [line for line in lines if line.startswith("mb")]
     assert [row.split()[0] for row in rows] == [f"mb{i}" for i in range(len(rows))]
     assert (f"and {count - len(rows)} slower points; " in "\n".join(lines)) == (len(rows) < count)
+
+
+def test_gpu_hours_are_of_whole_nodes_where_a_job_took_these() -> None:
+    exclusive = timed("mb1", 1.0, attempts=({"number": 1, "run_time_s": 900.0, "gpus": 16},))
+    assert "; 4 GPU-hours" in " ".join(shown(some_report(exclusive)))
 
 
 def test_a_narrow_terminal_shows_which_point_is_meant() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.files.text import visible
@@ -28,13 +29,17 @@ _VIOLATION = ("rule_id", "where", "fact", "remedy", "message")
 _JOB = ("number", "job_id", "state", "exit_code", "reason", "failure", "nodes", "submitted_at", "ended_at")
 
 
+Logs = Mapping[str, Sequence[Mapping[str, str]]]
+
+
 def page_data(
     report: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]],
     gate: Mapping[str, Any] | None,
     nodes: Mapping[str, Any] | None = None,
+    logs: Logs = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return plain data for the page's JSON."""
+    """Return plain data for the page's JSON. logs: links to the logs of a run, by its key."""
     points = report["points"]
     ran = [(index, point) for index, point in enumerate(points) if point["verdict"] != "rejected"]
     data: dict[str, Any] = compact(
@@ -50,7 +55,7 @@ def page_data(
                 }
                 for measure in TABLE_MEASURES
             ],
-            "runs": [_run(point) for point in points],
+            "runs": [{**_run(point), "logs": logs.get(point["key"], ())} for point in points],
             "differences": {
                 "environment": differences((index, point.get("environment") or {}) for index, point in ran),
                 "configuration": differences((index, point.get("args") or {}) for index, point in ran),

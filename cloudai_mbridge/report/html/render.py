@@ -7,14 +7,19 @@ content security policy names the digests of the scripts: no others run, whateve
 import base64
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.report.html.data import page_data
+from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.report.html.data import Logs, page_data
 from cloudai_mbridge.report.read import read_report
 
 _VENDOR = ("d3.min.js", "plot.umd.min.js")
@@ -35,7 +40,7 @@ _MODULES = (
         "searches",
         "nodes",
     ),
-    *("node_map", "failures", "rejected", "history", "environment", "main"),
+    *("node_map", "failures", "rejected", "history", "environment", "live", "main"),
 )
 # These may be escaped inside a JSON string, and do not occur outside of one
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
@@ -46,13 +51,18 @@ def render_html(
     history: Sequence[Mapping[str, Any]] = (),
     gate: Mapping[str, Any] | None = None,
     nodes: Mapping[str, Any] | None = None,
+    *,
+    logs: Logs = MappingProxyType({}),
+    reload_s: int | None = None,
 ) -> str:
     """Render a report as a page of its own.
 
     report: `Report.to_dict()`. history: rows with run_id, point, comparability_id, ended_at, commit, values, is_change
-    and words. gate: a GateResult as a dict; nodes: a NodesResult as a dict.
+    and words. gate: a GateResult as a dict; nodes: a NodesResult as a dict. logs: as of `log_links`. reload_s: after
+    how many seconds the page loads itself again, None for a page that is final.
     """
-    data = script_safe_json(page_data(report, history, gate, nodes))
+    parts_of_page = page_data(report, history, gate, nodes, logs)
+    data = script_safe_json({**parts_of_page, "reload_s": reload_s})
     page = _read("assets", "page.html")
     scripts = (*(_read("vendor", name) for name in _VENDOR), page_script())
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -68,6 +78,29 @@ def render_html(
         page = page.replace(mark, text)
     before, after = page.split("{{data}}")  # last: text inside the data that looks like a mark is not replaced
     return f"{before}{data}{after}"
+
+
+def log_links(report: Mapping[str, Any], root: Path, page: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the logs of every run that are there and not empty: key -> name and link, relative to a page's file."""
+    start, links = os.path.relpath(root.resolve(), page.parent.resolve()), {}
+    for point in report["points"]:
+        log = (point.get("log") or {}).get("file") or ""
+        names = dict.fromkeys((PurePosixPath(log).name, POINT_FILES.stderr)) if log else ()
+        paths = {name: os.path.normpath(f"{start}/{point['key']}/{name}") for name in names}
+        links[point["key"]] = [
+            {"name": name, "href": f"./{quote(path)}"}
+            for name, path in paths.items()
+            if _is_log(root / point["key"] / name)
+        ]
+    return links
+
+
+def _is_log(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size > 0
 
 
 def render_report_file(

@@ -5,10 +5,12 @@ import json
 import math
 import re
 from importlib import resources
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.html import log_links, render_html
 from cloudai_mbridge.report.html.data import MOST_RUNS, MOST_VALUES, compact, differences, flatten, page_data
 from cloudai_mbridge.report.html.render import script_safe_json
 from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
@@ -73,6 +75,28 @@ def test_what_cannot_be_seen_is_spelt_out() -> None:
     assert data["axes"] == ["x\\u202ey"]
     assert data["runs"][0]["coordinates"] == {"x\\u202ey": "\\x1b[31m"}
     assert data["differences"]["environment"]["common"] == {"n\\x00": "\\ud800"}
+
+
+def test_links_lead_to_logs_that_are_there(tmp_path: Path) -> None:
+    """Relative to the page, whatever the directories are called; a link in place of a log is not followed."""
+    root = tmp_path / "a #run?%41"
+    directory = root / "t" / "x=1 #2" / "0"
+    directory.mkdir(parents=True)
+    (directory / "stdout.txt").write_text("a step")
+    (directory / "stderr.txt").touch()
+    point = {"key": "t/x=1 #2/0", "log": {"file": "t/x=1 #2/0/stdout.txt"}}
+    report = {"points": [point, {"key": "t/rejected", "log": {}}]}
+    for page in (root / "report.html", tmp_path / "elsewhere" / "live.html"):
+        page.parent.mkdir(exist_ok=True)
+        found = log_links(report, root, page)
+        assert found["t/rejected"] == []
+        (link,) = found[point["key"]]
+        assert link["name"] == "stdout.txt"
+        assert re.fullmatch(r"\.[\w%/.]+", link["href"])
+        assert (page.parent / unquote(link["href"])).read_text() == "a step"
+    (directory / "stderr.txt").unlink()
+    (directory / "stderr.txt").symlink_to("/etc/passwd")
+    assert [link["name"] for link in log_links(report, root, page)[point["key"]]] == ["stdout.txt"]
 
 
 def test_steps_become_columns() -> None:

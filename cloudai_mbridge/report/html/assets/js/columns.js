@@ -1,7 +1,7 @@
 // The columns of the table: what each sorts by, and what it shows.
 
-const SEVERITY = { failed: 0, cancelled: 1, skipped: 2, rejected: 3, success: 4 };
-const AFTER_SUCCESS = ["success", "failed", "cancelled", "skipped", "rejected"];
+const SEVERITY = { failed: 0, cancelled: 1, skipped: 2, unfinished: 3, rejected: 4, success: 5 };
+const AFTER_SUCCESS = ["success", "failed", "unfinished", "cancelled", "skipped", "rejected"];
 
 function measureColumn(measure) {
   return {
@@ -38,6 +38,18 @@ function axisColumn(axis) {
   return { id: `axis:${axis}`, title: axis, kind: "axis", key: (run) => coordinateKey(run, axis), cell };
 }
 
+function logColumn() {
+  const cell = (run) => (run.logs.length ? logLinks(run) : numberCell(null, "there is no log"));
+  return { id: "logs", title: "logs", kind: "no-print", key: (run) => run.logs.length || null, cell };
+}
+
+// To the files themselves, relative to the page: only those are listed that existed when it was written.
+function logLinks(run) {
+  const link = ({ name, href }) =>
+    h("a", { href }, data(name), h("span", { class: "hidden" }, ` of ${shorten(run.name, 60)}`));
+  return h("span", { class: "logs" }, run.logs.map((log, i) => [i ? " " : null, link(log)]));
+}
+
 const COLUMNS = [
   { id: "name", title: "point", kind: "name", key: (run) => run.name, cell: (run) => shortData(run.name, 90) },
   {
@@ -64,4 +76,5 @@ const COLUMNS = [
     cell: (run) => (run.nodes.length ? shortData(run.nodes.join(" "), 30) : numberCell(null, "the run names no node")),
   },
   ...AXES.map(axisColumn),
+  ...(RUNS.some((run) => run.logs.length) ? [logColumn()] : []),
 ];

@@ -50,6 +50,7 @@ function failedRun(run) {
     jobLine(run.job),
     lines.length ? h("pre", {}, lines.join("\n")) : h("p", { class: "muted" }, "The logs show nothing of it."),
     run.log.file ? h("p", { class: "note" }, "Log: ", data(run.log.file, { class: "data mono" })) : null,
+    run.logs.length ? h("p", { class: "no-print" }, "Open: ", logLinks(run)) : null,
     run.attempts.length
       ? h(
           "div",

@@ -98,6 +98,7 @@ const GLYPHS = {
   cancelled: "⊗",
   rejected: "⊘",
   inconclusive: "?",
+  unfinished: "…",
 };
 
 function verdictMark(verdict) {

@@ -3,16 +3,16 @@
 const THEMES = ["auto", "light", "dark"];
 
 function themeButton() {
-  const root = document.documentElement;
   const button = h("button", { type: "button", id: "theme", class: "no-print" });
-  const show = () => (button.textContent = `Theme: ${root.dataset.theme}`);
-  root.dataset.theme = "auto";
   button.addEventListener("click", () => {
-    root.dataset.theme = THEMES[(THEMES.indexOf(root.dataset.theme) + 1) % THEMES.length];
-    show();
+    setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
   });
-  show();
   return button;
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  document.getElementById("theme").textContent = `Theme: ${theme}`;
 }
 
 function fact(name, value) {
@@ -48,6 +48,7 @@ function showHeadline() {
       ),
       ...(HEAD.notes ?? []).map((note) => h("p", { class: "note" }, data(note))),
     );
+  setTheme("auto");
 }
 
 function showContents(sections) {

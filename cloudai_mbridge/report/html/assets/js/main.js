@@ -6,6 +6,7 @@ function redrawAll() {
 
 function start() {
   showHeadline();
+  showLive();
   bestRuns(RUNS, 5).forEach((run) => setSelected(run, true));
   const table = tableSection();
   const curves = curvesSection();
@@ -36,6 +37,7 @@ function start() {
 
   followWidth();
   followPrint(table);
+  recall();
   document.documentElement.dataset.state = "ready";
 }
 

@@ -49,8 +49,9 @@ function nameOf(run) {
 }
 
 const RUNS = DATA.runs.map(readRun);
-const VERDICTS = ["success", "failed", "skipped", "cancelled", "rejected"].filter(
-  (verdict) => verdict !== "cancelled" || RUNS.some((run) => run.verdict === verdict),
+const OFTEN_NONE = ["cancelled", "unfinished"];
+const VERDICTS = ["success", "failed", "skipped", "cancelled", "unfinished", "rejected"].filter(
+  (verdict) => !OFTEN_NONE.includes(verdict) || RUNS.some((run) => run.verdict === verdict),
 );
 
 // Why a number is not there.
@@ -58,6 +59,7 @@ function whyMissing(run, name) {
   if (run.verdict === "rejected") return "the point was rejected and did not run";
   if (run.verdict === "skipped") return "the run was skipped";
   if (run.verdict === "cancelled") return "the run was cancelled";
+  if (run.verdict === "unfinished") return "the run has not ended";
   if (!run.steps.times.length) return "no step was logged";
   if (name === "peak_memory_gib") return "the log tells no memory";
   if (name === "tokens_per_s_per_gpu" && run.statistics.step_time_s) return "the tokens per step are not known";

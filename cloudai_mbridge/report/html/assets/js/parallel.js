@@ -50,6 +50,7 @@ const LINE_STYLES = {
   rejected: { stroke: "var(--rejected)", dash: "1 4", opacity: 0.5, text: "rejected" },
   skipped: { stroke: "var(--skipped)", dash: "2 3", opacity: 0.8, text: "skipped" },
   cancelled: { stroke: "var(--skipped)", dash: "4 2 1 2", opacity: 0.8, text: "cancelled" },
+  unfinished: { stroke: "var(--skipped)", dash: "1 4", opacity: 0.8, text: "unfinished" },
   failed: { stroke: "var(--failed)", dash: "6 3", opacity: 0.8, text: "failed" },
   success: { stroke: "var(--muted)", dash: null, opacity: 0.5, text: "success without step time" },
   0: { stroke: "var(--class-0)", dash: null, opacity: 0.7, text: "fastest fifth" },
@@ -58,7 +59,7 @@ const LINE_STYLES = {
   3: { stroke: "var(--class-3)", dash: null, opacity: 0.6, text: "slow" },
   4: { stroke: "var(--class-4)", dash: null, opacity: 0.7, text: "slowest fifth" },
 };
-const DRAWING_ORDER = ["rejected", "cancelled", "skipped", "failed", "success", 2, 3, 1, 4, 0];
+const DRAWING_ORDER = ["rejected", "unfinished", "cancelled", "skipped", "failed", "success", 2, 3, 1, 4, 0];
 
 // Where the axes do not fit beside each other, they lie one below the other.
 function layout(width, number) {
