@@ -62,7 +62,7 @@ class UpstreamClient:
 
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
         self._system, self._runs = system, [run for run in runs if run.upstream is not None]
-        self._slurm = SlurmClient(system, self._runs)
+        self._slurm = SlurmClient(system)
         self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:
