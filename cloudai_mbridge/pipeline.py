@@ -173,6 +173,16 @@ def preflight(prepared: Prepared) -> None:
         scheduler_for(prepared.system, prepared.plan).preflight()
 
 
+def check_limits(prepared: Prepared) -> tuple[str, ...]:
+    """Return a line for each limit of the cluster. BadInput: a run exceeds one of them."""
+    if prepared.system.is_one_machine or not prepared.plan.runs:
+        return ()
+    from cloudai_mbridge.schedulers.slurm.limits import check_limits as of_slurm
+    from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
+
+    return (*of_slurm(prepared.system, prepared.plan.runs), judge_output_path(prepared.output_dir))
+
+
 def write(prepared: Prepared, *, dry_run: bool = False) -> Path:
     """Write everything that a run submits into a new directory and return it. A dry run ends here, marked as one."""
     refuse_output_dir(prepared.output_dir, prepared.system)
@@ -268,7 +278,7 @@ def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
         return (NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
-    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system, plan.runs)
+    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 
 def with_defaults(prepared: Prepared) -> ScenarioPlan:

@@ -1,9 +1,10 @@
 """A run by its name or directory, and its report."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.driving import Progress, drive
@@ -14,12 +15,15 @@ from cloudai_mbridge.report import build_report, model
 from cloudai_mbridge.report.formats.steps import COLUMNS, NUMBERS, TEXTS, step_rows
 from cloudai_mbridge.report.formats.text import count_text
 from cloudai_mbridge.report.ranking import PointSummary, TestRanking, rank
-from cloudai_mbridge.report.rows import run_columns, run_rows
+from cloudai_mbridge.report.rows import axis_types, axis_values, run_columns, run_rows
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.control import SweepStatus
 from cloudai_mbridge.runner.lock import reading
 
-_STEPS = {name: str if name in TEXTS else float if name in NUMBERS else int for name in COLUMNS} | {"counted": bool}
+# Columns of the steps, with the names that tables of points have
+_NAMES = tuple({"test_id": "test", "label": "point"}.get(name, name) for name in COLUMNS)
+_KINDS = [str if name in TEXTS else float if name in NUMBERS else int for name in COLUMNS]
+_STEPS = dict(zip(_NAMES, _KINDS, strict=True)) | {"counted": bool}
 
 
 def open_run(run: str | os.PathLike[str] = "latest") -> "Run":
@@ -89,7 +93,13 @@ class Report(model.RunReport, Tabular):
     @property
     def steps(self) -> Table:
         """Every step of every run; `counted` are those after the warm-up."""
-        return Table(_STEPS, tuple(dict(zip(COLUMNS, row, strict=True)) for row in step_rows(self.points)))
+        axes = axis_types((point.coordinates for point in self.points), _STEPS)
+        return Table({**_STEPS, **axes}, tuple(self._step_rows()))
+
+    def _step_rows(self) -> Iterator[dict[str, Any]]:
+        for point in self.points:
+            axes = axis_values(point.coordinates, _STEPS)
+            yield from (dict(zip(_NAMES, row, strict=True)) | axes for row in step_rows([point]))
 
     def __repr__(self) -> str:
         return f"<Report of {self.scenario!r} on {self.system!r}: {count_text(self)}>"

@@ -122,6 +122,10 @@ class Plan(pipeline.Prepared, Tabular):
         """
         prepared = self if output_dir is None else replace(self, output_dir=Path(output_dir))
         pipeline.preflight(prepared)
+        lines = pipeline.check_limits(prepared)
+        if progress is not None:
+            for line in lines:
+                progress(line)
         root = pipeline.write(prepared)
         drive(prepared, root, progress)
         return Run(root)

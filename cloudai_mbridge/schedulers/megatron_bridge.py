@@ -60,7 +60,7 @@ class UpstreamClient:
 
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
         self._system, self._runs = system, [run for run in runs if run.launcher is MEGATRON_BRIDGE]
-        self._slurm = SlurmClient(system, self._runs)
+        self._slurm = SlurmClient(system)
         self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:

@@ -41,6 +41,8 @@ def test_a_run_and_its_report(swept: mb.Run, capfd: pytest.CaptureFixture[str]) 
     assert [row["iteration"] for row in report.table.rows] == [*range(5), *range(5), None]
     counted = [row for row in report.steps.rows if row["counted"]]
     assert len(report.steps.rows) == 10 * 20
+    assert {"test", "point", *report.points[0].coordinates} <= {*report.steps.columns} & {*report.table.columns}
+    assert {row["point"] for row in report.steps.rows} == {point.label for point in report.points if point.steps}
     assert len(counted) == sum(row.get("step_time_n", 0) for row in report.table.rows)
     assert capfd.readouterr() == ("", "")
 

@@ -72,6 +72,21 @@ def test_the_next_command_is_short_where_the_defaults_are_right(mbridge: Any, tm
     assert next_command(good(mbridge("init", "--local", cwd=tmp_path)), "init ci") == ["init", "ci"]
 
 
+def test_git_ignores_the_results(mbridge: Any, tmp_path: Path) -> None:
+    """Once, below what the file has already, and nowhere but in a repository."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    here = tmp_path / "bench"
+    here.mkdir()
+    (here / ".gitignore").write_bytes(b"caf\xe9")
+    for _ in range(2):
+        good(mbridge("init", "--local", "--force", cwd=here))
+    assert (here / ".gitignore").read_bytes() == b"caf\xe9\nresults/\n"
+    (here / "results").mkdir()
+    (here / "results" / "report.json").touch()
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    assert "results/" not in subprocess.run(status, cwd=here, capture_output=True, text=True, check=True).stdout
+
+
 def test_nothing_is_overwritten(mbridge: Any, tmp_path: Path) -> None:
     (tmp_path / "scenario.toml").write_text("mine")
     (tmp_path / "system.toml").symlink_to("nowhere")

@@ -47,10 +47,13 @@ def check_refused(point: dict[str, Any], words: str) -> None:
     assert any(words in reason for reason in point["reasons"]), point["reasons"]
 
 
+def after(first: str, minutes: str) -> str:
+    """Return the keys of a test that begins when another has ended."""
+    return f'time_limit = "{minutes}"\ndependencies = [{{ type = "start_post_comp", id = "{first}" }}]'
+
+
 # what a test asks for -> Slurm's words
 ASKED = {
-    "too_long": ({"run": 'time_limit = "2:00:00"'}, "Requested time limit is invalid"),
-    "too_many_nodes": ({"num_nodes": 8}, "Node count specification invalid"),
     "no_such_node": ({"run": 'nodes = ["nowhere-1"]'}, "Invalid node name specified"),
     "no_such_node_to_exclude": ({"run": 'exclude_nodes = ["nowhere-2"]'}, "Invalid node name specified"),
     "too_many_gpus": ({"num_gpus": 8}, "Requested node configuration is not available"),
@@ -75,8 +78,6 @@ def test_what_a_test_asks_for_is_refused_and_the_others_run(
 
 # option of the system -> Slurm's words
 OPTIONS = {
-    "--account=nobody": "Invalid account or account/partition combination specified",
-    "--qos=gold": "Invalid qos specification",
     "--constraint=moon": "Invalid feature specification",
     "--mem=999G": "Memory specification can not be satisfied",
     "--reservation=nobodys": "Requested reservation is invalid",
@@ -106,12 +107,16 @@ def test_what_the_system_asks_for_is_refused_for_every_point(
 
 @pytest.mark.parametrize("flags", ["DenyOnLimit", "-1"], ids=["refused", "kept waiting"])
 def test_a_limit_of_the_qos_on_a_jobs_size_is_a_refusal(
-    strict: Any, start_run: Any, stand_in_test: Any, flags: str
+    strict: Any, start_run: Any, stand_in_test: Any, flags: str, tmp_path: Path
 ) -> None:
+    """One that came after the run had begun: an earlier one is refused before anything is submitted."""
+    first = stand_in_test("short", {"at": 1, "wait_for": str(tmp_path / "go")}, run='time_limit = "5"')
+    run = start_run(strict, [first, stand_in_test("long", run=after("short", "30"))])
+    run.wait_for_step("short")
     strict.run("sacctmgr", "-i", "modify", "qos", "normal", "set", f"flags={flags}", "maxwall=00:10:00")
     try:
-        tests = [stand_in_test("short", run='time_limit = "5"'), stand_in_test("long", run='time_limit = "30"')]
-        run = start_run(strict, tests).finish(1, timeout_s=30)
+        (tmp_path / "go").touch()
+        run.finish(1, timeout_s=60)
     finally:
         strict.run("sacctmgr", "-i", "modify", "qos", "normal", "set", "maxwall=-1")
     assert run.point("short")["verdict"] == "success"
@@ -134,16 +139,25 @@ def test_a_limit_on_submitted_jobs_is_waited_out(
 
 
 def test_what_would_wait_for_ever_ends_in_seconds(
-    lenient: Any, start_run: Any, stand_in_test: Any, nothing_left: Any
+    lenient: Any, start_run: Any, stand_in_test: Any, nothing_left: Any, tmp_path: Path
 ) -> None:
+    """A limit that was lowered after the run had begun; what no check before it looks at: nodes that are excluded."""
     tests = [
-        stand_in_test("too_long", run='time_limit = "2:00:00"'),
-        stand_in_test("too_many_nodes", num_nodes=8),
-        *(stand_in_test(f"fine{number}", run='time_limit = "5"') for number in range(2)),
+        stand_in_test("first", {"at": 1, "wait_for": str(tmp_path / "go")}, run='time_limit = "5"'),
+        stand_in_test("too_long", run=after("first", "50")),
+        stand_in_test("too_many_nodes", num_nodes=2, run='exclude_nodes = ["gb200-1"]\n' + after("first", "5")),
+        *(stand_in_test(f"fine{number}", run=after("first", "5")) for number in range(2)),
     ]
-    run = start_run(lenient, tests).finish(1, timeout_s=60)
+    run = start_run(lenient, tests)
+    run.wait_for_step("first")
+    lenient.run("scontrol", "update", "PartitionName=main", "MaxTime=30")
+    try:
+        (tmp_path / "go").touch()
+        run.finish(1, timeout_s=60)
+    finally:
+        lenient.run("scontrol", "update", "PartitionName=main", "MaxTime=60")
     check_refused(run.point("too_long"), "the scheduler will never start it: PartitionTimeLimit")
-    check_refused(run.point("too_many_nodes"), "the scheduler will never start it: PartitionNodeLimit")
+    check_refused(run.point("too_many_nodes"), "Requested node configuration is not available")
     assert run.point("too_long")["job"]["job_id"] is not None
     assert all(run.point(f"fine{number}")["verdict"] == "success" for number in range(2))
     nothing_left(lenient)
@@ -165,7 +179,7 @@ def test_no_such_partition(lenient: Any, start_run: Any, stand_in_test: Any) -> 
     assert not list((run.directory / "out").glob("*")), "nothing is written"
 
 
-SECOND = 'time_limit = "5"\ndependencies = [{ type = "start_post_comp", id = "first" }]'
+SECOND = after("first", "5")
 
 
 def test_a_partition_that_closes_in_between(
@@ -215,8 +229,9 @@ def test_a_hidden_partition_is_one_like_any_other(
     lenient: Any, start_run: Any, stand_in_test: Any, nothing_left: Any
 ) -> None:
     """Its jobs and nodes are seen; root, who runs the sandbox, would see them without being asked for all, too."""
-    tests = [stand_in_test("fine", {"step_s": 0.5}), stand_in_test("too_many_nodes", num_nodes=8)]
-    run = start_run(lenient, tests, partition="dark").finish(1)
+    fine = stand_in_test("fine", {"step_s": 0.5})
+    run = start_run(lenient, [fine], partition="dark").finish(0)
     assert run.point("fine")["verdict"] == "success"
-    check_refused(run.point("too_many_nodes"), "the scheduler will never start it: PartitionNodeLimit")
+    refused = start_run(lenient, [fine, stand_in_test("too_many_nodes", num_nodes=8)], partition="dark").finish(2)
+    assert "num_nodes: 8 is more than partition dark has (2)" in refused.words
     nothing_left(lenient)

@@ -84,6 +84,14 @@ def test_time_limits_of_cloudai(written: str, slurm: str | None) -> None:
     assert TestRun(id="a", test_name="t", time_limit=written).time_limit == slurm
 
 
+def test_a_number_is_minutes() -> None:
+    assert TestRun.model_validate({"id": "a", "test_name": "t", "time_limit": 30}).time_limit == "30"
+    assert TestRun.model_validate({"id": "a", "test_name": "t", "time_limit": 0}).time_limit == "0"
+    for wrong in (True, -30, 1.5):
+        with pytest.raises(ValidationError):
+            TestRun.model_validate({"id": "a", "test_name": "t", "time_limit": wrong})
+
+
 @pytest.mark.parametrize(
     "override", [{"id": ""}, {"iterations": 0}, {"nodes": ["a\n#SBATCH --wrap=x"]}, {"num_nodes": ["x"]}]
 )

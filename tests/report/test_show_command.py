@@ -1,7 +1,9 @@
 """`mbridge show`: every point of a run, or all about one."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from click.testing import CliRunner
 
 from cloudai_mbridge.commands.run.show import show
 from cloudai_mbridge.errors import BadInput, MBridgeError
+from cloudai_mbridge.report.build import build_report
+from cloudai_mbridge.report.formats.details import render_details
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from tests.report.conftest import ARun, a_log
@@ -44,6 +48,21 @@ def test_all_about_one_point(ended: Path, name: str) -> None:
     assert "Steps counted: 3-6 (n=4), warm-up 1-2 left out" in text
     assert "t/mb2/0" in text
     assert "mb1" not in text
+
+
+def test_a_points_layout_job_and_rounded_numbers(ended: Path) -> None:
+    text = printed(ended, "mb2")
+    words = " ".join(text.split())
+    for fact in ("Layout: mb=2, gb=8", "Ranks: 2 on 1 node: n[1-2]", "Job: 17, COMPLETED", "Times: submitted 20"):
+        assert fact in words
+    assert "Step time: 0.5 ±0 s (median 0.5, 0.5 to 0.5)" in words
+    assert not re.search(r"\d\.\d{8}", text), "no digits beyond the error"
+
+
+def test_the_prediction_of_a_point_is_shown(ended: Path) -> None:
+    predicted = {"gpu": None, "step_time_s": 1.23456, "tflops_per_gpu": None, "peak_memory_gib": 70.0}
+    point = replace(build_report(ended, None).points[0], predicted=predicted)
+    assert "Predicted:     step time 1.235 s, memory 70 GiB\n" in render_details(point, ended)
 
 
 def test_why_a_point_was_rejected(ended: Path) -> None:

@@ -6,7 +6,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -710,20 +709,6 @@ def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) ->
     slurm.answer(sinfo=(0, "a\nb\n", ""))
     with pytest.raises(BadInput, match="Slurm has no partition 'main'; use one of a, b"):
         client.preflight()
-
-
-def test_a_time_limit_that_no_partition_allows(slurm: FakeSlurm) -> None:
-    data = {"name": "s", "scheduler": "slurm", "default_partition": "a,b", "partitions": [{"name": "a"}]}
-    runs: list[Any] = [SimpleNamespace(test_id=name, time_limit="2:00:00", time_limit_s=7200.0) for name in "tu"]
-    system, more = SlurmSystem.model_validate(data), {"extra_sbatch_args": ["--qos=long"]}
-    slurm.answer(sinfo=(0, "a|30:00\nb|1:00:00\n", ""))
-    with pytest.raises(BadInput, match=r"test 't': time_limit: 2:00:00 is more than partition a,b allows \(01:00:00\)"):
-        SlurmClient(system, runs).preflight()
-    runs[1].time_limit_s = 60.0  # it can run
-    SlurmClient(system, runs).preflight()
-    SlurmClient(SlurmSystem.model_validate(data | more), runs[:1]).preflight()
-    slurm.answer(sinfo=(0, "a|30:00\nb|infinite\n", ""))
-    SlurmClient(system, runs[:1]).preflight()
 
 
 def test_every_partition_of_a_list_is_looked_for(slurm: FakeSlurm) -> None:

@@ -53,7 +53,7 @@ def test_from_the_command_line_to_sbatch(tmp_path: Path, monkeypatch: pytest.Mon
         if argv[0] == "sbatch":
             found.append(_own_frames())
             return subprocess.CompletedProcess(argv, 1, "", REFUSAL)
-        return subprocess.CompletedProcess(argv, 0, "main|infinite\n" if argv[0] == "sinfo" else "", "")
+        return subprocess.CompletedProcess(argv, 0, "main\n" if argv[0] == "sinfo" else "", "")
 
     monkeypatch.setattr(command.subprocess, "run", answer)
     monkeypatch.chdir(tmp_path)

@@ -57,7 +57,9 @@ _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 @click.option("--ep", type=_SIZE, help="Expert parallel size.")
 @click.option("--etp", "et", type=_SIZE, help="Expert tensor parallel size; default: 1, embedded: tp.")
 @click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
-@click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's.")
+@click.option(
+    "--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's, as in a test; `tune`: the preset's."
+)
 @click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
 @click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tmL'.")
 @click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")

@@ -24,6 +24,8 @@ def write(console: SteadyConsole, prepared: pipeline.Prepared, *, all_rejected: 
     """Write a plan into a new directory, once the system would accept it; return the directory."""
     show_rejected(console, prepared.plan, in_full=all_rejected)
     pipeline.preflight(prepared)
+    for line in pipeline.check_limits(prepared):
+        console.print_line(line)
     root = pipeline.write(prepared)
     console.print_line(f"results: {root}")
     return root

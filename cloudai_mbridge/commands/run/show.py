@@ -13,8 +13,8 @@ from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.build import build_report
+from cloudai_mbridge.report.formats.details import render_details
 from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.text import render_point
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
@@ -42,7 +42,7 @@ def show(root: Path, point: str | None, as_json: bool, all_rejected: bool) -> in
     console.print(render_table(report, all_rejected=all_rejected or point is not None))
     for each in report.points if point is not None else ():
         if each.verdict is not Verdict.REJECTED:
-            console.print_line(f"\n{each.key}\n{render_point(each, root)}")
+            console.print_line(f"\n{each.key}\n{render_details(each, root)}")
     return OK
 
 

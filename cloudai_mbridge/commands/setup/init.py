@@ -10,7 +10,7 @@ import click
 
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.setup.init_ci import ci
-from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
+from cloudai_mbridge.commands.setup.new_files import FORCE, ignore_results, options_of, require_points, write_files
 from cloudai_mbridge.commands.setup.schema import schema_files, schema_line
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
@@ -27,6 +27,7 @@ from cloudai_mbridge.tune.request import search_request
 _STEPS, _WARMUP_STEPS = 30, 10
 _CPU_RANKS = 2  # for a machine without a known GPU
 _TIME_LIMIT_S = 1800.0
+_RESULTS = "results"
 
 # A key of a table: its value, None to leave it out, and its meaning
 _Row = tuple[str, Any, str]
@@ -117,6 +118,7 @@ def init(
     paths = _paths(directory, model.name)
     files = {paths[name]: f"{schema_line(paths[name], directory, name)}{text}" for name, text in texts.items()}
     write_files({**files, **schema_files(directory, *texts)}, force=force)
+    ignore_results(_RESULTS)
     options = options_of(paths["system"], paths["scenario"], paths["test"].parent)
     ci_options = "" if directory == Path() else f" {options}"  # the defaults
     place = f"partition {found.partition} of this Slurm cluster" if found else "this machine"
@@ -208,7 +210,7 @@ _LOCAL_SYSTEM = "# Where it runs\n" + _table(
     [
         ("name", "local", "for people"),
         ("scheduler", "local", "this machine, one run after the other"),
-        ("output_path", "results", "where results go"),
+        ("output_path", _RESULTS, "where results go"),
     ]
 )
 
@@ -217,7 +219,7 @@ def _slurm_system(nodes: PartitionNodes, account: str | None, gpu: Gpu | None, g
     rows: list[_Row] = [
         ("name", nodes.partition, "for people"),
         ("scheduler", "slurm", ""),
-        ("output_path", "results", "where results go: on a file system that all nodes see"),
+        ("output_path", _RESULTS, "where results go: on a file system that all nodes see"),
         ("default_partition", nodes.partition, "where jobs go"),
         ("gpus_per_node", gpus_per_node or None, "that a job asks for"),
         ("gpu_type", gpu.name if gpu else None, "what estimates are for"),

@@ -11,6 +11,7 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.training.process.provenance import output_of
 
 FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrite files that exist.")
 
@@ -32,6 +33,19 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
         write_text(path, text)
     for path in files:
         click.echo(visible(f"{'written' if path in new else 'unchanged'}: {path}"))
+
+
+def ignore_results(name: str) -> None:
+    """Add a directory below this one to .gitignore, unless git ignores it already. Without a repository: nothing."""
+    if output_of("git", "rev-parse", "--is-inside-work-tree") != "true" or output_of("git", "check-ignore", f"{name}/"):
+        return
+    path = Path(".gitignore")
+    if path.exists() and not path.is_file():
+        return
+    text = path.read_bytes() if path.exists() else b""
+    with path.open("ab") as file:
+        file.write((b"\n" if text and not text.endswith(b"\n") else b"") + f"{name}/\n".encode())
+    click.echo(f"{'changed' if text else 'written'}: {path}: git ignores {name}/")
 
 
 def _holds(path: Path, text: str) -> bool:

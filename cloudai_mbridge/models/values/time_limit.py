@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 _FORM = re.compile(r"([0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+(:[0-9]+){0,2})")
 _SHORT = re.compile(r"([0-9]+)([smhdw])", re.IGNORECASE)
@@ -71,4 +71,14 @@ def format_time_limit(seconds: float | None) -> str | None:
     return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{rest:02}"
 
 
-SlurmTime = Annotated[str, AfterValidator(slurm_time)]
+def _minutes(value: object) -> object:
+    """Return a number of minutes as text, as in Slurm."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+SlurmTime = Annotated[
+    str,
+    BeforeValidator(_minutes),
+    AfterValidator(slurm_time),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}),
+]

@@ -32,7 +32,7 @@ def render_point(point: PointReport, root: Path) -> str:
     if point.evidence:
         lines += ["Evidence:", *(f"  | {line}" for line in point.evidence)]
     if len(point.attempts) > 1:
-        lines += ["Attempts:", *(f"  {_attempt(attempt)}" for attempt in point.attempts)]
+        lines += ["Attempts:", *(f"  {attempt_text(attempt)}" for attempt in point.attempts)]
     return visible("\n".join(lines)) + "\n"
 
 
@@ -47,7 +47,8 @@ def _other_measures(metrics: Metrics) -> Iterator[str]:
             yield f"{name}: {measure_text(value)}{unit}{kind}"
 
 
-def _attempt(attempt: Mapping[str, Any]) -> str:
+def attempt_text(attempt: Mapping[str, Any]) -> str:
+    """Return number, job, nodes and end of an attempt."""
     nodes = f" on {attempt['nodes']}" if attempt["nodes"] else ""
     why = attempt["failure"] or attempt["reason"]
     return f"{attempt['number']}: job {attempt['job_id']}{nodes}: {attempt['state']}{f', {why}' if why else ''}"

@@ -1,6 +1,5 @@
 """Talk to Slurm through its commands."""
 
-import math
 import os
 import re
 import time
@@ -12,7 +11,6 @@ from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.hostlist import is_out_of_service
-from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit
@@ -36,7 +34,6 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     parse_squeue,
     status_from_marker,
 )
-from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
@@ -64,9 +61,8 @@ class SlurmClient:
 
     pace, may_be_late = (1.0, 30.0, 0.1), True  # polling is work for the controller
 
-    def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan] = ()) -> None:
-        """Take the runs that may be submitted: `preflight` checks their time limits."""
-        self._system, self._runs = system, tuple(runs)
+    def __init__(self, system: SlurmSystem) -> None:
+        self._system = system
         self._max_array_size: int | None = None
         self._has_accounting = True
         self._ask_sacct_after = 0.0
@@ -76,30 +72,17 @@ class SlurmClient:
         self._cancelled: set[str] = set()
 
     def preflight(self) -> None:
-        """Check that Slurm answers, has the partition, and that it allows the time limit of one run at least."""
-        found = run_command("sinfo", "--all", "--noheader", "--format=%R|%l")
+        """Check that Slurm answers and has the partition."""
+        found = run_command("sinfo", "--all", "--noheader", "--format=%R")
         if found.returncode != 0:
             raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
-        known = {name: limit for name, _, limit in (line.partition("|") for line in found.stdout.splitlines()) if name}
+        known = {line.strip() for line in found.stdout.splitlines()} - {""}
         missing = [name for name in self._system.default_partition.split(",") if name not in known]
         if missing:
             raise BadInput(
                 f"system {self._system.name!r}: default_partition: Slurm has no partition {missing[0]!r};"
                 f" use one of {', '.join(sorted(known))}"
             )
-        self._refuse_too_long([allowed_s(known[name]) for name in self._system.default_partition.split(",")])
-
-    def _refuse_too_long(self, limits: Sequence[float | None]) -> None:
-        """Refuse runs if all of them exceed the time limit of every partition. A QOS may allow more."""
-        most = max((limit or math.inf for limit in limits), default=math.inf)
-        has_qos = any("qos" in words or words.startswith("-q") for words in self._system.extra_sbatch_args)
-        if not self._runs or has_qos or any((run.time_limit_s or 0.0) <= most for run in self._runs):
-            return
-        first = self._runs[0]
-        raise BadInput(
-            f"test {first.test_id!r}: time_limit: {first.time_limit} is more than partition"
-            f" {self._system.default_partition} allows ({format_time_limit(most)}); lower it, or use another partition"
-        )
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
         """Put the runs of one array together, as far as the cluster allows indices."""

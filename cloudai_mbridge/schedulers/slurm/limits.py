@@ -1,0 +1,358 @@
+"""Check of runs against the limits of a cluster, before anything is submitted.
+
+What only Slurm can decide is *not evaluated*: without accounting, behind a plugin that changes jobs, or if an option of
+the system replaces the value.
+"""
+
+import math
+import os
+import pwd
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cloudai_mbridge.errors import BadInput, ToolFailure, shown
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.models.values.time_limit import format_time_limit
+from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.schedulers.slurm.command import run_command
+from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
+
+_PARTITIONS_FORMAT = "%R|%l|%s|%D"
+_QUICK_S = 10.0
+_SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
+_ASSOCIATION = (
+    "cluster",
+    "defaultaccount",
+    "account",
+    "partition",
+    "qos",
+    "defaultqos",
+    "maxwall",
+    "maxtres",
+    "grptres",
+)
+_QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
+_ANY = ("", "ALL", "(null)", "N/A")
+
+
+@dataclass(frozen=True)
+class PartitionLimits:
+    """Limits of a partition as reported by sinfo.
+
+    time_s, job_nodes: of a job; inf: none. num_nodes: of the partition; None if unknown.
+    """
+
+    name: str
+    time_s: float
+    job_nodes: float
+    num_nodes: int | None
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The most that somebody allows. owner: a kind and a name, such as "partition main"."""
+
+    owner: str
+    most: float
+    verb: str = "allows"
+
+
+@dataclass(frozen=True)
+class _Access:
+    """The account and QOS of the jobs, "" if Slurm enforces none.
+
+    flags: of the QOS, which may lift the partition's limits. time, nodes: limits of both.
+    """
+
+    account: str = ""
+    qos: str = ""
+    flags: frozenset[str] = frozenset()
+    time: tuple[_Bound, ...] = ()
+    nodes: tuple[_Bound, ...] = ()
+
+
+class _UnknownError(Exception):
+    """Slurm has no answer; the message is the reason."""
+
+
+class _LimitError(Exception):
+    """A limit is exceeded; the message has what was requested, what is allowed, and the remedy.
+
+    is_of_test: the message names the test; else the system's file is wrong.
+    """
+
+    def __init__(self, text: str, *, is_of_test: bool = False) -> None:
+        super().__init__(text)
+        self.is_of_test = is_of_test
+
+
+def parse_partitions(text: str) -> dict[str, PartitionLimits]:
+    """Return the partitions of sinfo's answer by name."""
+    rows = ([*line.split("|"), "", "", ""][:4] for line in text.splitlines())
+    return {
+        name: PartitionLimits(
+            name,
+            allowed_s(limit) or math.inf,
+            float(last) if (last := size.rpartition("-")[2]).isdigit() else math.inf,
+            int(number) if number.isdigit() else None,
+        )
+        for name, limit, size, number in rows
+        if name
+    }
+
+
+def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
+    """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
+    config, replaced = _config(), _replaced(system.extra_sbatch_args)
+    plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
+    lines, broken = list[str](), list[str]()
+    access: _Access | None = None
+
+    def judge(name: str, check: Callable[[], str]) -> None:
+        try:
+            lines.append(f"{name}: {check()}")
+        except _UnknownError as error:
+            lines.append(f"{name}: not evaluated: {error}")
+        except _LimitError as error:
+            broken.append(f"{'' if error.is_of_test else f'system {system.name!r}: {name}: '}{error}")
+
+    def account() -> str:
+        nonlocal access
+        access = _access(system, config, replaced)
+        if not access.account:
+            raise _UnknownError("Slurm enforces none")
+        return f"{access.account}{f', QOS {access.qos}' if access.qos else ''}"
+
+    partitions = _partitions(system)
+    judge("account", account)
+    judge("time limit", lambda: _check_time(runs, partitions, access, replaced))
+    judge("nodes", lambda: _check_nodes(runs, partitions, access, replaced))
+    if broken and not plugins:
+        raise BadInput("\n".join(broken))
+    changed = f"not evaluated: Slurm's plugin {', '.join(plugins)} may change jobs"
+    return (*lines, *(f"{text}; {changed}" for text in broken))
+
+
+def _partitions(system: SlurmSystem) -> list[PartitionLimits]:
+    """Return the limits of the partitions where the jobs may run; the most generous one counts."""
+    try:
+        answer = run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}")
+    except ToolFailure:
+        return []
+    known = parse_partitions(answer.stdout)
+    return [known[name] for name in system.default_partition.split(",") if name in known]
+
+
+def _check_time(
+    runs: Sequence[RunPlan], partitions: Sequence[PartitionLimits], access: _Access | None, replaced: Mapping[str, str]
+) -> str:
+    """Return the verdict on the longest time limit."""
+    _require_own(replaced, "time", "partition")
+    _require_known(partitions)
+    limited = [(math.inf if run.time_limit_s is None else run.time_limit_s, run) for run in runs if run.time_limit]
+    if not limited:
+        return "none is set; the default of the partition applies"
+    asked, run = max(limited, key=lambda pair: pair[0])
+    own = _Bound(_named(partitions), max(each.time_s for each in partitions))
+    lowest = _lowest(own, access.time if access else (), asked, _lifts(access, replaced, "PartitionTimeLimit"))
+    return _verdict(run, "time_limit", asked, lowest, _time)
+
+
+def _check_nodes(
+    runs: Sequence[RunPlan], partitions: Sequence[PartitionLimits], access: _Access | None, replaced: Mapping[str, str]
+) -> str:
+    """Return the verdict on the largest number of nodes."""
+    _require_own(replaced, "nodes", "partition")
+    _require_known(partitions)
+    run = max(runs, key=lambda run: run.num_nodes)
+    own = _Bound(_named(partitions), max(each.job_nodes for each in partitions))
+    lowest = _lowest(own, access.nodes if access else (), run.num_nodes, _lifts(access, replaced, "PartitionMaxNodes"))
+    size = max(each.num_nodes or math.inf for each in partitions)
+    if size < (lowest.most if lowest else math.inf):
+        lowest = _Bound(own.owner, size, "has")
+    return _verdict(run, "num_nodes", run.num_nodes, lowest, lambda number: f"{number:g}")
+
+
+def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: Callable[[float], str]) -> str:
+    """Return how much of a limit is used; raise _LimitError if it is exceeded."""
+    if lowest is None:
+        return f"{text(asked)}, without a limit"
+    if asked <= lowest.most:
+        return f"{text(asked)} of {text(lowest.most)} ({lowest.owner})"
+    kind = lowest.owner.partition(" ")[0]
+    raise _LimitError(
+        f"test {run.test_id!r}: {key}: {text(asked)} is more than {lowest.owner} {lowest.verb} ({text(lowest.most)});"
+        f" lower it, or use another {kind}",
+        is_of_test=True,
+    )
+
+
+def _lifts(access: _Access | None, replaced: Mapping[str, str], flag: str) -> bool | None:
+    """Return whether the QOS lifts a limit of the partition, None if unknown."""
+    return None if access is None or (not access.account and "qos" in replaced) else flag in access.flags
+
+
+def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
+    """Return the lowest limit, None if there is none. own: of the partition."""
+    if is_lifted is None and asked > own.most:
+        raise _UnknownError(f"a QOS may lift the limit of {own.owner}, which is exceeded")
+    bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
+    return min(bounds, key=lambda bound: bound.most, default=None)
+
+
+def _named(partitions: Sequence[PartitionLimits]) -> str:
+    return f"partition {','.join(each.name for each in partitions)}"
+
+
+def _time(seconds: float) -> str:
+    return "no limit" if seconds == math.inf else str(format_time_limit(seconds))
+
+
+def _require_own(replaced: Mapping[str, str], *names: str) -> None:
+    for name in names:
+        if name in replaced:
+            raise _UnknownError(f"extra_sbatch_args replaces --{name}")
+
+
+def _require_known(partitions: Sequence[PartitionLimits]) -> None:
+    if not partitions:
+        raise _UnknownError("sinfo does not answer")
+
+
+def _replaced(options: Iterable[str]) -> dict[str, str]:
+    """Return the options of sbatch that replace what a check reads, with their values; "" if the value is apart."""
+    found = {}
+    for option in options:
+        name, _, value = option.strip().partition("=")
+        for full, short in _SHORT.items():
+            if len(name) > 3 and f"--{full}".startswith(name):
+                found[full] = value
+            elif not name.startswith("--") and name.startswith(short):
+                found[full] = option.strip().removeprefix(short).strip()
+    return found
+
+
+def _config() -> dict[str, str]:
+    """Return Slurm's configuration, empty if there is no answer."""
+    try:
+        answer = run_command("scontrol", "show", "config", timeout_s=_QUICK_S)
+    except ToolFailure:
+        return {}
+    pairs = (line.partition("=") for line in answer.stdout.splitlines() if answer.returncode == 0)
+    return {name.strip(): value.strip() for name, sign, value in pairs if sign}
+
+
+def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]) -> _Access:
+    """Return the account and QOS of the jobs, with their limits as far as Slurm enforces them."""
+    enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
+    if not config:
+        raise _UnknownError("scontrol does not answer")
+    if not enforced & {"associations", "limits", "qos", "safe", "all"}:
+        return _Access()
+    _require_own(replaced, "partition")
+    user, cluster = pwd.getpwuid(os.getuid()).pw_name, config.get("ClusterName", "")
+    rows = [
+        row for row in _sacctmgr("user", _ASSOCIATION, f"user={user}", "withassoc") if row["cluster"] == cluster.lower()
+    ]
+    row = _association(rows, user, system, replaced)
+    qos = replaced.get("qos") or row["defaultqos"] or (row["qos"] if row["qos"].count(",") == 0 else "")
+    known = row["qos"].lower().split(",")
+    if enforced & {"qos", "all"} and qos and qos.lower() not in known:
+        allowed = f"use one of {', '.join(known)}"
+        raise _LimitError(f"QOS {shown(qos)} is not open to {user} with account {row['account']}; {allowed}")
+    _require_open(system.default_partition.split(","), row["account"], qos)
+    limits = next((each for each in _sacctmgr("qos", _QOS) if each["name"] == qos.lower()), None)
+    found = _limited(row, limits)
+    return found if enforced & {"limits", "safe", "all"} else replace(found, time=(), nodes=())
+
+
+def _association(
+    rows: Sequence[Mapping[str, str]], user: str, system: SlurmSystem, replaced: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the association that the jobs use: of the partition, else of all partitions."""
+    wanted = replaced.get("account") or system.account or next((row["defaultaccount"] for row in rows), "")
+    known = sorted({row["account"] for row in rows})
+    if not known:
+        raise _LimitError(f"{user} has no account in Slurm, which accepts no job without one; have one added")
+    of_account = [row for row in rows if row["account"] == wanted.lower()]
+    if not of_account:
+        raise _LimitError(f"{shown(wanted)} is no account of {user}; use one of {', '.join(known)}")
+    partitions = system.default_partition.split(",")
+    found = [row for row in of_account if row["partition"] in partitions]
+    found += [row for row in of_account if not row["partition"]]
+    if not found:
+        where = ", ".join(sorted(row["partition"] for row in of_account))
+        raise _LimitError(
+            f"{wanted} of {user} is for partition {where}, not {system.default_partition}; use one of the others"
+        )
+    return found[0]
+
+
+def _limited(row: Mapping[str, str], qos: Mapping[str, str] | None) -> _Access:
+    """Return account and QOS with their limits; one of the QOS replaces the account's."""
+    owners = [(f"account {row['account']}", row)]
+    if qos is not None:
+        owners.insert(0, (f"QOS {qos['name']}", qos))
+    wall = ((owner, allowed_s(limits["maxwall"])) for owner, limits in owners)
+    nodes = [[(owner, _nodes_of(limits[field])) for owner, limits in owners] for field in ("maxtres", "grptres")]
+    return _Access(
+        account=row["account"],
+        qos=qos["name"] if qos else "",
+        flags=frozenset(qos["flags"].split(",") if qos else ()),
+        time=tuple(_first(wall)),
+        nodes=tuple(bound for each in nodes for bound in _first(each)),
+    )
+
+
+def _first(limits: Iterable[tuple[str, float | None]]) -> Iterator[_Bound]:
+    """Yield the first limit that is set."""
+    yield from [_Bound(owner, most) for owner, most in limits if most is not None][:1]
+
+
+def _nodes_of(tres: str) -> float | None:
+    """Return the nodes of a list such as "cpu=64,node=4", None if they are not limited."""
+    values = dict(part.partition("=")[::2] for part in tres.split(","))
+    return float(values["node"]) if values.get("node", "").isdigit() else None
+
+
+def _require_open(names: Sequence[str], account: str, qos: str) -> None:
+    """Require a partition that accepts the account and the QOS.
+
+    A QOS of the partition's own has limits that come before all others: they are not evaluated.
+    """
+    rows = _partition_settings(names)
+    for key, value in (("Accounts", account), ("Qos", qos)):
+        if rows and value and not any(_is_open(row, key, value) for row in rows):
+            allowed = f"partition {','.join(names)} is closed to {'account' if key == 'Accounts' else 'QOS'} {value}"
+            raise _LimitError(f"{allowed}; use another of them")
+    if own := [row["QoS"] for row in rows if row.get("QoS", "") not in _ANY]:
+        raise _UnknownError(f"the partition's own QOS {own[0]} has limits of its own")
+
+
+def _is_open(row: Mapping[str, str], key: str, value: str) -> bool:
+    allowed, denied = row.get(f"Allow{key}", "ALL"), row.get(f"Deny{key}", "")
+    if allowed not in _ANY:
+        return value.lower() in allowed.lower().split(",")
+    return denied in _ANY or value.lower() not in denied.lower().split(",")
+
+
+def _partition_settings(names: Sequence[str]) -> list[dict[str, str]]:
+    try:
+        answer = run_command("scontrol", "--all", "--oneliner", "show", "partition", timeout_s=_QUICK_S)
+    except ToolFailure as error:
+        raise _UnknownError(str(error)) from None
+    rows = [dict(word.partition("=")[::2] for word in line.split()) for line in answer.stdout.splitlines()]
+    return [row for row in rows if row.get("PartitionName") in names]
+
+
+def _sacctmgr(kind: str, fields: Sequence[str], *more: str) -> list[dict[str, str]]:
+    """Return rows of the accounting's database."""
+    argv = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *more, f"format={','.join(fields)}")
+    try:
+        answer = run_command(*argv, timeout_s=_QUICK_S)
+    except ToolFailure as error:
+        raise _UnknownError(str(error)) from None
+    if answer.returncode != 0:
+        raise _UnknownError(f"sacctmgr failed: {answer.complaint}")
+    rows = (line.split("|") for line in answer.stdout.splitlines())
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
