@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training.config import DistributedDataParallelConfig  # noqa: E402
@@ -92,7 +94,7 @@ def test_settings_of_the_process(ranks: Any, tiny: Any, tmp_path: Path) -> None:
     assert told == ["TOLD [600, 600] True True", *["TOLD [77, 77] True True"] * 2]
 
 
-@pytest.mark.parametrize(("number", "size"), [(None, None), (3, 4), (100, 1)])
+@every(("number", "size"), [(None, None), (3, 4), (100, 1)])
 def test_number_of_buckets(number: int | None, size: int | None) -> None:
     ddp = DistributedDataParallelConfig()
     ddp.num_buckets = number  # a field since Megatron-Core 0.18
