@@ -103,7 +103,7 @@ def test_validate_alone_fills_the_pipeline_dtype_in(tiny: Make, monkeypatch: pyt
     assert config.model.pipeline_dtype is config.model.params_dtype
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "dtype"),
     [("bf16", "bfloat16"), ("torch.float16", "float16"), ("float32", "float32"), ("16-mixed", "float16")],
 )
