@@ -87,10 +87,10 @@ def test_a_message_is_never_long(run: str, args: str, tmp_path: Path) -> None:
 
 def test_a_long_message_keeps_its_place_and_its_remedy() -> None:
     text = f"a.toml:3: {HUGE} is unknown; use tp"
-    short = str(BadInput("\n".join([text] * 5000)))
+    short = str(BadInput("\n".join([text] * 150)))
     lines = short.splitlines()
     assert len(lines) == 101
-    assert lines[-1] == "... and 4900 more lines like these"
+    assert lines[-1] == "... and 50 more lines like these"
     assert lines[0].startswith("a.toml:3: zzz")
     assert lines[0].endswith("zzz is unknown; use tp")
     assert shortened("short\nlines") == "short\nlines"
