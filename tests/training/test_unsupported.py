@@ -17,6 +17,7 @@ from cloudai_mbridge.training.config import (
     runtime_config_update,
 )
 from cloudai_mbridge.training.config.text.describe import class_path
+from cloudai_mbridge.training.config.text.overrides import apply_overrides
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.peft.config import LoRA
@@ -182,20 +183,11 @@ def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> No
 @every(
     ("override", "words"),
     [
-        ("checkpoint.save_wgrads_interval=2", "checkpoint.save_wgrads_interval = 2"),
         ("checkpoint.save=c checkpoint.ckpt_format=torch", "checkpoint.ckpt_format"),
         ("logger.wandb_project=p logger.wandb_exp_name=e", "wandb"),
         ("model.num_layers=many", "model.num_layers"),
-        ("train.global_batch_size=3 train.micro_batch_size=2", "train.global_batch_size = 3"),
-        ("model.num_query_groups=3", "num_query_groups"),
-        ("train.micro_batch_size=0", "train.micro_batch_size = 0"),
-        ("logger.log_interval=0", "logger.log_interval = 0"),
         ("optimizer.lr=-1", "optimizer: lr = -1"),
-        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
-        ("dataset.data_path=/x", "data_path"),
         ("optimizer.optimizer=muon", "optimizer.optimizer = 'muon' needs"),
-        ("model.cpu_offloading=true", "model.cpu_offloading = True needs"),
-        ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
     ],
 )
 def test_a_configuration_that_cannot_run_is_one_line(
@@ -206,6 +198,27 @@ def test_a_configuration_that_cannot_run_is_one_line(
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert words in line
     assert "Traceback" not in done.stderr
+
+
+@every(
+    ("override", "words"),
+    [
+        ("checkpoint.save_wgrads_interval=2", "checkpoint.save_wgrads_interval = 2"),
+        ("train.global_batch_size=3 train.micro_batch_size=2", "train.global_batch_size = 3"),
+        ("model.num_query_groups=3", "num_query_groups"),
+        ("train.micro_batch_size=0", "train.micro_batch_size = 0"),
+        ("logger.log_interval=0", "logger.log_interval = 0"),
+        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
+        ("dataset.data_path=/x", "data_path"),
+        ("model.cpu_offloading=true", "model.cpu_offloading = True needs"),
+        ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare.prepare(apply_overrides(make_config(), override.split()))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_page_lists_what_is_refused_with_its_reason() -> None:
