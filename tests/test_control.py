@@ -18,6 +18,7 @@ from cloudai_mbridge.runner import Journal, control
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from tests.cases import every
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", reason="why")
 TOKEN = "0123456789abcdef"
@@ -275,15 +276,15 @@ def _last(lines: list[str], count: int | None) -> list[str]:
     return lines if count is None else lines[max(0, len(lines) - count) :]
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", LOGS)
+@every("count", COUNTS)
+@every("name", LOGS)
 def test_the_last_lines(tmp_path: Path, name: str, count: int | None) -> None:
     (tmp_path / "log").write_bytes(LOGS[name])
     assert list(tail_lines(tmp_path / "log", count, follow=False)) == _last(_lines(LOGS[name]), count)
 
 
-@pytest.mark.parametrize("count", [None, 3, 10**6])
-@pytest.mark.parametrize("name", ["three", "many", "blank"])
+@every("count", [None, 3, 10**6])
+@every("name", ["three", "many", "blank"])
 def test_all_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: str, count: int | None) -> None:
     data = LOGS[name] + b"the end"
     if count == 3:
@@ -292,8 +293,8 @@ def test_all_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: s
     assert list(tail_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-@pytest.mark.parametrize("name", ["three", "many", "blank", "long lines"])
+@every("count", [0, 1, 2])
+@every("name", ["three", "many", "blank", "long lines"])
 def test_the_last_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: str, count: int) -> None:
     data = LOGS[name] + b"the end"
     (tmp_path / "log").write_bytes(data)

@@ -21,6 +21,7 @@ from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report.comparability import read_overrides
 from cloudai_mbridge.verdict.triage import triage
+from tests.cases import every
 
 
 def _socket(path: Path) -> None:
@@ -88,7 +89,7 @@ WHOLE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("read", WHOLE.values(), ids=WHOLE)
+@every("read", WHOLE.values())
 def test_no_reader_takes_a_file_of_any_size(tmp_path: Path, read: Callable[[Path], object]) -> None:
     path = tmp_path / "plan.json"
     path.touch()

@@ -21,6 +21,7 @@ from cloudai_mbridge.commands.plan.verify import Finding, verify
 from cloudai_mbridge.commands.setup.schema import KINDS
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.loading.toml_source import dotted, read_toml
+from tests.cases import every
 
 REPOSITORY = Path(__file__).parents[1]
 SCHEMAS = {kind: REPOSITORY / "docs/schemas" / f"{kind}.json" for kind in KINDS}
@@ -132,7 +133,7 @@ def mistakes(finding: Finding) -> set[str]:
     return {found[1] for line in lines if (found := re.search(mistake, line))}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every("kind", KINDS)
 def test_the_files_for_editors_are_what_the_command_prints(kind: str) -> None:
     printed = CliRunner().invoke(cli, ["schema", kind]).output
     assert SCHEMAS[kind].read_text() == printed, f"write it again: mbridge schema {kind} > docs/schemas/{kind}.json"
@@ -145,7 +146,7 @@ def test_another_kind_is_refused() -> None:
     assert "'baseline' is not one of 'test', 'scenario', 'system', 'policy'" in refused.output
 
 
-@pytest.mark.parametrize(("kind", "path"), SHIPPED, ids=[path.stem for _, path in SHIPPED])
+@every(("kind", "path"), SHIPPED)
 def test_shipped_files_are_right_and_name_their_schema(kind: str, path: Path) -> None:
     source = read_toml(path)
     assert not errors(kind, source.data)
@@ -153,7 +154,7 @@ def test_shipped_files_are_right_and_name_their_schema(kind: str, path: Path) ->
     assert (directive, (path.parent / name).resolve()) == ("#:schema", SCHEMAS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every("kind", KINDS)
 def test_every_key_is_described(kind: str) -> None:
     def undescribed(schema: Any) -> Iterator[str]:
         for name, each in schema.items() if isinstance(schema, dict) else ():
@@ -205,9 +206,7 @@ HEADS = {
 
 @pytest.mark.process
 @pytest.mark.skipif(TAPLO is None, reason="TAPLO IS NOT INSTALLED (pip install taplo -c constraints.txt)")
-@pytest.mark.parametrize(
-    ("kind", "lines", "message"), [(kind, *case) for kind, cases in WRONG.items() for case in cases.items()]
-)
+@every(("kind", "lines", "message"), [(kind, *case) for kind, cases in WRONG.items() for case in cases.items()])
 def test_taplo_marks_the_line_of_verify_configs(kind: str, lines: str, message: str, tmp_path: Path) -> None:
     """What VS Code's Even Better TOML shows."""
     shipped = (REPOSITORY / HEADS[kind]).read_text()

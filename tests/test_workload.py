@@ -17,6 +17,7 @@ from cloudai_mbridge import (
 from cloudai_mbridge.integrations.workload import DockerImage, PythonExecutable
 from cloudai_mbridge.logs import stream_mbridge_metrics
 from cloudai_mbridge.models.test_definition import GitRepo
+from tests.cases import every
 
 BRIDGE = GitRepo(url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", commit="v0.3.0")
 LINE = "Step Time : {}s GPU utilization: {}MODEL_TFLOP/s/GPU"
@@ -27,7 +28,7 @@ def definition(repos: list[GitRepo] | None = None, **args: Any) -> MegatronBridg
     return MegatronBridgeTestDefinition(name="t", description="d", cmd_args=args, git_repos=repos)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         (LINE.format("12.30", "917.4"), ([12.3], [917.4])),

@@ -12,6 +12,7 @@ import cloudai_mbridge as mb
 from cloudai_mbridge import api
 from cloudai_mbridge.report.rows import run_columns
 from tests.api.conftest import write_sweep
+from tests.cases import every
 
 OLD = {
     "JobStatusResult",
@@ -42,7 +43,7 @@ def test_no_two_classes_have_the_same_name() -> None:
     assert [name for name, number in names.items() if number > 1] == []
 
 
-@pytest.mark.parametrize("name", api.__all__)
+@every("name", api.__all__)
 def test_every_name_is_documented(name: str, repository: Path) -> None:
     assert f"`{name}" in (repository / "docs" / "scripting.md").read_text()
     assert getattr(api, name).__doc__

@@ -383,7 +383,7 @@ def test_a_rule_that_lacked_an_input_is_listed() -> None:
     assert "M01" in [item.rule_id for item in result.not_evaluated]
 
 
-@pytest.mark.parametrize(
+@every(
     ("rule_id", "args"), [("E01", dict(domain="vlm")), ("E02", dict(compute_dtype="fp8")), ("E03", dict(max_steps=0))]
 )
 def test_the_upstream_launcher_is_not_bound_by_ours(rule_id: str, args: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def test_a_rule_names_what_nobody_knows() -> None:
     assert missing["C04"] == "mb and gb"
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "args"),
     [
         ("llama31_405b", {}),

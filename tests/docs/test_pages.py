@@ -5,7 +5,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import click
@@ -127,43 +126,3 @@ def test_links_of_the_pages_outside_the_site(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().split()) <= 800
-
-
-PRODUCT = REPOSITORY / "cloudai_mbridge"
-IMPORT = re.compile(
-    r'^\s*from cloudai_mbridge\.?([\w.]*) import (\([^)]*\)|.*)|"cloudai_mbridge\.([\w.]+)"', re.MULTILINE
-)
-
-
-@cache
-def imported(file: str) -> frozenset[str]:
-    """Return the files that a file of the product imports, or starts as a program; what a package passes on is its."""
-    found = set()
-    for module, names, program in IMPORT.findall((PRODUCT / file).read_text()):
-        base = (module or program).replace(".", "/")
-        for name in re.findall(r"\w+", names) or ["__main__"]:
-            candidates = (f"{base}/{name}.py".lstrip("/"), f"{base}.py", f"{base}/__init__.py")
-            found.update([path for path in candidates if (PRODUCT / path).is_file()][:1])
-    packages = {path for path in found if path.endswith("__init__.py")} - {file}
-    return frozenset(found - packages).union(*map(imported, packages))
-
-
-def connected(files: list[str]) -> set[str]:
-    """Return the files that the first reaches over imports, in either direction, without a file that is not listed."""
-    reached, new = set(), {files[0]}
-    while new:
-        reached |= new
-        edges = ((a, b) for a in files for b in imported(a) if b in files)
-        new = {end for a, b in edges for here, end in ((a, b), (b, a)) if here in reached} - reached
-    return reached
-
-
-@pytest.mark.parametrize(("heading", "most"), [("## A point", 10), ("## A Slurm job", 12)])
-def test_paths_through_the_code_stay_short(heading: str, most: int) -> None:
-    """A table has every file of its path: between two of them, or them and the pipeline, the code has no other."""
-    page = (REPOSITORY / "docs" / "how-it-works.md").read_text()
-    section = page.split(heading)[1].split("\n## ")[0]
-    files = re.findall(r"^\| \d+ \| `([\w/]+\.py)`", section, re.MULTILINE)
-    assert 0 < len(files) <= most
-    path = ["pipeline.py", *files]
-    assert [file for file in path if file not in connected(path)] == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge import cli
+from tests.cases import every
 
 TEST = """
 name = "t"
@@ -113,12 +114,12 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["run", "dry-run"])
-@pytest.mark.parametrize("name", CASES)
+@every(("command", "name"), [("dry-run", "broken TOML"), *(("run", name) for name in CASES)])
 def test_one_line_and_exit_code_2(
-    case: Case, name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil, expected = CASES[name]
+    case = Case(tmp_path)
     spoil(case)
     monkeypatch.setattr("sys.argv", case.argv(command))
     with pytest.raises(SystemExit) as stopped:

@@ -14,6 +14,7 @@ from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time import step_time_s
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
+from tests.cases import every
 
 SYSTEM = 'name = "c"\nscheduler = "local"\ngpu_type = "h100"\ncalibration = "h100.toml"\n'
 SCENARIO = """name = "s"
@@ -98,7 +99,7 @@ def test_points_that_are_predicted_well_change_nothing(tmp_path: Path, mbridge: 
     assert set(found["step_time"].values()) == {1.0}
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "words"),
     [
         (None, "system.toml:4: calibration: there is no file"),

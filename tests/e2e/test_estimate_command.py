@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 LAYOUT = ("--num-gpus", "64", "--tp", "2", "--pp", "4", "--vp", "5", "--mbs", "1", "--gbs", "256")
 PRICES = """name = "c"
 scheduler = "local"
@@ -81,7 +83,7 @@ def test_reference_estimators(mbridge: Any, estimator: str) -> None:
     assert "Theoretical memory footprints: weight and optimizer=" in done.stdout
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "words"),
     [
         (("--recipe", "lama3_8b"), "did you mean 'llama3_8b'"),
@@ -144,7 +146,7 @@ def test_a_proxy_can_be_planned(mbridge: Any, tmp_path: Path) -> None:
     assert (again.returncode, "exists" in again.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(("layers", "words"), [("62", "use 1 to 61"), ("0", "--layers"), ("x", "--layers")])
+@every(("layers", "words"), [("62", "use 1 to 61"), ("0", "--layers"), ("x", "--layers")])
 def test_proxies_that_cannot_be(mbridge: Any, layers: str, words: str) -> None:
     done = mbridge("proxy", "deepseek_v3", "--layers", layers)
     assert done.returncode == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, shortened
+from tests.cases import every
 from tests.forked import run_mbridge
 
 LOCAL = 'name = "l"\nscheduler = "local"\nmonitor_interval = 0.2\n'
@@ -47,7 +48,7 @@ def dry_run(directory: Path, run: str = "", args: str = "", *options: str) -> "s
     return mbridge("dry-run", *files, *options, cwd=directory)
 
 
-@pytest.mark.parametrize(
+@every(
     ("run", "args"),
     [
         *((f'time_limit = "{text}"', "") for text in (NINES, f"{NINES}d", f"{NINES}:00", f"{NINES}-00", "99999999999")),
@@ -65,7 +66,7 @@ def test_the_longest_time_limit(tmp_path: Path) -> None:
     assert dry_run(tmp_path, 'time_limit = "4294967293"').returncode == 0
 
 
-@pytest.mark.parametrize("key", ["seq_length", "max_steps", "tp", "gb", "num_gpus"])
+@every("key", ["seq_length", "num_gpus"])
 def test_an_integer_beyond_64_bits(key: str, tmp_path: Path) -> None:
     args = "" if key == "num_gpus" else f"{key} = {NINES}"
     done = dry_run(tmp_path, "" if args else f"num_nodes = {NINES}", args)
@@ -73,7 +74,7 @@ def test_an_integer_beyond_64_bits(key: str, tmp_path: Path) -> None:
     assert "does not fit into 64 bits" in done.stderr
 
 
-@pytest.mark.parametrize(
+@every(
     ("run", "args"),
     [("", f"{HUGE} = 1"), (f'nodes = ["{HUGE}["]', ""), (f'test_name = "{HUGE}"', ""), ("", f'tp = "{HUGE}"')],
 )
@@ -86,16 +87,16 @@ def test_a_message_is_never_long(run: str, args: str, tmp_path: Path) -> None:
 
 def test_a_long_message_keeps_its_place_and_its_remedy() -> None:
     text = f"a.toml:3: {HUGE} is unknown; use tp"
-    short = str(BadInput("\n".join([text] * 5000)))
+    short = str(BadInput("\n".join([text] * 150)))
     lines = short.splitlines()
     assert len(lines) == 101
-    assert lines[-1] == "... and 4900 more lines like these"
+    assert lines[-1] == "... and 50 more lines like these"
     assert lines[0].startswith("a.toml:3: zzz")
     assert lines[0].endswith("zzz is unknown; use tp")
     assert shortened("short\nlines") == "short\nlines"
 
 
-@pytest.mark.parametrize(
+@every(
     "args",
     [
         *(("status", LONG), ("resume", LONG), ("cancel", LONG), ("logs", LONG, "x"), ("verify-configs", LONG)),

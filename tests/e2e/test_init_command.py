@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
 from cloudai_mbridge.cli import cli
+from tests.cases import every
 from tests.sandbox import SlurmSandbox
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
@@ -37,8 +38,8 @@ def good(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("directory", [".", "a bench/deep"])
-@pytest.mark.parametrize("options", [(), ("--recipe", "moe_tiny"), ("--recipe", "llama3_8b", "--gpu", "h100")])
+@every("directory", [".", "a bench/deep"])
+@every("options", [(), ("--recipe", "moe_tiny"), ("--recipe", "llama3_8b", "--gpu", "h100")])
 def test_what_is_written_passes_the_checks(
     mbridge: Any, tmp_path: Path, directory: str, options: tuple[str, ...]
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_baseline_is_never_overwritten(mbridge: Any, tmp_path: Path) -> None:
     assert changed == {"ci/policy.toml"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "words"),
     [
         (("--local", "--partition", "p"), "--partition, --account and --nodes are for Slurm; leave them out"),

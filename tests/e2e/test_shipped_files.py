@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets.find import newest_release
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
+from tests.cases import every
 
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted((REPOSITORY / "conf/scenarios").glob("*.toml"))
@@ -18,7 +17,7 @@ SYSTEM_OF |= {"fine_tuning": "local", "deepseek_v3_h100_upstream": "h100", "deep
 UPSTREAM = {"deepseek_v3_h100_upstream", "deepseek_v3_gb200_upstream"}
 
 
-@pytest.mark.parametrize("directory", ["systems", "test_defs", "conf/scenarios", "conf/gates"])
+@every("directory", ["systems", "test_defs", "conf/scenarios", "conf/gates"])
 def test_all_files_verify(mbridge: Any, directory: str) -> None:
     done = mbridge("verify-configs", REPOSITORY / directory, "--tests-dir", REPOSITORY / "test_defs")
     assert done.returncode == 0, done.stderr
@@ -26,7 +25,7 @@ def test_all_files_verify(mbridge: Any, directory: str) -> None:
     assert done.stdout.count("ok  ") == len(files) >= 2
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+@every("scenario", SCENARIOS)
 def test_every_scenario_plans_and_renders(mbridge: Any, scenario: Path, tmp_path: Path) -> None:
     system = SYSTEM_OF.get(scenario.stem, scenario.stem)
     done = mbridge(

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 
 @pytest.fixture
 def files(repository: Path) -> list[str | Path]:
@@ -204,7 +206,7 @@ def test_an_override_that_belongs_into_the_arguments(plan: Any, mbridge: Any, tm
         assert "'model.seq_length' is cmd_args.seq_length; set it there" in refused.stderr
 
 
-@pytest.mark.parametrize(
+@every(
     "price",
     [
         "gb200 = 1\nGB200 = 2",
@@ -223,7 +225,7 @@ def test_wrong_prices(plan: Any, price: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "words"),
     [
         (("--memory-share", "0"), "--memory-share"),

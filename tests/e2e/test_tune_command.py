@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.models.loading.toml_source import read_toml
+from tests.cases import every
 
 REPOSITORY = Path(__file__).parents[2]
 SEARCH = ("tune", "--recipe", "llama3_70b", "--gpu", "gb200", "--num-gpus", "64")
@@ -69,7 +70,7 @@ def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
     assert best["cost"] == pytest.approx(10.5 * best["gpu_hours"])
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "words"),
     [
         (("--recipe", "lama3_8b", "--gpu", "h100", "--num-gpus", "8"), "did you mean 'llama3_8b'"),

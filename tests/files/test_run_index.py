@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.files.run_index import index_path, record_run, recorded_runs
+from tests.cases import every
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_only_the_last_ones_are_read(state: Path) -> None:
     assert recorded_runs() == [Path(f"/{number}") for number in range(1000)]
 
 
-@pytest.mark.parametrize("home", ["/home/me", "relative", None])
+@every("home", ["/home/me", "relative", None])
 def test_a_relative_state_directory_is_none(home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a home, HOME unset and the user unknown, `~` stays as it is."""
     monkeypatch.setenv("XDG_STATE_HOME", "state")

@@ -9,9 +9,10 @@ from cloudai_mbridge.install.installables import (
     problem_of_requirement,
     problem_of_url,
 )
+from tests.cases import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("image", "uri"),
     [
         ("nvcr.io#nvidia/nemo:26.02.00", "docker://nvcr.io#nvidia/nemo:26.02.00"),
@@ -31,7 +32,7 @@ def test_image_becomes_the_uri_that_enroot_reads(image: str, uri: str) -> None:
     assert enroot_uri(image) == uri
 
 
-@pytest.mark.parametrize(
+@every(
     "image",
     [
         "-o/etc/passwd",
@@ -61,7 +62,7 @@ def test_no_image_is_no_uri() -> None:
         enroot_uri("-x")
 
 
-@pytest.mark.parametrize(
+@every(
     "url",
     [
         "https://github.com/NVIDIA-NeMo/Run.git",
@@ -77,7 +78,7 @@ def test_addresses_of_repositories_are_taken(url: str) -> None:
     assert problem_of_url(url) is None
 
 
-@pytest.mark.parametrize(
+@every(
     "url",
     [
         "",
@@ -100,7 +101,7 @@ def test_other_addresses_are_refused(url: str) -> None:
     assert problem_of_url(url)
 
 
-@pytest.mark.parametrize(
+@every(
     "url",
     [
         "https://user:hunter2@example.org/a",
@@ -126,12 +127,12 @@ def test_image_with_a_credential_is_refused_and_not_repeated() -> None:
     assert "hunter2" not in problem
 
 
-@pytest.mark.parametrize("commit", ["v0.3.0", "main", "feature/x-1", "0a1b2c3", "HEAD", "refs/tags/v1", "r1;x", "é"])
+@every("commit", ["v0.3.0", "main", "feature/x-1", "0a1b2c3", "HEAD", "refs/tags/v1", "r1;x", "é"])
 def test_names_of_commits_are_taken(commit: str) -> None:
     assert problem_of_commit(commit) is None
 
 
-@pytest.mark.parametrize(
+@every(
     "commit",
     ["", "-x", "--upload-pack=x", "a:b", "+main", "^main", "main~1", "a..b", "main@{1}", "a b", "a\n", "*", "a.lock"],
 )

@@ -3,8 +3,6 @@
 import time
 from datetime import datetime
 
-import pytest
-
 from cloudai_mbridge.logs.parser import (
     match_iteration,
     match_record,
@@ -78,7 +76,7 @@ def test_the_iteration_line() -> None:
     }
 
 
-@pytest.mark.parametrize("prefix", ["0: ", "7: [rank7] ", "node-1 | ", "\x00\x00"])
+@every("prefix", ["0: ", "7: [rank7] ", "node-1 | ", "\x00\x00"])
 def test_the_iteration_line_behind_a_prefix(prefix: str) -> None:
     assert match_iteration(prefix + UPSTREAM) == match_iteration(UPSTREAM)
 
@@ -90,7 +88,7 @@ def test_a_loss_that_is_not_printed_is_none() -> None:
     assert fields["step"] == 7
 
 
-@pytest.mark.parametrize(("text", "expected"), [("INF", float("inf")), ("-1.0E+00", -1.0), ("abc", None), ("", None)])
+@every(("text", "expected"), [("INF", float("inf")), ("-1.0E+00", -1.0), ("abc", None), ("", None)])
 def test_odd_losses(text: str, expected: float | None) -> None:
     fields = match_iteration(UPSTREAM.replace("1.085217E+01", text))
     assert fields is not None

@@ -80,7 +80,7 @@ def test_an_attempt_that_died_between_its_two_lines(first: int, is_even: bool) -
         assert f"the run started again at step {first}" in summary.notes
 
 
-@pytest.mark.parametrize("at", [0, 6, 11])
+@every("at", [0, 6, 11])
 def test_a_line_that_is_lost_moves_no_other(at: int) -> None:
     lines, step = _lines(*STEPS), STEPS[at]
     without_time = lines[: 2 * at] + lines[2 * at + 1 :]
@@ -161,7 +161,7 @@ def test_colours_within_a_line_hide_nothing() -> None:
     assert _parse(coloured) == _parse(text)
 
 
-@pytest.mark.parametrize("written", ["0.0", "-4000.0", "nan", "inf"])
+@every("written", ["0.0", "-4000.0", "nan", "inf"])
 def test_a_time_that_no_clock_gives_is_not_measured(written: str) -> None:
     lines = _lines(*STEPS)
     lines[5] = lines[5].replace(f"(ms): {STEPS[2].seconds * 1000:.1f}", f"(ms): {written}")

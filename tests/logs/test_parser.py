@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +92,7 @@ def test_a_step_that_is_logged_twice_counts_once_and_is_noted() -> None:
     assert summary.notes == ("1 steps were logged more than once; the last of each counts",)
 
 
-@pytest.mark.parametrize(("text", "check"), [("nan", math.isnan), ("inf", math.isinf), ("-inf", math.isinf)])
+@every(("text", "check"), [("nan", math.isnan), ("inf", math.isinf), ("-inf", math.isinf)])
 def test_a_loss_that_is_no_number_stays_visible(text: str, check: Any) -> None:
     (step,) = _parse(_record(1, text)).steps
     assert step.loss is not None
@@ -135,9 +134,7 @@ def test_a_record_cut_by_another_ranks_line_is_lost_and_the_others_stay() -> Non
     assert [s.step for s in summary.steps] == [1, 3]
 
 
-@pytest.mark.parametrize(
-    "line", ["export MBRIDGE_PYTHON=/usr/bin/python3\n", "+ MBRIDGE_STEP_DIR=x\n", "MBRIDGE_STEPS: 10\n"]
-)
+@every("line", ["export MBRIDGE_PYTHON=/usr/bin/python3\n", "+ MBRIDGE_STEP_DIR=x\n", "MBRIDGE_STEPS: 10\n"])
 def test_a_line_that_only_mentions_us_is_no_damaged_record(line: str) -> None:
     assert _parse(line).notes == ()
 

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
+from tests.cases import every
 
 
 @pytest.mark.parametrize("model", [MegatronBridgeCmdArgs, ResolvedCmdArgs])
@@ -20,13 +21,13 @@ def test_a_blank_name_in_an_axis_is_refused() -> None:
         MegatronBridgeCmdArgs.model_validate({"model_recipe_name": ["a", " "]})
 
 
-@pytest.mark.parametrize("name", ["kubeflow_namespace", "dgxc_cluster", "csp"])
+@every("name", ["kubeflow_namespace", "dgxc_cluster", "csp"])
 def test_other_schedulers_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(ValidationError, match=f"{name} is for Kubernetes or DGX Cloud; this tool submits"):
         MegatronBridgeCmdArgs.model_validate({name: "x"})
 
 
-@pytest.mark.parametrize("name", ["env", "custom_env_vars", "custom_srun_args", "additional_slurm_params"])
+@every("name", ["env", "custom_env_vars", "custom_srun_args", "additional_slurm_params"])
 def test_what_is_set_elsewhere_is_named(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"{name} is not an argument here; set extra_\w+ of"):
         MegatronBridgeCmdArgs.model_validate({name: "x"})

@@ -243,9 +243,7 @@ def test_an_option_may_stand_before_its_value() -> None:
     assert not find_credential_in_words("--licenses matlab:4@flexlm.example.com --user alice:users")
 
 
-@pytest.mark.parametrize(
-    "words", [["--hf_token", "hunter2"], ["-x", "-wdk", "hunter2"], ["--api-key", "hunter2", "-x"]]
-)
+@every("words", [["--hf_token", "hunter2"], ["-x", "-wdk", "hunter2"], ["--api-key", "hunter2", "-x"]])
 def test_an_option_may_stand_before_its_value_in_a_list(words: list[str]) -> None:
     line = " ".join(words)
     tables = ({"extra_args": words}, {"extra_args": [line]})
@@ -257,7 +255,7 @@ def test_an_option_may_stand_before_its_value_in_a_list(words: list[str]) -> Non
         assert refused.value.errors()[0]["loc"][:1] == tuple(table)
 
 
-@pytest.mark.parametrize(
+@every(
     "line",
     [
         'extra_sbatch_args = ["--hf_token", "hunter2"]',

@@ -103,8 +103,8 @@ def test_a_secret_is_never_shown(tmp_path: Path, body: str) -> None:
     assert "S3CRET" not in "\n".join(_mistakes(load_test_definition, path))
 
 
-@pytest.mark.parametrize("value", ["'a\\u0000b'", "['ok', 'a\\u0000b']"], ids=["scalar", "axis"])
-@pytest.mark.parametrize("key", ["gpu_type", "wandb_project_name"])
+@every("value", ["'a\\u0000b'", "['ok', 'a\\u0000b']"])
+@every("key", ["gpu_type", "wandb_project_name"])
 def test_a_nul_character_is_refused_when_loading(tmp_path: Path, key: str, value: str) -> None:
     """No process can receive one, so a value with one may not reach the sweep."""
     path = _file(tmp_path, HEAD + f"[cmd_args]\n{key} = {value}\n".replace("'", '"'))
@@ -317,7 +317,7 @@ def test_load_system_names_an_unknown_scheduler(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("value", ['["slurm"]', "{a = 1}", "5"])
+@every("value", ['["slurm"]', "{a = 1}", "5"])
 def test_a_scheduler_of_the_wrong_type_is_bad_input(tmp_path: Path, value: str) -> None:
     path = _file(tmp_path, f'name = "s"\nscheduler = {value}\n')
     (message,) = _mistakes(load_system, path)
@@ -360,7 +360,7 @@ def test_of_many_missing_tests_the_first_is_named(tmp_path: Path) -> None:
     assert "test_name: no test 'missing0'" in message
 
 
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+@every("number", [2**63, -(2**63) - 1, 10**400])
 def test_an_integer_of_more_than_64_bits(tmp_path: Path, number: int) -> None:
     path = _file(tmp_path, f"{HEAD}[cmd_args]\nmax_steps = [1, {number}]\n")
     (message,) = _mistakes(load_test_definition, path)

@@ -92,9 +92,7 @@ def test_a_number_is_minutes() -> None:
             TestRun.model_validate({"id": "a", "test_name": "t", "time_limit": wrong})
 
 
-@pytest.mark.parametrize(
-    "override", [{"id": ""}, {"iterations": 0}, {"nodes": ["a\n#SBATCH --wrap=x"]}, {"num_nodes": ["x"]}]
-)
+@every("override", [{"id": ""}, {"iterations": 0}, {"nodes": ["a\n#SBATCH --wrap=x"]}, {"num_nodes": ["x"]}])
 def test_a_test_run_refuses(override: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TestRun.model_validate({"id": "a", "test_name": "t", **override})

@@ -65,7 +65,7 @@ def test_every_key_has_its_own_line(tmp_path: Path, key_path: tuple[str | int, .
     assert source.where(key_path) == f"{source.path}:{line}: {dotted(key_path)}"
 
 
-@pytest.mark.parametrize(
+@every(
     ("key_path", "line"),
     [
         (("Tests", 0, "cmd_args", "tp", 1), 8),  # an element of a list

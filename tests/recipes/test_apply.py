@@ -178,7 +178,7 @@ def test_an_argument_reaches_its_place(name: str) -> None:
     assert _at(before, place) != expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "expected"),
     [
         ({"cuda_graph_impl": " Local ", "cuda_graph_scope": "[full_iteration]"}, ("local", ["full_iteration"], True)),
@@ -194,9 +194,7 @@ def test_what_goes_with_cuda_graphs(args: dict[str, Any], expected: tuple[Any, .
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("backend", "dispatcher"), [("hybridep", "flex"), ("deepep", "flex"), ("None", "alltoall"), (None, "alltoall")]
-)
+@every(("backend", "dispatcher"), [("hybridep", "flex"), ("deepep", "flex"), ("None", "alltoall"), (None, "alltoall")])
 def test_a_backend_chooses_the_dispatcher(backend: str | None, dispatcher: str) -> None:
     model = _config("moe_tiny", moe_flex_dispatcher_backend=backend)["model"]
     assert model["moe_token_dispatcher_type"] == dispatcher
@@ -219,14 +217,14 @@ def test_weights_of_a_format_are_chosen_by_either_name(name: str) -> None:
     assert {key: value for key, value in precision.items() if key.startswith("fp8_param")} == {name: False}
 
 
-@pytest.mark.parametrize(("core", "gathers"), [("0.16", False), ("0.17", True), (None, True)])
+@every(("core", "gathers"), [("0.16", False), ("0.17", True), (None, True)])
 def test_weights_in_fp4_are_gathered_by_the_cores_that_can(core: str | None, gathers: bool) -> None:
     args = ResolvedCmdArgs(model_recipe_name=DENSE, compute_dtype="nvfp4")
     precision = training_config(load_recipe(DENSE), args, {}, core)["mixed_precision"]
     assert ("fp4_param_gather" in precision) is gathers
 
 
-@pytest.mark.parametrize("recipe", ["cs", "fp8_cs", "tensorwise"])
+@every("recipe", ["cs", "fp8_cs", "tensorwise"])
 def test_cloudais_two_arguments_of_fp8_are_one_format(recipe: str) -> None:
     given = {"compute_dtype": "fp8", "fp8_recipe": recipe}
     args = ResolvedCmdArgs.model_validate({**given, "launcher": "embedded"})
@@ -357,7 +355,7 @@ def test_at_most_ten_arguments_are_refused() -> None:
     assert len([name for name, argument in ARGUMENTS.items() if argument.refused]) <= 10
 
 
-@pytest.mark.parametrize(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
+@every(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
 def test_ranks_to_profile(text: Any, ranks: list[int]) -> None:
     assert _config(DENSE, profiling_ranks=text)["profiling"]["profile_ranks"] == ranks
 
@@ -450,9 +448,7 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
         assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("domain", "vlm"), ("dryrun", True), ("dataset_root", "/s"), ("nsys_trace", "cuda")]
-)
+@every(("name", "value"), [("domain", "vlm"), ("dryrun", True), ("dataset_root", "/s"), ("nsys_trace", "cuda")])
 def test_what_the_loop_does_not_do_is_reported(name: str, value: Any) -> None:
     """A run that dropped one of these would measure, or do, something else than it says."""
     assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {name: value}
@@ -488,7 +484,7 @@ def test_one_virtual_stage_is_none(vp: int | None) -> None:
     assert _config(DENSE, pp=2, vp=vp)["model"].get("virtual_pipeline_model_parallel_size") is None
 
 
-@pytest.mark.parametrize(("tp", "expected"), [(None, False), (0, False), (1, False), (2, True)])
+@every(("tp", "expected"), [(None, False), (0, False), (1, False), (2, True)])
 def test_sequence_parallelism_follows_tensor_parallelism(tp: int | None, expected: bool) -> None:
     model = _config(DENSE, tp=tp)["model"]
     assert model["sequence_parallel"] is expected
@@ -500,14 +496,14 @@ def test_recomputing_layers_means_full_recompute_of_a_block() -> None:
     assert (model["recompute_granularity"], model["recompute_method"]) == ("full", "block")
 
 
-@pytest.mark.parametrize("text", ["core_attn,mlp", "[core_attn, mlp]", "['core_attn', \"mlp\"]", " core_attn ,, mlp "])
+@every("text", ["core_attn,mlp", "[core_attn, mlp]", "['core_attn', \"mlp\"]", " core_attn ,, mlp "])
 def test_recomputing_modules_is_selective(text: str) -> None:
     model = _config(DENSE, recompute_modules=text)["model"]
     assert model["recompute_modules"] == ["core_attn", "mlp"]
     assert model["recompute_granularity"] == "selective"
 
 
-@pytest.mark.parametrize(("modules", "lacked"), [("moe,layernorm", True), (["moe_act"], True), ("moe", False)])
+@every(("modules", "lacked"), [("moe,layernorm", True), (["moe_act"], True), ("moe", False)])
 def test_modules_that_transformer_engine_recomputes(modules: Any, lacked: bool) -> None:
     args = ResolvedCmdArgs(recompute_modules=modules)
     assert lacked_by(args, {TRANSFORMER_ENGINE}) == ({"recompute_modules": TRANSFORMER_ENGINE} if lacked else {})
@@ -526,9 +522,7 @@ def test_without_recompute_nothing_is_recomputed() -> None:
     assert model.get("recompute_granularity") is None
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"), [(2, [0, 0]), (4, [0, 0, 0, 1]), (61, [0] * 3 + [1] * 58), (64, [0] * 3 + [1] * 61)]
-)
+@every(("layers", "expected"), [(2, [0, 0]), (4, [0, 0, 0, 1]), (61, [0] * 3 + [1] * 58), (64, [0] * 3 + [1] * 61)])
 def test_fewer_or_more_layers_keep_the_expert_pattern(layers: int, expected: list[int]) -> None:
     assert _config(DEEPSEEK, num_layers=layers)["model"]["moe_layer_freq"] == expected
 

@@ -52,7 +52,7 @@ def test_the_promised_recipes_ship() -> None:
     assert any(load_recipe(name).family == "tiny" for name in recipe_names())
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "", "../llama3_8b", "LLAMA3_8B"])
+@every("name", ["llama3-8b", "", "../llama3_8b", "LLAMA3_8B"])
 def test_an_unknown_recipe_is_bad_input(name: str) -> None:
     with pytest.raises(BadInput, match="unknown recipe"):
         load_recipe(name)

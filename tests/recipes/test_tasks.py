@@ -71,7 +71,7 @@ def test_gradients_of_frozen_weights_are_not_delayed() -> None:
     assert "delay_wgrad_compute" not in _config(task="lora", **given)["comm_overlap"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "extra", "words"),
     [
         ({"task": "lora"}, {}, "cmd_args.task = 'lora' needs the weights to adapt; set pretrained_checkpoint"),

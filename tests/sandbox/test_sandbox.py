@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import every
 from tests.sandbox import SandboxError, SlurmSandbox, host, missing_programs, processes
 from tests.sandbox.__main__ import main
 from tests.sandbox.conf import (
@@ -139,7 +140,7 @@ def test_gres_conf_names_the_devices() -> None:
     assert "Gres=" not in render_slurm_conf(SandboxSpec(gpus=0), SITE)
 
 
-@pytest.mark.parametrize(
+@every(
     ("version", "plugin"),
     [((22, 5), "cgroup/v1"), ((24, 4), "cgroup/v1"), ((24, 5), "disabled"), ((25, 5), "disabled")],
 )
@@ -158,7 +159,7 @@ def test_node_addresses() -> None:
     assert node_addresses(SandboxSpec(nodes=2, hostnames=False, name_prefix="127.0.7.")) == ["127.0.7.1", "127.0.7.2"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "said"),
     [
         ({"nodes": 0}, "nodes: 0"),
@@ -189,7 +190,7 @@ def test_last_legal_and_first_illegal_directory_length() -> None:
         check_directory(Path(f"{legal}d"), "gb200-2")
 
 
-@pytest.mark.parametrize("name", ["with space", "a,b", "a#b", "a%n", "a[1]", "ü"])
+@every("name", ["with space", "a,b", "a#b", "a%n", "a[1]", "ü"])
 def test_directory_that_slurm_conf_cannot_hold(name: str) -> None:
     with pytest.raises(SandboxError, match="not safe"):
         check_directory(Path("/tmp", name), "gb200-1")
@@ -236,7 +237,7 @@ def test_purge_cannot_remove_a_project(capsys: pytest.CaptureFixture[str], direc
     assert (directory / "thesis.tex").exists()
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURMD_NODENAME", "SBATCH_PARTITION", "SRUN_DEBUG", "PMI_RANK"])
+@every("name", ["SLURM_JOB_ID", "SLURMD_NODENAME", "SBATCH_PARTITION", "SRUN_DEBUG", "PMI_RANK"])
 def test_job_variables_are_recognised(name: str) -> None:
     assert host.is_job_variable(name)
     assert host.without_job_variables({name: "1", "PATH": "/bin"}) == {"PATH": "/bin"}

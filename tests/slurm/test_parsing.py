@@ -24,6 +24,7 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     status_from_marker,
     without_slurm_variables,
 )
+from tests.cases import every
 
 # squeue(1) and sacct(1), "JOB STATE CODES", of 22.05 to 25.05
 DOCUMENTED = {
@@ -38,7 +39,7 @@ DOCUMENTED = {
 STATES = [(state, job_class) for job_class, states in DOCUMENTED.items() for state in states.split()]
 
 
-@pytest.mark.parametrize(("state", "job_class"), STATES)
+@every(("state", "job_class"), STATES)
 def test_every_documented_state_has_its_class(state: str, job_class: JobClass) -> None:
     assert classify(state) is job_class
     assert classify(f" {state.lower()} ") is job_class
@@ -46,7 +47,7 @@ def test_every_documented_state_has_its_class(state: str, job_class: JobClass) -
     assert classify(f"{state} by 1000") is job_class
 
 
-@pytest.mark.parametrize("state", ["", "+", "UNHEARD_OF", "COMPLETE", "COMPLETEDX", "DONE", "0", "allocation"])
+@every("state", ["", "+", "UNHEARD_OF", "COMPLETE", "COMPLETEDX", "DONE", "0", "allocation"])
 def test_any_other_state_is_unknown(state: str) -> None:
     assert classify(state) is JobClass.UNKNOWN
     assert not JobStatus(state, classify(state)).is_final  # it is asked again, and given up after a deadline
@@ -63,7 +64,7 @@ def test_a_state_that_is_cut_off_is_no_success(state: str) -> None:
     assert classify(state) is not JobClass.SUCCEEDED
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [("CANCELLED by 1000", "CANCELLED"), ("COMPLETED+", "COMPLETED"), ("out_of_memory", "OUT_OF_MEMORY"), ("", "")],
 )
@@ -74,7 +75,7 @@ def test_the_base_of_a_state(text: str, expected: str) -> None:
 # sbatch
 
 
-@pytest.mark.parametrize(
+@every(
     ("output", "job_id"),
     [
         ("17\n", "17"),
@@ -150,7 +151,7 @@ def test_lines_of_squeue() -> None:
     assert (jobs["22_3"].status.exit_code, jobs["22_3"].status.signal) == (3, None)
 
 
-@pytest.mark.parametrize(
+@every(
     ("state", "reason", "code", "expected"),
     [
         ("COMPLETED", "None", "0", (JobClass.SUCCEEDED, 0, None, "")),
@@ -194,9 +195,7 @@ def test_an_unknown_state_of_squeue_stays_visible() -> None:
     assert status == JobStatus("NEW_STATE", JobClass.UNKNOWN, nodes="n1", run_time_s=0.0)
 
 
-@pytest.mark.parametrize(
-    "output", ["", "\n", "slurm_load_jobs error: Invalid job id specified\n", "No jobs in the system\n"]
-)
+@every("output", ["", "\n", "slurm_load_jobs error: Invalid job id specified\n", "No jobs in the system\n"])
 def test_an_empty_queue(output: str) -> None:
     assert parse_squeue(output) == {}
 
@@ -204,7 +203,7 @@ def test_an_empty_queue(output: str) -> None:
 # Heterogeneous jobs: one job, several lines
 
 
-@pytest.mark.parametrize(
+@every(
     ("states", "expected"),
     [
         (("RUNNING", "RUNNING"), "RUNNING"),
@@ -250,7 +249,7 @@ HOPEFUL = """None QOSMaxNodePerUserLimit QOSMaxGRESPerUser
     PartitionInactive JobArrayTaskLimit NodeDown"""
 
 
-@pytest.mark.parametrize("reason", HOPELESS.split())
+@every("reason", HOPELESS.split())
 def test_a_job_that_can_never_start_is_hopeless(reason: str) -> None:
     status = _status(state="PENDING", reason=reason)
     assert (status.hopeless, status.job_class) == (JobClass.FAILED, JobClass.ACTIVE)
@@ -258,7 +257,7 @@ def test_a_job_that_can_never_start_is_hopeless(reason: str) -> None:
     assert _status(state="RUNNING", reason=reason).hopeless is None
 
 
-@pytest.mark.parametrize("reason", HOPEFUL.split())
+@every("reason", HOPEFUL.split())
 def test_a_job_that_only_waits_is_not_hopeless(reason: str) -> None:
     assert hopeless("PENDING", reason) is None
 
@@ -271,12 +270,12 @@ def test_what_a_controller_forgot_to_have_launched_is_the_infrastructures(reason
 HELD = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 
-@pytest.mark.parametrize("state", [state for state, _ in STATES if state not in ("PENDING", *HELD)])
+@every("state", [state for state, _ in STATES if state not in ("PENDING", *HELD)])
 def test_only_a_job_that_waits_is_hopeless(state: str) -> None:
     assert hopeless(state, "BadConstraints") is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("state", "reason"), [("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), *((state, "None") for state in HELD)]
 )
 def test_a_held_job_counts_as_cancelled(state: str, reason: str) -> None:
@@ -305,12 +304,12 @@ Welcome to the site!
     assert (jobs["21"].job_class, jobs["21"].run_time_s) == (JobClass.INFRASTRUCTURE, None)
 
 
-@pytest.mark.parametrize("output", ["", "\n", "Slurm accounting storage is disabled\n", "17|COMPLETED|0:0|n\n"])
+@every("output", ["", "\n", "Slurm accounting storage is disabled\n", "17|COMPLETED|0:0|n\n"])
 def test_an_accounting_that_knows_nothing(output: str) -> None:
     assert parse_sacct(output) == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("0:0", (0, None)),
@@ -346,7 +345,7 @@ def test_a_wait_status_is_read_as_the_system_writes_it(code: int, number: int, h
     assert parse_exit_code(str(status)) == expected
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("0:00", 0.0),
@@ -368,7 +367,7 @@ def test_elapsed_times(text: str, expected: float | None) -> None:
 # Arrays
 
 
-@pytest.mark.parametrize(
+@every(
     ("indices", "parallel", "expected"),
     [
         ([0], None, "0"),
@@ -407,7 +406,7 @@ def test_a_script_that_never_started(text: str) -> None:
     assert parse_started(text) == {}
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "state", "job_class", "code"),
     [
         ("0\n", "COMPLETED", JobClass.SUCCEEDED, 0),
@@ -422,7 +421,7 @@ def test_a_marker_settles_a_forgotten_job(text: str, state: str, job_class: JobC
     assert "marker" in status.reason
 
 
-@pytest.mark.parametrize("text", [None, "", "\n", "-1\n", "0x0", "0 0", "nan", "\x00", "²"])
+@every("text", [None, "", "\n", "-1\n", "0x0", "0 0", "nan", "\x00", "²"])
 def test_without_a_readable_marker_nothing_is_known(text: str | None) -> None:
     status = status_from_marker(text)
     assert (status.state, status.job_class, status.exit_code) == ("FORGOTTEN", JobClass.UNKNOWN, None)

@@ -10,6 +10,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
+from tests.cases import every
 
 SYSTEM = SlurmSystem(
     name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4, gpu_type="gb200"
@@ -53,7 +54,7 @@ LOOP: dict[str, Any] = {
 INCLUDED = [{"recompute_modules": ["mlp", "core_attn"], "tp": 4}, {"tp": 2, "mb": 4}]
 
 
-@pytest.mark.parametrize("args", [DENSE, EXPERTS, LOOP], ids=["dense", "experts", "presets of the loop"])
+@every("args", [DENSE, EXPERTS, LOOP])
 def test_a_sweeps_estimates_are_those_of_its_points(args: dict[str, Any]) -> None:
     data = {"name": "n", "description": "", "cmd_args": args, "sweep": {"include": INCLUDED}}
     definition = TestDefinition.model_validate(data)

@@ -10,6 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep import SweepPoint, expand, find_axes
+from tests.cases import every
 
 
 def _definition(cmd_args: dict[str, Any], **keys: Any) -> TestDefinition:
@@ -84,14 +85,13 @@ def test_an_exclusion_is_a_path_and_no_prefix_of_a_name() -> None:
     assert len(_points({"tp": [1, 2], "pp": [1, 2]}, dse_excluded_args=["cmd_args.t", "tp"])) == 4
 
 
-@pytest.mark.parametrize(
+@every(
     ("cmd_args", "run", "keys"),
     [
         ({"tp": [1, 2]}, {}, {"dse_excluded_args": ["cmd_args.tp"]}),
         ({}, {"num_nodes": [1, 2]}, {"dse_excluded_args": ["num_nodes"]}),
         ({}, {}, {"dse_excluded_args": ["extra_env_vars.X"], "extra_env_vars": {"X": ["a", "b"]}}),
     ],
-    ids=["tp", "num_nodes", "env"],
 )
 def test_a_list_that_can_be_no_value_must_not_be_excluded(
     cmd_args: dict[str, Any], run: dict[str, Any], keys: dict[str, Any]
@@ -127,7 +127,7 @@ def test_points_of_different_values_have_different_labels() -> None:
     assert len({point.label for point in points}) == 2
 
 
-@pytest.mark.parametrize(
+@every(
     "keys",
     [
         {"extra_env_vars": {"HF_TOKEN": ["a", "b"]}},

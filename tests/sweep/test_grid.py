@@ -144,7 +144,7 @@ def test_an_included_point_may_bring_an_excluded_one_back() -> None:
     assert found == [{"tp": 1}, {"tp": 2}]
 
 
-@pytest.mark.parametrize("value", ["2", 5, [1, 5]])
+@every("value", ["2", 5, [1, 5]])
 def test_an_exclusion_that_matches_nothing_is_a_mistake(value: Any) -> None:
     with pytest.raises(BadInput, match="is not a value of tp; its values are 1, 2"):
         points({"tp": [1, 2]}, exclude=[{"tp": value}])

@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +31,7 @@ NASTY = [
 ]
 
 
-@pytest.mark.parametrize(
+@every(
     ("coordinates", "expected"),
     [
         ({}, "single"),

@@ -13,6 +13,7 @@ from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.fill_in import fill_in_notes
 from cloudai_mbridge.sweep.pinned import Pinned, overridden_by, pinned_by
+from tests.cases import every
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu_type": "h100", "compute_dtype": "bf16"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
@@ -27,7 +28,7 @@ def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str
     return {violation.rule_id for violation in point.violations}, silent, pinned, sweep
 
 
-@pytest.mark.parametrize(
+@every(
     ("args", "extra", "rules"),
     [
         ({"num_gpus": 40, "pp": 5, "ep": 1, "vp": 1, "moe_a2a_overlap": False}, {"model.num_layers": "50"}, {"C02"}),

@@ -20,6 +20,7 @@ from cloudai_mbridge.training.callbacks import (
     normalize_callbacks,
     should_fire,
 )
+from tests.cases import every
 
 
 class Two(Callback):
@@ -82,7 +83,7 @@ def test_what_may_be_passed() -> None:
     assert len(VALID_EVENTS) == 14
 
 
-@pytest.mark.parametrize("callback", [print, object(), "x", Two, lambda context: None, [Two([]), print]])
+@every("callback", [print, object(), "x", Two, lambda context: None, [Two([]), print]])
 def test_what_would_never_be_called_is_refused(callback: Any) -> None:
     for several in ([callback], callback):
         with pytest.raises(TypeError, match=r"is not a callback: .*CallbackManager\.register"):

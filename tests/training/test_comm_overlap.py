@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns of every optional package that is not installed
@@ -129,7 +131,7 @@ def test_the_19_presets_are_attributes_of_the_module() -> None:
     assert len(names) == 19
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@every("name", PRESETS)
 def test_a_preset_has_its_numbers(name: str) -> None:
     expected = {slot: _te_settings(code) for slot, code in zip(SLOTS, PRESETS[name].split(), strict=True)}
     preset = getattr(comm_overlap, f"userbuffers_{name}")
@@ -137,7 +139,7 @@ def test_a_preset_has_its_numbers(name: str) -> None:
     assert as_te_dict(preset) == {slot: settings for slot, settings in expected.items() if settings is not None}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@every("name", PRESETS)
 def test_transformer_engine_accepts_a_preset(name: str) -> None:
     """The rules that `initialize_ub` checks on a GPU."""
     layer = as_te_dict(getattr(comm_overlap, f"userbuffers_{name}"))
@@ -157,7 +159,7 @@ def test_a_layer_has_ten_slots() -> None:
     assert tuple(field.name for field in fields(TransformerLayerTPOverlapCfg)) == SLOTS
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "expected"),
     [
         (BulkOverlapCfg(3, 2, True), {"num_sm": 3, "cga_size": 2, "set_sm_margin": True, "method": "bulk"}),
@@ -296,7 +298,7 @@ def test_tp_overlap_not_asked_for_is_off_without_a_word(caplog: pytest.LogCaptur
 # Pipeline parallelism
 
 
-@pytest.mark.parametrize(
+@every(
     ("pp", "vp", "overlap", "batch"),
     [
         (1, None, False, False),
@@ -330,7 +332,7 @@ def test_the_users_pipeline_overlap_wins() -> None:
 # Data parallelism
 
 
-@pytest.mark.parametrize(
+@every(
     ("dp", "pp", "vp", "align"),
     [(2, 1, None, False), (2, 2, None, False), (2, 2, 1, False), (2, 1, 2, False), (2, 2, 2, True)],
 )
@@ -399,7 +401,7 @@ EXPERTS: dict[str, Any] = {
 _EP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
 
 
-@pytest.mark.parametrize(
+@every(
     "changes",
     [
         {},
@@ -415,7 +417,7 @@ def test_expert_overlap_is_legal(changes: dict[str, Any]) -> None:
     assert model.overlap_moe_expert_parallel_comm is True
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "message"),
     [
         ({"expert_model_parallel_size": 1}, "expert_model_parallel_size > 1, not 1"),
@@ -489,7 +491,7 @@ def test_delayed_wgrad_requires_expert_overlap(flag_of_the_model: bool) -> None:
 
 
 @pytest.mark.skipif(not NO_TE, reason="Transformer Engine is installed")
-@pytest.mark.parametrize(
+@every(
     ("setup", "what"),
     [
         ({"dp": 2}, "overlap_grad_reduce"),  # which two replicas turn on
@@ -559,7 +561,7 @@ def test_delayed_wgrad_in_a_cuda_graph(
             _setup(model, **_DELAY)
 
 
-@pytest.mark.parametrize(
+@every(
     ("scope", "names"),
     [
         (None, set()),

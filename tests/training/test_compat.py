@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 pytest.importorskip("torch")
 
 with warnings.catch_warnings():
@@ -29,14 +31,12 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 
 
-@pytest.mark.parametrize("found", [*TESTED.values(), "0.19.3", "0.16.2", "0.17.1+5c2fd31"])
+@every("found", [*TESTED.values(), "0.19.3", "0.16.2", "0.17.1+5c2fd31"])
 def test_a_tested_release_is_supported(found: str) -> None:
     assert why_unsupported(found) is None
 
 
-@pytest.mark.parametrize(
-    "found", ["0.15.3", "0.16.0", "0.17.0", "0.18.1", "0.19.3rc1", "0.20.0", "1.0", "of unknown version"]
-)
+@every("found", ["0.15.3", "0.16.0", "0.17.0", "0.18.1", "0.19.3rc1", "0.20.0", "1.0", "of unknown version"])
 def test_any_other_is_refused_in_one_line(found: str) -> None:
     reason = why_unsupported(found)
     tested = "0.16.1, 0.17.1, 0.18.2 or 0.19.2"
@@ -103,7 +103,7 @@ def test_a_ramp_of_the_batch_size_is_the_same_in_every_release() -> None:
     assert steps_of_ramp([16, 4, 100], 16) == "0:16"
 
 
-@pytest.mark.parametrize("ramp", [None, [4, 4, 100], [4, 4, 101], [8, 8, 7], [16, 4, 100], [4, 4, 4]])
+@every("ramp", [None, [4, 4, 100], [4, 4, 101], [8, 8, 7], [16, 4, 100], [4, 4, 4]])
 def test_samples_of_a_ramp_are_those_that_its_steps_consume(ramp: list[int] | None) -> None:
     train: Any = SimpleNamespace(global_batch_size=16, micro_batch_size=2, decrease_batch_size_if_needed=False)
     train.rampup_batch_size = ramp
@@ -127,7 +127,7 @@ def test_a_ramp_shorter_than_its_steps_leaves_sizes_out() -> None:
     assert found == [1, 3, 6, 8, 16, 16]
 
 
-@pytest.mark.parametrize(
+@every(
     ("ramp", "text"),
     [
         ([4, 5, 100], "16 - 4 has to be a multiple of 5"),

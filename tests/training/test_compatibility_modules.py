@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
@@ -38,7 +40,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("module", NAMES)
+@every("module", NAMES)
 def test_the_names_are_there(module: str) -> None:
     found = importlib.import_module(f"cloudai_mbridge.training.{module}")
     assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
@@ -131,7 +133,7 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("module", SERVED)
+@every("module", SERVED)
 def test_a_renamed_script_finds_what_is_here(module: str) -> None:
     found = importlib.import_module(f"cloudai_mbridge.{module}")
     assert [name for name in SERVED[module].split() if not hasattr(found, name)] == []
@@ -145,7 +147,7 @@ def test_a_recipe_is_a_configuration() -> None:
     assert gpt_tiny_pretrain_config() is not config
 
 
-@pytest.mark.parametrize(
+@every(
     ("statement", "line"),
     [
         ("from cloudai_mbridge import AutoBridge", "AutoBridge is absent on purpose: Megatron-Bridge converts"),

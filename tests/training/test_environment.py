@@ -19,6 +19,7 @@ import torch
 from cloudai_mbridge.training.process import device, provenance
 from cloudai_mbridge.training.reporting import reports
 from cloudai_mbridge.training.startup import environment
+from tests.cases import every
 
 Finished = Any
 GIB = 1 << 30
@@ -76,7 +77,7 @@ def test_a_variable_of_gits_names_no_other_checkout(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", [("no-such-program",), ("false",), ("sleep", "60"), ("a\0b",)])
+@every("command", [("no-such-program",), ("false",), ("sleep", "60"), ("a\0b",)])
 def test_a_command_that_does_not_answer_is_no_failure(command: tuple[str, ...], monkeypatch: Any) -> None:
     monkeypatch.setattr(provenance, "_TIMEOUT_S", 0.2)
     assert provenance.output_of(*command) is None
@@ -106,7 +107,7 @@ def test_no_driver_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert environment._driver() is None
 
 
-@pytest.mark.parametrize(("version", "text"), [((2, 27, 5), "2.27.5"), (2708, "2708"), (None, None)])
+@every(("version", "text"), [((2, 27, 5), "2.27.5"), (2708, "2708"), (None, None)])
 def test_nccls_version(version: Any, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def tell() -> Any:
         if version is None:

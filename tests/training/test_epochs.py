@@ -13,6 +13,7 @@ from cloudai_mbridge.training.config.rules.scheduler_steps import check_epochs
 from cloudai_mbridge.training.data.conversations import Sample
 from cloudai_mbridge.training.data.finetuning import FinetuningDataset
 from cloudai_mbridge.training.data.samplers import FILLER, Shuffled
+from tests.cases import every
 from tests.training.conftest import Finished, run_ranks
 
 WORDS = [f"{'x' * (3 * i)}{i}" for i in range(10)]
@@ -68,7 +69,7 @@ def test_another_number_of_iterations_is_refused() -> None:
         config.resolve_epochs(10)
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "words"),
     [
         ({"num_epochs": 0}, r"num_epochs=0 must be positive"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
@@ -42,7 +44,7 @@ def container(tiny: Make, **model: Any) -> ConfigContainer:
     return config
 
 
-@pytest.mark.parametrize("provider", [GPTModelProvider, MLAModelProvider, T5ModelProvider])
+@every("provider", [GPTModelProvider, MLAModelProvider, T5ModelProvider])
 def test_sequence_parallelism_without_tensor_parallelism_is_switched_off_with_a_warning(provider: Any) -> None:
     model = provider(**SMALL, sequence_parallel=True)
     with warnings.catch_warnings(record=True) as caught:  # Megatron-Core warns of other things
@@ -101,7 +103,7 @@ def test_validate_alone_fills_the_pipeline_dtype_in(tiny: Make, monkeypatch: pyt
     assert config.model.pipeline_dtype is config.model.params_dtype
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "dtype"),
     [("bf16", "bfloat16"), ("torch.float16", "float16"), ("float32", "float32"), ("16-mixed", "float16")],
 )
@@ -124,10 +126,8 @@ def test_names_of_nothing_are_refused(field: str, name: str, tiny: Make) -> None
 
 
 @WITHOUT_TE
-@pytest.mark.parametrize("moe", [{}, {"num_moe_experts": 4}])
-@pytest.mark.parametrize(
-    "recipe", sorted(name for name in MIXED_PRECISION_RECIPES if "fp8" in name and "-" not in name)
-)
+@every("moe", [{}, {"num_moe_experts": 4}])
+@every("recipe", sorted(name for name in MIXED_PRECISION_RECIPES if "fp8" in name and "-" not in name))
 def test_fp8_without_transformer_engine_is_refused_in_words(recipe: str, moe: dict[str, Any], tiny: Make) -> None:
     config = container(tiny, **moe)
     config.mixed_precision = recipe

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Optional
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.logs import read_log  # noqa: E402
@@ -117,7 +119,7 @@ WANTED = (annotated, optional, optional_string, union, string, remark, foreign, 
 UNWANTED = (plain, with_plan, anything, later_name, list_of_states, max, "no function")
 
 
-@pytest.mark.parametrize("function", [*WANTED, keyword_only, with_all, Functor(), partial(with_all, model=2)])
+@every("function", [*WANTED, keyword_only, with_all, Functor(), partial(with_all, model=2)])
 def test_state_is_given_to_who_asks_for_it(function: Any) -> None:
     state = GlobalState()
     assert needs_global_state_injection(function) is True
@@ -129,7 +131,7 @@ def test_state_is_given_to_who_asks_for_it(function: Any) -> None:
     assert again is prepared, "it has its state"
 
 
-@pytest.mark.parametrize("function", UNWANTED)
+@every("function", UNWANTED)
 def test_the_others_stay_as_they_are(function: Any) -> None:
     assert needs_global_state_injection(function) is False
     assert prepare_forward_step_func(function, GlobalState()) is function
@@ -169,7 +171,7 @@ def test_a_place_that_cannot_be_bound_is_refused(function: Any) -> None:
 # ---- packed rows
 
 
-@pytest.mark.parametrize(
+@every(
     ("rows", "expected"),
     [
         ({"cu_seqlens": [[0, 3, 8, -1, -1]]}, [0, 3, 8]),
@@ -185,7 +187,7 @@ def test_bounds_of_packed_sequences(rows: dict[str, Any], expected: list[int]) -
     assert (bounds.tolist(), bounds.dtype) == (expected, torch.int32)
 
 
-@pytest.mark.parametrize(
+@every(
     ("tokens", "bounds", "message"),
     [
         (torch.zeros(2, 8), [[0, 8], [0, 8]], "micro_batch_size = 1, not 2 rows"),

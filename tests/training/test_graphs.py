@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training.compat import cuda_graphs  # noqa: E402
@@ -106,7 +108,7 @@ def test_graphs_of_layers_are_captured_once_with_the_hooks_off(in_turn: Run, war
     assert events(lines["layers"]) == ["HELPER 16 1 1 transformer_engine", *captured, "DELETE"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "kind", "has_attention"),
     [
         ({"enable_cuda_graph": True}, "local", True),
@@ -128,7 +130,7 @@ def test_names_of_every_release(fields: dict[str, Any], kind: str, has_attention
         assert cuda_graphs.captures_attention(model) is has_attention
 
 
-@pytest.mark.parametrize(("te", "impl"), [(True, "transformer_engine"), (False, "local"), (False, "none")])
+@every(("te", "impl"), [(True, "transformer_engine"), (False, "local"), (False, "none")])
 def test_the_tracker_of_random_numbers(te: bool, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from cloudai_mbridge.training import initialize
 

@@ -15,6 +15,7 @@ import pytest
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
+from tests.cases import every
 
 CONFIG: dict[str, Any] = {
     "model": {
@@ -191,7 +192,7 @@ def test_a_malformed_timeout_is_one_clear_line(tmp_path: Path, start: Start) -> 
     assert not (tmp_path / "stacks").exists()
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf", "1e10", "1 h", " "])
+@every("text", ["soon", "0", "-1", "nan", "inf", "1e10", "1 h", " "])
 def test_timeouts_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"MBRIDGE_HANG_TIMEOUT_S: '{text}' is not a positive number of seconds"):
         hang_timeout_s({"MBRIDGE_HANG_TIMEOUT_S": text})

@@ -18,6 +18,7 @@ from cloudai_mbridge.training.process.log_lines import (
     render_step_time,
     write_line,
 )
+from tests.cases import every
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 STEP_TIME = re.compile(r"^Step Time : \d+\.\d{2}s GPU utilization: \d+\.\dMODEL_TFLOP/s/GPU$")
@@ -60,7 +61,7 @@ def test_the_step_time_line() -> None:
     assert render_step_time(_step()) == "Step Time : 1.23s GPU utilization: 917.4MODEL_TFLOP/s/GPU"
 
 
-@pytest.mark.parametrize(("seconds", "tflops"), [(0.0, 0.0), (1e-9, 1e-9), (0.005, 0.05), (1e6, 1e6), (12.3, 917.4)])
+@every(("seconds", "tflops"), [(0.0, 0.0), (1e-9, 1e-9), (0.005, 0.05), (1e6, 1e6), (12.3, 917.4)])
 def test_the_step_time_line_keeps_its_form(seconds: float, tflops: float) -> None:
     assert STEP_TIME.match(render_step_time(_step(step_time_s=seconds, tflops_per_gpu=tflops)))
 
@@ -81,7 +82,7 @@ def test_the_order_of_the_fields() -> None:
     assert [field.split(":")[0].strip() for field in line.split("|")[1:-1]] == ORDER
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "absent"),
     [
         ({"learning_rate": None}, "learning rate"),
@@ -112,9 +113,7 @@ def test_every_field_in_its_place() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("tflops", "is_wanted", "is_there"), [(9.0, True, True), (9.0, False, False), (None, True, False)]
-)
+@every(("tflops", "is_wanted", "is_there"), [(9.0, True, True), (9.0, False, False), (None, True, False)])
 def test_the_throughput_where_wanted_and_known(tflops: float | None, is_wanted: bool, is_there: bool) -> None:
     line = render_iteration(_step(tflops_per_gpu=tflops), NOW, with_throughput=is_wanted)
     assert ("throughput per GPU" in line) == is_there

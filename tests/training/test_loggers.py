@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.reporting.loggers import check_loggers, close_loggers, flat, run_config
+from tests.cases import every
 
 SECRET = "this-must-not-be-seen"
 
@@ -388,7 +389,7 @@ def _logger(**settings: Any) -> Any:
     return SimpleNamespace(logger=SimpleNamespace(**{**nothing, **settings}))
 
 
-@pytest.mark.parametrize(("setting", "package", "distribution"), SERVICES)
+@every(("setting", "package", "distribution"), SERVICES)
 def test_a_missing_package_is_named(
     setting: str, package: str, distribution: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 pytest.importorskip("torch")
 
 # module -> name -> parameters in order, with defaults after "="
@@ -82,7 +84,16 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "masked_token_loss": "loss_mask, output_tensor, check_for_nan_in_loss=True, check_for_spiky_loss=False",
     },
 }
-DATA = {"utils.train_utils": ("logger", "ModelList", "ModelHook", "MEMORY_KEYS")}
+DATA = ("logger", "ModelList", "ModelHook", "MEMORY_KEYS")
+RETURNS: dict[str, Any] = {
+    "calc_params_l2_norm": float,
+    "reduce_max_stat_across_model_parallel_group": float | None,
+    "logical_and_across_model_parallel_group": bool,
+    "training_log": bool,
+    "needs_global_state_injection": bool,
+    "_register_linear_for_last_layer_mapping": None,
+    "param_is_not_shared": bool,
+}
 MODULES = ("eval", "checkpointing", "profiling", "initialize", "setup", "state", "gpt_step")
 
 
@@ -98,17 +109,24 @@ def _parameters(function: Any) -> str:
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters)
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in SIGNATURES.items() for name in names])
+@every(("module", "name"), [(module, name) for module, names in SIGNATURES.items() for name in names])
 def test_signature(module: str, name: str) -> None:
     assert _parameters(_load(module, name)) == SIGNATURES[module][name]
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in DATA.items() for name in names])
-def test_data(module: str, name: str) -> None:
-    _load(module, name)
+@every("name", RETURNS)
+def test_return_types(name: str) -> None:
+    assert inspect.signature(_load("utils.train_utils", name)).return_annotation == RETURNS[name]
 
 
-@pytest.mark.parametrize("module", MODULES)
+def test_all_names_of_the_helpers() -> None:
+    helpers = importlib.import_module("cloudai_mbridge.training.utils.train_utils")
+    names = {name.partition(".")[0] for name in SIGNATURES["utils.train_utils"]} | {*DATA}
+    assert names <= set(helpers.__all__) <= set(dir(helpers))
+    assert helpers.logger.name == "cloudai_mbridge.training.utils.train_utils"
+
+
+@every("module", MODULES)
 def test_module(module: str) -> None:
     importlib.import_module(f"cloudai_mbridge.training.{module}")
 

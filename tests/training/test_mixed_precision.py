@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns of every optional package that is not installed
@@ -136,14 +138,14 @@ def test_fields_and_defaults() -> None:
         MixedPrecisionConfig(True)  # type: ignore[call-arg, misc]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@every("name", RECIPES)
 def test_a_recipe_sets_its_fields_and_no_others(name: str) -> None:
     default = _values(MixedPrecisionConfig())
     config = _values(get_mixed_precision_config(name))
     assert {field: value for field, value in config.items() if value != default[field]} == RECIPES[name]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@every("name", RECIPES)
 def test_a_recipe_has_two_names_and_a_function(name: str) -> None:
     hyphens = name.replace("_", "-")
     function = getattr(mixed_precision, name)
@@ -193,7 +195,7 @@ def test_register_adds_a_recipe_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert "my_fp32" not in MIXED_PRECISION_RECIPES
 
 
-@pytest.mark.parametrize(
+@every(
     ("given", "both"),
     [
         ({}, False),
@@ -207,14 +209,14 @@ def test_register_adds_a_recipe_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> 
         ({"fp8_param": True}, True),  # which Megatron-Bridge loses to the gather's default
     ],
 )
-@pytest.mark.parametrize("bits", ["fp8", "fp4"])
+@every("bits", ["fp8", "fp4"])
 def test_the_two_names_of_fp8_parameters_agree_from_the_start(bits: str, given: dict[str, Any], both: bool) -> None:
     config = MixedPrecisionConfig(**{name.replace("fp8", bits): value for name, value in given.items()})
     assert (getattr(config, f"{bits}_param"), getattr(config, f"{bits}_param_gather")) == (both, both)
     assert set(vars(config)) == set(DEFAULTS)
 
 
-@pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather"])
+@every("name", ["fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather"])
 def test_setting_one_name_of_fp8_parameters_sets_the_other(name: str) -> None:
     config = MixedPrecisionConfig()
     for value in (True, False, True):
@@ -222,14 +224,14 @@ def test_setting_one_name_of_fp8_parameters_sets_the_other(name: str) -> None:
         assert (getattr(config, name[:9]), getattr(config, f"{name[:9]}_gather")) == (value, value)
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+@every("duplicate", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
 def test_a_copy_is_equal(duplicate: Callable[[Any], Any]) -> None:
     for config in (get_mixed_precision_config("bf16_with_mxfp8_mixed"), MixedPrecisionConfig(fp8_param=True)):
         assert _values(duplicate(config)) == _values(config)
         assert _values(dataclasses.replace(config)) == _values(config)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if "nvfp4" not in name])
+@every("name", [name for name in RECIPES if "nvfp4" not in name])
 def test_finalize_accepts_every_recipe_and_changes_nothing_twice(name: str) -> None:
     config = get_mixed_precision_config(name)
     before = _values(config)
@@ -345,7 +347,7 @@ def test_an_update_returns_the_config_and_logs_each_change(caplog: pytest.LogCap
     assert caplog.messages == ["DistributedDataParallelConfig.grad_reduce_in_fp32: False -> True"]
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "name"),
     [
         ({}, "fp32"),

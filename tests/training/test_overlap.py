@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 
-from cloudai_mbridge.training.config import DistributedDataParallelConfig  # noqa: E402
+from cloudai_mbridge.training.config import ConfigContainer, DistributedDataParallelConfig  # noqa: E402
+from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.models.data_parallel import register_buffers, sized  # noqa: E402
+from cloudai_mbridge.training.startup.prepare import prepare  # noqa: E402
 from tests.training.conftest import Train  # noqa: E402
 
 pytestmark = pytest.mark.process
@@ -32,11 +36,10 @@ def test_parameters_gathered_with_the_optimizer_step(train: Train) -> None:
     assert train(4, with_step).losses == apart
 
 
-def test_there_must_be_a_second_chunk(train: Train) -> None:
+def test_there_must_be_a_second_chunk(tiny: Any) -> None:
     optimizer = {**SHARDED, "overlap_param_gather_with_optimizer_step": True}
-    done = train(1, {"train": _steps(), "optimizer": optimizer}, code=2)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "overlap_param_gather_with_optimizer_step = True needs virtual pipeline stages" in line
+    with pytest.raises(ConfigError, match="overlap_param_gather_with_optimizer_step = True needs virtual pipeline sta"):
+        prepare(ConfigContainer.from_dict(tiny({"train": _steps(), "optimizer": optimizer})))
 
 
 @pytest.mark.parametrize(
@@ -57,10 +60,10 @@ def test_delayed_weight_gradients_need_transformer_engine(train: Train) -> None:
     assert len(done.losses) == 3
 
 
-def test_one_process_alone_has_no_exchange(train: Train) -> None:
+def test_one_process_alone_has_no_exchange(tiny: Any) -> None:
     model = {**EXPERTS, "expert_model_parallel_size": 1, "overlap_moe_expert_parallel_comm": True, "dtype": "bf16"}
-    done = train(1, {"train": _steps(), "model": model}, code=2)
-    assert "overlap_moe_expert_parallel_comm is only supported with expert model parallelism" in done.stderr
+    with pytest.raises(ConfigError, match="overlap_moe_expert_parallel_comm is only supported with expert model par"):
+        prepare(ConfigContainer.from_dict(tiny({"train": _steps(), "model": model})))
 
 
 SCRIPT = """
@@ -92,7 +95,7 @@ def test_settings_of_the_process(ranks: Any, tiny: Any, tmp_path: Path) -> None:
     assert told == ["TOLD [600, 600] True True", *["TOLD [77, 77] True True"] * 2]
 
 
-@pytest.mark.parametrize(("number", "size"), [(None, None), (3, 4), (100, 1)])
+@every(("number", "size"), [(None, None), (3, 4), (100, 1)])
 def test_number_of_buckets(number: int | None, size: int | None) -> None:
     ddp = DistributedDataParallelConfig()
     ddp.num_buckets = number  # a field since Megatron-Core 0.18

@@ -15,6 +15,7 @@ import torch
 
 from cloudai_mbridge.training import profiling
 from cloudai_mbridge.training.config import ProfilingConfig
+from tests.cases import every
 
 WARMUP = "ignore:Profiler won't be using warmup:UserWarning"
 
@@ -62,7 +63,7 @@ def num_matmuls(trace: dict[str, Any]) -> int:
 # ---- which ranks
 
 
-@pytest.mark.parametrize(("ranks", "profiled"), [([], [0, 1, 2, 3]), ([0], [0]), ([1, 3], [1, 3]), ([7], [])])
+@every(("ranks", "profiled"), [([], [0, 1, 2, 3]), ([0], [0]), ([1, 3], [1, 3]), ([7], [])])
 def test_an_empty_list_of_ranks_means_all(ranks: list[int], profiled: list[int]) -> None:
     c = config(profile_ranks=ranks)
     assert [rank for rank in range(4) if profiling.should_profile_rank(c, rank)] == profiled
@@ -86,7 +87,7 @@ def test_only_the_listed_ranks_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(WARMUP)
-@pytest.mark.parametrize(
+@every(
     ("start", "end", "first_step", "steps"),
     [
         pytest.param(2, 4, 0, [2, 3], id="after a wait"),
@@ -102,7 +103,7 @@ def test_the_trace_holds_the_window(tmp_path: Path, start: int, end: int, first_
     assert num_matmuls(traces(tmp_path)[0]) == len([step for step in steps if step > 0])
 
 
-@pytest.mark.parametrize(("start", "end", "first_step"), [(3, 3, 0), (0, 0, 0), (2, 4, 4)])
+@every(("start", "end", "first_step"), [(3, 3, 0), (0, 0, 0), (2, 4, 4)])
 def test_an_empty_window_is_said_and_profiles_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], start: int, end: int, first_step: int
 ) -> None:

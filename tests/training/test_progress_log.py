@@ -18,6 +18,7 @@ from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
 )
+from tests.cases import every
 
 FIRST = "2026-01-02 03:04:05"
 
@@ -137,7 +138,7 @@ def test_flops_come_back_exactly(tmp_path: Path) -> None:
     assert _start(tmp_path, saved, _line("Starting job"))[1] == 1.2345678901234567e21
 
 
-@pytest.mark.parametrize(
+@every(
     "damaged",
     ["\n", "no columns\n", _saved("no number"), _line("Starting job").replace("# GPUs: 1", "# GPUs: x"), "\t\t\t\n",
      _line("Saved checkpoint"), _line("Saved async checkpoint"), FIRST + "\tJob ID: 7"],

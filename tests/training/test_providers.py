@@ -13,6 +13,7 @@ from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAMo
 from cloudai_mbridge.training.models.hybrid_provider import MambaModelProvider
 from cloudai_mbridge.training.models.other_providers import MIMOProvider, T5ModelProvider
 from cloudai_mbridge.training.models.provider import CannotBuild
+from tests.cases import every
 from tests.training.conftest import run_ranks
 
 SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
@@ -24,7 +25,7 @@ PROVIDERS = [
 ]
 
 
-@pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: type(provider).__name__)
+@every("provider", PROVIDERS)
 def test_nothing_is_derived_before_finalize_and_the_same_after_two(provider: Any) -> None:
     assert provider.ffn_hidden_size is None
     provider.finalize()
@@ -46,7 +47,7 @@ def test_a_change_after_finalize_is_honoured() -> None:
     assert (provider.ffn_hidden_size, provider.kv_channels) == (100, 16)
 
 
-@pytest.mark.parametrize(("groups", "is_legal"), [(4, True), (2, True), (3, False), (0, False)])
+@every(("groups", "is_legal"), [(4, True), (2, True), (3, False), (0, False)])
 def test_query_groups_divide_the_heads(groups: int, is_legal: bool) -> None:
     provider = GPTModelProvider(**SMALL, num_query_groups=groups)
     if is_legal:
@@ -56,7 +57,7 @@ def test_query_groups_divide_the_heads(groups: int, is_legal: bool) -> None:
         provider.finalize()
 
 
-@pytest.mark.parametrize(("tp", "padded"), [(1, 512), (2, 512), (3, 768)])
+@every(("tp", "padded"), [(1, 512), (2, 512), (3, 768)])
 def test_the_padded_vocabulary(tp: int, padded: int) -> None:
     provider = GPTModelProvider(**SMALL, tensor_model_parallel_size=tp, should_pad_vocab=True)
     assert provider.padded_vocab_size == padded
@@ -128,7 +129,7 @@ def test_dtype_is_kept() -> None:
     assert MambaModelProvider().params_dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize(("ep", "given", "expected"), [(2, None, 1), (2, 2, 2), (1, None, 2), (1, 2, 2)])
+@every(("ep", "given", "expected"), [(2, None, 1), (2, 2, 2), (1, None, 2), (1, 2, 2)])
 def test_experts_are_not_split_where_ranks_share_them(ep: int, given: int | None, expected: int) -> None:
     """Megatron-Bridge's default since 0.6; Megatron-Core's own is the tensor-parallel size."""
     sizes: Any = {

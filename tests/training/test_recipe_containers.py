@@ -14,6 +14,7 @@ from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
+from tests.cases import every
 from tests.recipes.embedded import embedded_recipes
 
 MODELS = {
@@ -61,7 +62,7 @@ def container(recipe: str, layout: dict[str, int], gpus: int, monkeypatch: pytes
     return config
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every("name", FORMATS)
 def test_a_format_is_that_of_upstreams_performance_recipes(name: str) -> None:
     recipe, others = FORMATS[name]
     args = ResolvedCmdArgs(model_recipe_name="gpt_tiny", compute_dtype=name)
@@ -70,8 +71,8 @@ def test_a_format_is_that_of_upstreams_performance_recipes(name: str) -> None:
     assert ConfigContainer.from_dict(data).mixed_precision == expected
 
 
-@pytest.mark.parametrize("gpus", GPUS)
-@pytest.mark.parametrize("recipe", EMBEDDED)
+@every("gpus", GPUS)
+@every("recipe", EMBEDDED)
 def test_a_recipe_is_valid_where_its_layout_fits(recipe: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for layout in published(recipe):
         ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)

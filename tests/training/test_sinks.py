@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training.models.attention import SDPACoreAttention  # noqa: E402
@@ -23,8 +25,8 @@ def _plain(q: Any, k: Any, v: Any, offset: Any) -> Any:
     return (weights @ v).permute(2, 0, 1, 3).flatten(2)
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "off-by-one", "learnable"])
-@pytest.mark.parametrize("window", [None, (LENGTH, 0)])
+@every("kind", ["vanilla", "off-by-one", "learnable"])
+@every("window", [None, (LENGTH, 0)])
 def test_the_formula(kind: str, window: Any) -> None:
     sizes = {"num_attention_heads": HEADS, "tensor_model_parallel_size": 1, "params_dtype": torch.float32}
     rest = {"attention_dropout": 0.0, "window_size": window, "window_attn_skip_freq": None, "sequence_parallel": False}

@@ -16,6 +16,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.loop import exits
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
+from tests.cases import every
 
 AGAIN = """
 import sys
@@ -111,7 +112,7 @@ def test_the_progress_log_is_outside_the_step_time(monkeypatch: pytest.MonkeyPat
     assert state.last_saved_step == 3
 
 
-@pytest.mark.parametrize(("saved", "num_saves"), [(None, 1), (3, 1), (4, 0)])
+@every(("saved", "num_saves"), [(None, 1), (3, 1), (4, 0)])
 def test_a_batch_that_grows_is_saved_once(monkeypatch: pytest.MonkeyPatch, saved: int | None, num_saves: int) -> None:
     sizes, saves = iter([2, 4, 4]), []
     monkeypatch.setattr(loop, "get_num_microbatches", lambda: next(sizes))

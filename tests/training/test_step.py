@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training import step  # noqa: E402
@@ -41,7 +43,7 @@ def test_losses_are_reduced(ranks: Any) -> None:
     ranks(1, ONE_RANK)
 
 
-@pytest.mark.parametrize(
+@every(
     ("fsdp", "distributed", "overlap", "expected"),
     [(f, d, o, (f, d, o) == (False, True, True)) for f in (False, True) for d in (False, True) for o in (False, True)],
 )
@@ -69,7 +71,7 @@ class _Buffers:
         self.calls.append("copy")
 
 
-@pytest.mark.parametrize(("reuse", "overlap", "copied"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+@every(("reuse", "overlap", "copied"), [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_main_parameters_are_copied(monkeypatch: pytest.MonkeyPatch, reuse: bool, overlap: bool, copied: int) -> None:
     """What was gathered before a step, for an evaluation, is gathered again in it."""
     monkeypatch.setattr(quantized, "DistributedOptimizer", _Buffers)
@@ -108,8 +110,8 @@ def test_a_forced_gather_takes_the_main_parameters(monkeypatch: pytest.MonkeyPat
     assert calls == [OFF]
 
 
-@pytest.mark.parametrize("ends_itself", [True, False])
-@pytest.mark.parametrize("in_flight", [True, False])
+@every("ends_itself", [True, False])
+@every("in_flight", [True, False])
 def test_older_releases_finish_a_forced_gather(
     monkeypatch: pytest.MonkeyPatch, ends_itself: bool, in_flight: bool
 ) -> None:
@@ -160,7 +162,7 @@ def three_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("three_micro_batches")
-@pytest.mark.parametrize(("kind", "drawn"), [("single", 3), (None, 3), ("batch", 1)])
+@every(("kind", "drawn"), [("single", 3), (None, 3), ("batch", 1)])
 def test_a_skipped_iteration_takes_its_data(kind: str | None, drawn: int) -> None:
     state, data = _state(kind, [7], at=7), iter(range(100))
     assert step._should_skip_and_handle_iteration(state, data) is True
@@ -296,7 +298,7 @@ def _with_hooks(fp8: str | None) -> Any:
     )
 
 
-@pytest.mark.parametrize(("iteration", "asks", "left"), [(4, True, 0.0), (5, True, 7e9), (4, False, 7e9)])
+@every(("iteration", "asks", "left"), [(4, True, 0.0), (5, True, 7e9), (4, False, 7e9)])
 def test_flops_are_counted_from_the_last_report(
     monkeypatch: pytest.MonkeyPatch, iteration: int, asks: bool, left: float
 ) -> None:

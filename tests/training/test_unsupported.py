@@ -17,6 +17,7 @@ from cloudai_mbridge.training.config import (
     runtime_config_update,
 )
 from cloudai_mbridge.training.config.text.describe import class_path
+from cloudai_mbridge.training.config.text.overrides import apply_overrides
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.peft.config import LoRA
@@ -25,6 +26,7 @@ from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, NEEDS
 from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
 from cloudai_mbridge.training.startup import prepare
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
+from tests.cases import every
 from tests.training.conftest import run_ranks
 
 SECTIONS: dict[str, Any] = {
@@ -34,9 +36,13 @@ SECTIONS: dict[str, Any] = {
 }
 
 
+def make_config() -> ConfigContainer:
+    return ConfigContainer.from_dict(container_data(SECTIONS))
+
+
 @pytest.fixture
 def config() -> ConfigContainer:
-    return ConfigContainer.from_dict(container_data(SECTIONS))
+    return make_config()
 
 
 def test_what_our_recipes_ask_for_is_done(config: ConfigContainer) -> None:
@@ -46,14 +52,15 @@ def test_what_our_recipes_ask_for_is_done(config: ConfigContainer) -> None:
     refuse_unsupported(config)
 
 
-@pytest.mark.parametrize("path", ASKS_FOR_NOTHING)
-def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path: str) -> None:
+@every("path", ASKS_FOR_NOTHING)
+def test_every_field_is_one_and_is_refused_by_name(path: str) -> None:
     section, _, name = path.partition(".")
+    config = make_config()
     config.ft = FaultToleranceConfig()
     if (target := getattr(config, section)) is None:
-        pytest.skip(f"{section} is None, which asks for nothing")
+        return  # which asks for nothing
     if why_missing(load_all_releases(), class_path(type(target)), name, "this release") and not hasattr(target, name):
-        pytest.skip("this release of Megatron-Core has no such field")
+        return  # this release of Megatron-Core has no such field
     assert hasattr(target, name) or section == "model"
     setattr(target, name, "something")
     with pytest.raises(ConfigError, match=rf"{path} = 'something' \(use ") as caught:
@@ -62,16 +69,15 @@ def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", NEEDS)
-def test_what_only_other_machines_can_train_is_refused_by_name(
-    config: ConfigContainer, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@every("path", NEEDS)
+def test_what_only_other_machines_can_train_is_refused_by_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     section, _, name = path.partition(".")
     what, harmless = NEEDS[path]
+    config = make_config()
     config.comm_overlap, config.tensor_inspect = CommOverlapConfig(tp_comm_overlap=False), TensorInspectConfig()
     config.model.tensor_model_parallel_size, config.model.sequence_parallel = 2, True
     if not hasattr(target := getattr(config, section), name):
-        pytest.skip("this release of Megatron-Core has no such field")
+        return  # this release of Megatron-Core has no such field
     setattr(target, name, "something")
     with pytest.raises(ConfigError, match=rf"cannot train that: {path} = 'something' needs {what} \(use ") as caught:
         refuse_unsupported(config)
@@ -127,8 +133,9 @@ def test_several_are_named_at_once(config: ConfigContainer) -> None:
         refuse_unsupported(config)
 
 
-@pytest.mark.parametrize("name", ["muon", "dist_muon", "lion", "soap", "adamw"])
-def test_optimizers_of_a_package(config: ConfigContainer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@every("name", ["muon", "dist_muon", "lion", "soap", "adamw"])
+def test_optimizers_of_a_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
     config.optimizer.optimizer = name
     monkeypatch.setattr(packages, "find_spec", lambda module: None)
     with pytest.raises(ConfigError, match="use one of adam" if name == "adamw" else "needs Megatron-Core 0.18"):
@@ -173,31 +180,45 @@ def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> No
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
+@every(
     ("override", "words"),
     [
-        ("checkpoint.save_wgrads_interval=2", "checkpoint.save_wgrads_interval = 2"),
         ("checkpoint.save=c checkpoint.ckpt_format=torch", "checkpoint.ckpt_format"),
         ("logger.wandb_project=p logger.wandb_exp_name=e", "wandb"),
         ("model.num_layers=many", "model.num_layers"),
-        ("train.global_batch_size=3 train.micro_batch_size=2", "train.global_batch_size = 3"),
-        ("model.num_query_groups=3", "num_query_groups"),
-        ("train.micro_batch_size=0", "train.micro_batch_size = 0"),
-        ("logger.log_interval=0", "logger.log_interval = 0"),
         ("optimizer.lr=-1", "optimizer: lr = -1"),
-        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
-        ("dataset.data_path=/x", "data_path"),
         ("optimizer.optimizer=muon", "optimizer.optimizer = 'muon' needs"),
-        ("model.cpu_offloading=true", "model.cpu_offloading = True needs"),
-        ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
     ],
 )
-def test_a_configuration_that_cannot_run_is_one_line(tmp_path: Path, config: Any, override: str, words: str) -> None:
+def test_a_configuration_that_cannot_run_is_one_line(
+    tmp_path: Path, config: ConfigContainer, override: str, words: str
+) -> None:
     config.to_yaml(tmp_path / "c.yaml")
     done = run_ranks(1, ["-m", "cloudai_mbridge.training", "--config", "c.yaml", *override.split()], tmp_path, code=2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert words in line
     assert "Traceback" not in done.stderr
+
+
+@every(
+    ("override", "words"),
+    [
+        ("checkpoint.save_wgrads_interval=2", "checkpoint.save_wgrads_interval = 2"),
+        ("train.global_batch_size=3 train.micro_batch_size=2", "train.global_batch_size = 3"),
+        ("model.num_query_groups=3", "num_query_groups"),
+        ("train.micro_batch_size=0", "train.micro_batch_size = 0"),
+        ("logger.log_interval=0", "logger.log_interval = 0"),
+        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
+        ("dataset.data_path=/x", "data_path"),
+        ("model.cpu_offloading=true", "model.cpu_offloading = True needs"),
+        ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare.prepare(apply_overrides(make_config(), override.split()))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_page_lists_what_is_refused_with_its_reason() -> None:

@@ -16,6 +16,7 @@ from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
 from cloudai_mbridge.training.startup.variables import set_variables
+from tests.cases import every
 
 NAMES = ("MB_TEXT", "MB_NUMBER", "MB_FLAG")
 
@@ -47,7 +48,7 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [os.environ[name] for name in NAMES] == ["mine", "1", "True"]
 
 
-@pytest.mark.parametrize("variables", [{"": "x"}, {"A=B": "x"}, {"A": None}, {"A": ["x"]}, {1: "x"}])
+@every("variables", [{"": "x"}, {"A=B": "x"}, {"A": None}, {"A": ["x"]}, {1: "x"}])
 def test_what_is_no_variable(variables: Any) -> None:
     with pytest.raises(ConfigError, match="env_vars"):
         set_variables(variables)

@@ -14,6 +14,7 @@ from cloudai_mbridge.runner.context import Phase, Tracked
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY, JobClass, JobStatus
 from cloudai_mbridge.tune.measured_search import OUT_OF_MEMORY, PointSearch, is_slower, noise_of, positions_of
+from tests.cases import every
 
 SIZES = [(tp, mb) for tp in (1, 2, 4, 8) for mb in (1, 2, 4, 8)]
 
@@ -113,7 +114,7 @@ def test_calibrated_predictions_are_trusted_more(is_calibrated: bool, tried: int
     assert len(bench.tried) == tried
 
 
-@pytest.mark.parametrize("factor", [0.01, 1.0, 1000.0])
+@every("factor", [0.01, 1.0, 1000.0])
 def test_another_gpus_predictions_give_the_order(factor: float) -> None:
     """They say which point to try first, whatever the device's own speed is, and are not trusted to stop early."""
     parts = {size: (factor * seconds(*size), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0) for size in SIZES}
@@ -205,7 +206,7 @@ def test_another_process_goes_on_with_what_was_learned() -> None:
     assert second.tried == first.tried[1:]
 
 
-@pytest.mark.parametrize("other", [True, "b", None, 0])
+@every("other", [True, "b", None, 0])
 def test_what_is_not_a_number_has_a_place_of_its_own(other: Any) -> None:
     where = positions_of([{"tp": 1, "x": "a"}, {"tp": 4, "x": "a"}, {"tp": 1, "x": other}])
     assert ((where[0] - where[1]) ** 2).sum() == pytest.approx(4)
@@ -291,7 +292,7 @@ def test_a_trial_is_slow_only_if_it_is_certain() -> None:
     assert is_slower([1.2] * 50, 1.0, 0.0, 0.01)
 
 
-@pytest.mark.parametrize("step_noise", [0.0, 0.01, 0.1])
+@every("step_noise", [0.0, 0.01, 0.1])
 def test_a_trial_as_fast_as_the_best_is_hardly_ever_ended(step_noise: float) -> None:
     draw = np.random.default_rng(0)
     wrong = 0

@@ -154,7 +154,7 @@ def test_a_signal_without_a_name() -> None:
     assert outcome.reasons == ("the job ended as FAILED (exit code 1; signal 125, unknown)",)
 
 
-@pytest.mark.parametrize(
+@every(
     ("steps", "reason"),
     [
         ("cut", "3 of 6 steps are in the log; the first missing is 4"),
@@ -166,7 +166,7 @@ def test_what_is_said_of_missing_steps(steps: str, reason: str) -> None:
     assert _judge(steps=steps).reasons == (reason,)
 
 
-@pytest.mark.parametrize(
+@every(
     ("loss", "reason"),
     [("nan", "the loss is nan at step 4"), ("-inf", "the loss is -inf at step 4"), ("missing", "step 4 has no loss")],
 )
@@ -193,7 +193,7 @@ def test_steps_that_were_asked_for_and_are_missing_cost_nothing() -> None:
     assert outcome.reasons == (f"3 of {10**15} steps are in the log; the first missing is 4",)
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "words"),
     [
         ({"step": 6}, "step 6 is in the log; steps 1 to 5 were asked for"),

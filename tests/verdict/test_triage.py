@@ -343,6 +343,6 @@ def test_the_node_that_lacks_a_program_is_named_by_its_task(write: Write) -> Non
     assert (failure.id, failure.nodes) == ("program_missing", ("gb200-2",))
 
 
-@pytest.mark.parametrize("label", ["3: ", " 3: ", "   3: [rank3]: ", "12: "])
+@every("label", ["3: ", " 3: ", "   3: [rank3]: ", "12: "])
 def test_labels_of_ranks_are_padded(write: Write, label: str) -> None:
     assert _triage(write(f"{label}RuntimeError: No CUDA GPUs are available")).id == "gpu_unavailable"

@@ -17,13 +17,14 @@ from cloudai_mbridge.training.checkpointing import (
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft.config import DoRA
+from tests.cases import every
 
 
 def check(**fields):
     check_checkpoint_packages(SimpleNamespace(checkpoint=CheckpointConfig(**fields)))
 
 
-@pytest.mark.parametrize(
+@every(
     "fields",
     [
         {},
@@ -39,7 +40,7 @@ def test_accepted(fields):
     check(**fields)
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "part"),
     [
         ({"ckpt_format": "torch"}, "checkpoint.ckpt_format = 'torch' is not supported; use 'torch_dist'"),
@@ -64,7 +65,7 @@ def test_refused(fields, part):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "peft", "part"),
     [
         ({"ckpt_format": "fsdp_dtensor"}, None, "needs ckpt_format = 'torch_dist'"),
@@ -90,7 +91,7 @@ def test_an_export_to_hugging_face_is_refused(monkeypatch, fields, peft, part):
 LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "a"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "part"),
     [
         ({}, None),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from cloudai_mbridge.training.config.dataset import (
@@ -34,7 +36,7 @@ def _gpt(**changes: Any) -> GPTDatasetConfig:
 # the data path
 
 
-@pytest.mark.parametrize(
+@every(
     ("data_path", "prefixes", "weights"),
     [
         ("a", ["a"], None),
@@ -58,7 +60,7 @@ def test_data_path_becomes_a_blend(data_path: Any, prefixes: list[str], weights:
     assert blend_from_data_path(data_path) == (prefixes, weights)
 
 
-@pytest.mark.parametrize(
+@every(
     ("data_path", "message"),
     [
         (["30", "a", "b", "c"], r"\['b'\] stand where weights are expected"),
@@ -126,7 +128,7 @@ def test_both_names_of_the_length() -> None:
     assert config.seq_length == 64
 
 
-@pytest.mark.parametrize("cls", [GPTDatasetConfig, MockGPTDatasetConfig, GPTFIMDatasetConfig])
+@every("cls", [GPTDatasetConfig, MockGPTDatasetConfig, GPTFIMDatasetConfig])
 def test_no_length_at_all(cls: Any) -> None:
     with pytest.raises(ValueError, match="seq_length"):
         cls(**COMMON)
@@ -183,7 +185,7 @@ def test_nothing_is_checked_before_finalize() -> None:
     config.finalize()
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "message"),
     [
         ({"defer_npy_index_mmap": True}, "dataset.defer_npy_index_mmap = True needs dataset.path_to_cache"),
@@ -239,7 +241,7 @@ def test_a_finalized_config_can_be_made_again_from_its_fields() -> None:
 # the classes on top
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "names"),
     [
         ({"blend": (["a"], None)}, "no blend"),

@@ -13,6 +13,8 @@ import pytest
 import torch
 from packaging.version import Version
 
+from tests.cases import every
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from megatron.core.utils import is_torch_min_version
@@ -138,7 +140,7 @@ ILLEGAL = [
 ]
 
 
-@pytest.mark.parametrize("config", LEGAL, ids=repr)
+@every("config", LEGAL)
 def test_legal_and_again(config: Any) -> None:
     config = copy.deepcopy(config)
     config.finalize()
@@ -147,14 +149,14 @@ def test_legal_and_again(config: Any) -> None:
     assert config == once
 
 
-@pytest.mark.parametrize(("config", "error", "message"), ILLEGAL, ids=repr)
+@every(("config", "error", "message"), ILLEGAL)
 def test_illegal(config: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
         copy.deepcopy(config).finalize()
     assert type(caught.value) is error
 
 
-@pytest.mark.parametrize(
+@every(
     ("config", "change"),
     [
         (CheckpointConfig(ckpt_step=1), {"load": "x"}),
@@ -162,7 +164,6 @@ def test_illegal(config: Any, error: type[Exception], message: str) -> None:
         (_fsdp(grad_reduce_in_fp32=True), {"grad_reduce_in_fp32": False}),
         (OptimizerConfig(exp_avg_dtype=torch.bfloat16), {"exp_avg_dtype": torch.float32}),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_what_changes_before_finalize_counts(config: Any, change: dict[str, Any]) -> None:
     """The other way round too: what was legal when it was made is checked as it is now."""
@@ -180,7 +181,7 @@ def test_what_changes_before_finalize_counts(config: Any, change: dict[str, Any]
 # training length
 
 
-@pytest.mark.parametrize(("samples", "batch", "iters"), [(4, 4, 1), (7, 4, 1), (8, 4, 2)])
+@every(("samples", "batch", "iters"), [(4, 4, 1), (7, 4, 1), (8, 4, 2)])
 def test_samples_become_iterations(samples: int, batch: int, iters: int) -> None:
     config = TrainingConfig(train_samples=samples, global_batch_size=batch)
     config.finalize()
@@ -241,7 +242,7 @@ def test_a_pretrained_checkpoint_that_exists(tmp_path: Path) -> None:
 # loggers
 
 
-@pytest.mark.parametrize(
+@every(
     ("field", "value", "package"),
     [
         ("mlflow_run_name", "r", "mlflow"),
@@ -297,7 +298,7 @@ def test_a_transformer_engine_that_cannot_be_imported_is_no_error(monkeypatch: p
 # gradient reduction
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "is_refused"),
     [
         ("expandable_segments:True", True),

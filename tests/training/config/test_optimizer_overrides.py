@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cases import every
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from megatron.core.optimizer import ParamKey, _get_param_groups
@@ -75,7 +77,7 @@ def test_nothing_departs() -> None:
     assert _build([]) is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("optimizer", "expected"),
     [
         ({"decoupled_lr": 0.5}, {"max_lr": 0.5}),

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     import torch
@@ -51,7 +53,7 @@ def _get(config: Any, key: str) -> Any:
     return config
 
 
-@pytest.mark.parametrize(
+@every(
     ("override", "value"),
     [
         ("train.train_iters=20", 20),
@@ -193,7 +195,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("override", "message"), REFUSED)
+@every(("override", "message"), REFUSED)
 def test_a_wrong_override_is_refused_by_its_key_and_changes_nothing(override: str, message: str) -> None:
     config = _config()
     before = to_dict(config)
@@ -254,7 +256,7 @@ def test_a_provider_of_the_callers_own_takes_overrides() -> None:
     assert (config.model.extra, config.model.num_layers) == (Path("/a"), 3)
 
 
-@pytest.mark.parametrize("override", [None, 3, b"train.train_iters=1"])
+@every("override", [None, 3, b"train.train_iters=1"])
 def test_an_override_is_text(override: Any) -> None:
     with pytest.raises(ConfigError, match="an override is text"):
         apply_overrides(_config(), [override])

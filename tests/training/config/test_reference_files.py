@@ -19,6 +19,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
 from cloudai_mbridge.training.schema import check_section_values, load_schema
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS
+from tests.cases import every
 
 BRIDGE, LM = "megatron.bridge.training.config", "megatron.training.config"
 Make = Callable[..., dict[str, Any]]
@@ -60,7 +61,7 @@ def test_it_loads_and_one_warning_lists_what_was_dropped(tiny: Make, tmp_path: P
         assert part in text
 
 
-@pytest.mark.parametrize("module", ["", ".common_config", ".resilience_config", ".training_config"])
+@every("module", ["", ".common_config", ".resilience_config", ".training_config"])
 def test_classes_that_moved_to_megatron_lm(module: str, tiny: Make) -> None:
     data = tiny() | {"rng": {"_target_": f"{LM}{module}.RNGConfig", "seed": 5}}
     assert ConfigContainer.from_dict(data).rng.seed == 5
@@ -116,8 +117,8 @@ def refusal(data: dict[str, Any], release: str) -> str:
     return errors[0]
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize(
+@every("release", RELEASES)
+@every(
     ("path", "harmless", "asking"),
     [("model.tensor_parallel_num_weight_shards", 1, 2), ("model.gtp_weight_remat_size", 1, 2)],
 )
@@ -188,7 +189,7 @@ def architecture(tiny: Make, target: str, **fields: Any) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize(
+@every(
     ("target", "ours"),
     [
         ("llama.llama_provider.Llama3ModelProvider8B", GPTModelProvider),
@@ -244,7 +245,7 @@ def test_a_field_that_the_class_would_set_is_demanded(tiny: Make) -> None:
     assert words in refusal(data, str(installed_release()))
 
 
-@pytest.mark.parametrize(
+@every(
     "target",
     [
         "llama.llama_provider.Llama4ModelProvider",

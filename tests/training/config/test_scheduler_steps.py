@@ -9,6 +9,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from cloudai_mbridge.training.config import SchedulerConfig, TrainingConfig
 from cloudai_mbridge.training.config.rules.scheduler_steps import calculate_scheduler_steps, forget_filled_in
+from tests.cases import every
 
 ITERS = {"train_iters": 100, "global_batch_size": 8}
 SAMPLES = {"train_samples": 1000, "global_batch_size": 8}
@@ -23,7 +24,7 @@ def _steps(config: Any) -> tuple[Any, ...]:
     return tuple(getattr(config.scheduler, name) for name in STEPS)
 
 
-@pytest.mark.parametrize(
+@every(
     ("train", "scheduler", "expected"),
     [
         (ITERS, {}, (800, 0, 800, None)),
@@ -94,7 +95,7 @@ def _learning_rate(scheduler: SchedulerConfig, step: int) -> float:
     return float(built.get_lr({"max_lr": 1.0, "min_lr": 0.0}))
 
 
-@pytest.mark.parametrize(
+@every(
     ("train", "scheduler"),
     [
         ({**ITERS, "train_iters": 0}, {}),
@@ -114,7 +115,7 @@ def test_steps_need_a_length_and_a_batch_size(train: dict[str, Any]) -> None:
         calculate_scheduler_steps(_container(train, {}))
 
 
-@pytest.mark.parametrize(
+@every(
     ("train", "scheduler", "warmup"),
     [
         (ITERS, {"lr_warmup_iters": 100}, 799),
@@ -132,7 +133,7 @@ def test_a_warm_up_that_is_too_long_is_cut(train: dict[str, Any], scheduler: dic
         assert config.scheduler.lr_warmup_steps == warmup
 
 
-@pytest.mark.parametrize(
+@every(
     ("train", "style", "filled"),
     [
         (ITERS, "linear", {"lr_decay_iters": 100, "lr_wsd_decay_iters": None}),

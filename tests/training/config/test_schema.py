@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from megatron.core.transformer import TransformerConfig
@@ -135,7 +137,7 @@ WRONG: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("section", "key", "value"), WRONG)
+@every(("section", "key", "value"), WRONG)
 def test_the_schema_and_the_loader_refuse_with_the_same_words(section: str, key: str, value: Any) -> None:
     data = copy.deepcopy(GOOD)
     data.setdefault(section, {})[key] = value
@@ -148,7 +150,7 @@ def test_the_schema_and_the_loader_refuse_with_the_same_words(section: str, key:
     assert str(by_schema.value).startswith(section)
 
 
-@pytest.mark.parametrize("section", sorted(GOOD))
+@every("section", sorted(GOOD))
 def test_a_missing_section_is_refused_unless_the_config_is_partial(section: str) -> None:
     data = {name: values for name, values in GOOD.items() if name != section}
 
@@ -163,13 +165,13 @@ def test_a_partial_config_is_typed_all_the_same() -> None:
         check_section_values({"dataset": {"seq_length": "8"}}, partial=True)
 
 
-@pytest.mark.parametrize("data", [None, [], "train", 3])
+@every("data", [None, [], "train", 3])
 def test_a_config_is_a_table(data: Any) -> None:
     with pytest.raises(ConfigError, match="a table of sections is needed"):
         check_section_values(data)
 
 
-@pytest.mark.parametrize(
+@every(
     "form",
     [
         Form("any"),
@@ -189,7 +191,7 @@ def test_type_texts_come_back(form: Form) -> None:
     assert parse(render(form)) == form
 
 
-@pytest.mark.parametrize("text", ["", "x", "int |", "list[", "__import__('os')", "set[int]", "1", "int.real"])
+@every("text", ["", "x", "int |", "list[", "__import__('os')", "set[int]", "1", "int.real"])
 def test_other_texts_are_no_types(text: str) -> None:
     with pytest.raises(ValueError, match="is not the text of a type"):
         parse(text)
@@ -205,7 +207,7 @@ def test_everything_that_a_file_may_name_exists() -> None:
     assert cloudai_mbridge.training.models.hybrid_provider.MambaModelProvider
 
 
-@pytest.mark.parametrize("backend", ["auto", "flashinfer", "torch"])
+@every("backend", ["auto", "flashinfer", "torch"])
 def test_where_the_release_is_not_known_the_values_of_every_release_pass(backend: str) -> None:
     """0.17 has auto, torch and te; 0.18 flashinfer, torch and vllm."""
     data = {"model": {"_target_": "GPTModelProvider", "inference_grouped_gemm_backend": backend}}

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.cases import every
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     import torch
@@ -145,8 +147,8 @@ ROUND_TRIPS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", ROUND_TRIPS)
-@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+@every("changes", ROUND_TRIPS)
+@every("suffix", [".yaml", ".json"])
 def test_what_is_written_comes_back(changes: dict[str, Any], suffix: str, tmp_path: Path) -> None:
     before = Outer(count=1, **changes)
 
@@ -198,7 +200,7 @@ def test_an_init_method_keeps_its_numbers() -> None:
     assert (back.func, back.args, back.keywords) == (method.func, method.args, method.keywords)
 
 
-@pytest.mark.parametrize(
+@every(
     ("value", "reason"),
     [
         (lambda x: x, "cannot be written"),
@@ -274,7 +276,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("data", "message"), REFUSED)
+@every(("data", "message"), REFUSED)
 def test_wrong_data_is_refused_with_its_place(data: Any, message: str) -> None:
     assert message in _refusal(Outer, data)
 
@@ -341,8 +343,8 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("target", FORBIDDEN)
-@pytest.mark.parametrize("key", ["free", "inner", "maybe", "activation", "dtype", "color", "table", "path", "sizes"])
+@every("target", FORBIDDEN)
+@every("key", ["free", "inner", "maybe", "activation", "dtype", "color", "table", "path", "sizes"])
 def test_no_other_name_is_accepted_anywhere(target: Any, key: str) -> None:
     message = _refusal(Outer, {"count": 1, key: {"_target_": target, "_args_": ["touch /tmp/x"]}})
 
@@ -350,12 +352,12 @@ def test_no_other_name_is_accepted_anywhere(target: Any, key: str) -> None:
     assert "is not among the classes and functions that a file may name" in message
 
 
-@pytest.mark.parametrize("target", FORBIDDEN)
+@every("target", FORBIDDEN)
 def test_no_other_name_is_accepted_at_the_top(target: Any) -> None:
     assert _refusal(Outer, {"_target_": target, "count": 1}).startswith("_target_: ")
 
 
-@pytest.mark.parametrize(
+@every(
     ("key", "value", "message"),
     [
         ("free", {"_target_": "torch.nn.functional.silu", "_call_": True}, "is named here, never called"),
@@ -391,7 +393,7 @@ def test_module_specs_are_opaque_because_they_import_what_they_name() -> None:
 # YAML
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "value"),
     [
         ("1e-5", 1e-5),
@@ -431,7 +433,7 @@ BOMB = "\n".join(
 )
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is given twice"),
@@ -478,7 +480,7 @@ def test_as_many_values_as_are_allowed_are_read() -> None:
         parse_yaml(f"[{', '.join(['1'] * 100_000)}]")
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
@@ -502,8 +504,8 @@ def test_other_yaml_readers_agree_with_what_is_written() -> None:
     assert parse_yaml(dump_yaml(data)) == data
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"- 1", b"a: [", b"\x00"])
-@pytest.mark.parametrize("name", ["c.yaml", "c.json"])
+@every("content", [b"\xff\xfe\x00", b"", b"- 1", b"a: [", b"\x00"])
+@every("name", ["c.yaml", "c.json"])
 def test_an_unreadable_file_is_named(content: bytes, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -669,7 +671,7 @@ def test_a_base_class_alone_is_refused() -> None:
     assert _refusal(ConfigContainer, data).startswith("dataset._target_: ")
 
 
-@pytest.mark.parametrize("cls", [TrainingConfig, OptimizerConfig, GPTModelProvider, GPTDatasetConfig])
+@every("cls", [TrainingConfig, OptimizerConfig, GPTModelProvider, GPTDatasetConfig])
 def test_private_fields_are_no_keys(cls: type) -> None:
     section = describe_class(cls).section
     assert section.path == class_path(cls)

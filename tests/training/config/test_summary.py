@@ -15,6 +15,7 @@ from cloudai_mbridge.training.config import (
     _get_mcore_transformer_parent,
     _get_non_default_values,
 )
+from tests.cases import every
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Section:
     _private: int = 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("values", "expected"),
     [
         ({}, {}),
@@ -99,7 +100,7 @@ def test_key_values() -> None:
     assert _get_key_config_values(Section()) == {"a": "x", "b": 2, "empty": []}
 
 
-@pytest.mark.parametrize("value", [None, {"a": 1}, 3, "text"])
+@every("value", [None, {"a": 1}, 3, "text"])
 def test_key_values_of_what_is_no_section(value: Any) -> None:
     assert _get_key_config_values(value) == {}
 

@@ -1,7 +1,6 @@
-"""Every rule of `validate()`: its last legal and first illegal value, its place in the order, and what it changes."""
+"""Every rule of `validate()`: its last legal and first illegal value, and its effects."""
 
 import copy
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,12 +25,14 @@ from cloudai_mbridge.training.config import (
 from cloudai_mbridge.training.config.rules import validate
 from cloudai_mbridge.training.config.rules.validate import DeviceInfo
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from tests.cases import every
 
 HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
 AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
 B200, B300 = DeviceInfo("NVIDIA B200", 10, 0), DeviceInfo("NVIDIA B300 SXM6 AC", 10, 3)
 GB200, RTX_50 = DeviceInfo("NVIDIA GB200", 10, 0), DeviceInfo("NVIDIA GeForce RTX 5090", 12, 0)
 HALF_FP32 = ("bf16", "fp16")
+Make = Callable[..., Any]
 
 
 @dataclass
@@ -64,13 +65,6 @@ class Case(NamedTuple):
     values: dict[str, Any]
     error: type[Exception] | None = None
     message: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.rule}-{','.join(f'{key}={_name(value):.30}' for key, value in self.values.items())}"
-
-
-def _name(value: Any) -> str:
-    return value.__name__ if callable(value) else repr(value)
 
 
 def _finetuning(**values: Any) -> FinetuningDatasetConfig:
@@ -274,7 +268,6 @@ LEGAL = [
     Case("check_flex_dispatcher", {"gpu": TURING}),
 ]
 
-# In the order of the rules: the test of the order relies on it
 ILLEGAL = [
     Case(
         "check_epochs",
@@ -568,66 +561,38 @@ def _rule(name: str) -> Callable[[ConfigContainer], None]:
     return {rule.__name__: rule for rule in validate.CHECKS}[name]
 
 
-@pytest.mark.parametrize("case", LEGAL, ids=str)
-def test_the_last_legal_value(case: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@every("case", LEGAL)
+def test_the_last_legal_value(case: Case, make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
     _set(config, case.values, monkeypatch)
     config.validate()
 
 
-@pytest.mark.parametrize("case", ILLEGAL, ids=str)
-def test_the_first_illegal_value(case: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(config, case.values, monkeypatch)
+@every("case", ILLEGAL)
+def test_the_first_illegal_value(case: Case, make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert case.error is not None
-    with pytest.raises(case.error, match=case.message):
-        _rule(case.rule)(config)
-
-
-@pytest.mark.parametrize("case", ILLEGAL, ids=str)
-def test_validate_applies_the_rule(case: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(config, case.values, monkeypatch)
-    assert case.error is not None
-    with pytest.raises(case.error, match=case.message):
-        config.validate()
-
-
-def _pairs() -> list[tuple[Case, Case]]:
-    """Pair the first illegal case of each rule with that of every later rule, where both can be set at once."""
-    firsts = [next(cases) for _, cases in itertools.groupby(ILLEGAL, key=lambda case: case.rule)]
-    return [(a, b) for a, b in itertools.combinations(firsts, 2) if _compatible(a.values, b.values)]
-
-
-def _compatible(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    same = all(first[key] == second[key] for key in {*first} & {*second})
-    whole = {key for key in {*first, *second} if "." not in key}
-    return same and not any(key.partition(".")[0] in whole for key in {*first, *second} - whole)
-
-
-@pytest.mark.parametrize(("first", "second"), _pairs(), ids=lambda case: case.rule)
-def test_the_earlier_rule_speaks(first: Case, second: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(config, {**second.values, **first.values}, monkeypatch)
-    assert first.error is not None
-    with pytest.raises(first.error, match=first.message):
-        config.validate()
+    for rule in (_rule(case.rule), ConfigContainer.validate):
+        config = make_config()
+        _set(config, case.values, monkeypatch)
+        with pytest.raises(case.error, match=case.message):
+            rule(config)
 
 
 EFFECTS = [
-    (
-        "mark_packed_sequences",
-        {"dataset": PackingProvider(), "train.micro_batch_size": 2},
-        {"_pack_sequences_in_batch": True},
-    ),
-    ("sync_te_rng_tracker", {"rng.te_rng_tracker": True}, {"use_te_rng_tracker": True}),
-    ("clear_unused_graph_scope", {f"model.{cuda_graphs.FIELD}": "attn"}, {cuda_graphs.FIELD: []}),
-    ("sync_cpu_initialization", {"dist.lazy_mpu_init": True}, {"use_cpu_initialization": True}),
-    ("sync_cpu_initialization", {"model.use_cpu_initialization": True}, {"use_cpu_initialization": True}),
-    ("sync_cpu_initialization", {}, {"use_cpu_initialization": False}),
+    ({"dataset": PackingProvider(), "train.micro_batch_size": 2}, {"_pack_sequences_in_batch": True}),
+    ({"rng.te_rng_tracker": True}, {"use_te_rng_tracker": True}),
+    ({f"model.{cuda_graphs.FIELD}": "attn"}, {cuda_graphs.FIELD: []}),
+    ({"dist.lazy_mpu_init": True}, {"use_cpu_initialization": True}),
+    ({"model.use_cpu_initialization": True}, {"use_cpu_initialization": True}),
+    ({}, {"use_cpu_initialization": False}),
 ]
 
 
-@pytest.mark.parametrize(("rule", "values", "expected"), EFFECTS)
+@every(("values", "expected"), EFFECTS)
 def test_effects_on_the_model(
-    rule: str, values: dict[str, Any], expected: dict[str, Any], config: Any, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], expected: dict[str, Any], make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = make_config()
     _set(config, values, monkeypatch)
     config.validate()
     assert {name: getattr(config.model, name) for name in expected} == expected
@@ -863,7 +828,7 @@ def test_a_deprecated_field_does_not_win_twice(config: Any) -> None:
     assert config.validation.eval_iters == 9
 
 
-@pytest.mark.parametrize(
+@every(
     "values",
     [
         {},
@@ -878,11 +843,11 @@ def test_a_deprecated_field_does_not_win_twice(config: Any) -> None:
             "checkpoint.pretrained_checkpoint": "/",
         },
     ],
-    ids=str,
 )
 def test_a_second_validation_changes_nothing(
-    values: dict[str, Any], config: Any, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = make_config()
     _set(config, values, monkeypatch)
     config.validate()
     once = _state(config)
@@ -983,52 +948,6 @@ def test_a_refused_configuration_keeps_its_deprecated_fields(config: Any, monkey
     with pytest.raises(ValueError, match="deepep"):
         config.validate()
     assert (config.train.eval_iters, config.validation.eval_iters) == (7, 100)
-
-
-def test_the_order_of_the_rules() -> None:
-    """Most neighbours could change places unseen; people who know Megatron-Bridge expect its order all the same."""
-    assert [rule.__name__ for rule in validate.CHECKS] == [
-        "check_epochs",
-        "mark_packed_sequences",
-        "finalize_sections",
-        "sync_te_rng_tracker",
-        "rerun_post_inits",
-        "ensure_data_parallel_size",
-        "apply_deterministic_mode",
-        "_validate_and_sync_distributed_optimizer_settings",
-        "_validate_mixed_precision_consistency",
-        "let_the_loss_scale_find_overflow",
-        "_validate_fine_grained_activation_offloading",
-        "check_full_iteration_graph",
-        "check_graphs",
-        "clear_unused_graph_scope",
-        "check_one_fsdp",
-        "apply_megatron_fsdp",
-        "drop_what_fsdp_lacks",
-        "check_mxfp8_gather",
-        "check_optimizer_of_delayed_scaling",
-        "check_sharding_of_fp8_weights",
-        "check_modelopt_fusion",
-        "check_fsdp_format",
-        "check_async_save_format",
-        "default_tensor_inspect",
-        "sync_cpu_initialization",
-        "check_decentralized_groups",
-        "check_gloo_free_format",
-        "check_gather_with_step",
-        "check_training_scheduler_compatibility",
-        "calculate_scheduler_steps",
-        "check_sequence_split",
-        "check_cp_comm_type",
-        "check_packed_micro_batch",
-        "check_in_batch_packing",
-        "check_peft_checkpoint",
-        "check_sequence_lengths",
-        "check_flex_dispatcher",
-        "move_deprecated_validation_fields",
-    ]
-    positions = [[rule.__name__ for rule in validate.CHECKS].index(case.rule) for case in ILLEGAL]
-    assert positions == sorted(positions)  # which the pairs above rely on
 
 
 # Rules that refuse nothing by themselves, and the tests of what they change

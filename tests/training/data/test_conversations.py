@@ -6,6 +6,7 @@ import pytest
 
 from cloudai_mbridge.training.compat.tokenizers import NULL
 from cloudai_mbridge.training.data.conversations import Encoder, SampleOptions
+from tests.cases import every
 
 
 class Letters:
@@ -98,7 +99,7 @@ def test_the_null_tokenizer_reads_numbers() -> None:
     assert sample.learned.tolist() == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize(
+@every(
     ("line", "tokenizer", "message"),
     [
         ({"input": "a"}, Letters(), 'needs the texts "input" and "output"'),
@@ -127,7 +128,7 @@ def test_a_template_that_rewrites_history_is_refused() -> None:
         encode({"messages": messages}, chat_template=template)
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "message"),
     [
         ({"answer_loss": True}, "answer_loss is unknown; use prompt_template, add_bos"),

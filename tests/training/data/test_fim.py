@@ -13,6 +13,7 @@ from cloudai_mbridge.training.data.fim import Permuter, check_fim
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
+from tests.cases import every
 from tests.training.conftest import Train
 
 # Megatron-Core's writer of data sets, with numpy 2
@@ -85,7 +86,7 @@ def test_fragments_are_cut_one_by_one_but_for_those_with_a_prefix() -> None:
     assert permute(ids, 0, **{**fields, "fim_rate": 0.0}) == ids
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "message"),
     [
         ({"mock": True}, "GPTFIMDatasetConfig without data: mock samples have no text; set dataset.blend"),
@@ -105,7 +106,7 @@ def test_what_lacks_something_is_refused(fields: dict[str, Any], message: str) -
         check_fim(given)
 
 
-@pytest.mark.parametrize(
+@every(
     ("tokenizer", "fields", "message"),
     [
         (BYTES, {}, r"dataset.fim_extra_tokens\['prefix'\] = '<p>' is not a token of the tokenizer; use one"),

@@ -24,6 +24,7 @@ from cloudai_mbridge.training.data.samplers import GlobalBatches, Share, Shuffle
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
+from tests.cases import every
 
 SHIPPED = Path(__file__).parents[2] / "data" / "finetuning"
 ALL, TRAIN_ONLY = SplitSizes(8, 8, 8), SplitSizes(8, 0, 0)
@@ -66,7 +67,7 @@ def test_what_is_not_used_is_not_read(tmp_path: Path) -> None:
 GOOD = '{"input": "a", "output": "b"}'
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "text", "message"),
     [
         ("training.jsonl", None, r"training\.jsonl cannot be read: .*check dataset.dataset_root"),
@@ -94,7 +95,7 @@ def _packed(size: int) -> PackedSequenceSpecs:
     return PackedSequenceSpecs(packed_sequence_size=size)
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "message"),
     [
         (lambda: container(None), "dataset.dataset_root is not set"),
@@ -108,7 +109,7 @@ def test_a_wrong_section_is_refused(make: Callable[[], Any], message: str) -> No
         check_finetuning(make())
 
 
-@pytest.mark.parametrize(("tp", "cp", "unit"), [(1, 1, 16), (2, 2, 16), (3, 1, 48), (4, 4, 32)])
+@every(("tp", "cp", "unit"), [(1, 1, 16), (2, 2, 16), (3, 1, 48), (4, 4, 32)])
 def test_a_batch_is_as_long_as_the_longest_sample_of_all_ranks(tp: int, cp: int, unit: int) -> None:
     config = container(tp=tp, cp=cp, seq_length=192)
     train, _, _ = build(config, TRAIN_ONLY)

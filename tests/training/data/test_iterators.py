@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import every
 from tests.training.conftest import run_ranks
 
 pytestmark = pytest.mark.process
@@ -58,12 +59,12 @@ def found(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
     return results[1]
 
 
-@pytest.mark.parametrize("case", SAME)
+@every("case", SAME)
 def test_two_ranks_read_what_one_reads(results: dict[int, dict[str, Any]], case: str) -> None:
     assert results[1][case] == results[2][case]
 
 
-@pytest.mark.parametrize("case", ["mock", "synthetic", "blend", "finetuning", "fim"])
+@every("case", ["mock", "synthetic", "blend", "finetuning", "fim"])
 def test_a_resumed_run_reads_on(found: dict[str, Any], case: str) -> None:
     train, resumed = found[case]["train"], found[case]["resumed"]
     assert train[-len(resumed) :] == resumed
@@ -194,7 +195,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@every("name", ERRORS)
 def test_what_cannot_be_read_is_refused(found: dict[str, Any], name: str) -> None:
     assert ERRORS[name] in found["errors"][name]
 

@@ -15,6 +15,7 @@ import torch
 from cloudai_mbridge.training.data.collate import stack
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
 from cloudai_mbridge.training.data.samplers import InOrder, MicroBatches, Share
+from tests.cases import every
 
 
 class Numbers:
@@ -32,7 +33,7 @@ def read(options: LoaderOptions, consumed: int = 0) -> Any:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@every("workers", [0, 1, 2])
 def test_the_order_does_not_depend_on_the_workers(workers: int) -> None:
     taken = list(islice(read(LoaderOptions(num_workers=workers, persistent_workers=True), consumed=6), 30))
     assert [b["tokens"].flatten().tolist() for b in taken] == [[i % 50, (i + 1) % 50] for i in range(6, 66, 2)]

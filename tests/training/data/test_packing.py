@@ -23,6 +23,7 @@ from cloudai_mbridge.training.data.packing import (
     sequence_unit,
 )
 from cloudai_mbridge.training.errors import ConfigError
+from tests.cases import every
 
 
 def sample(*ids: int, prompt: int = 1) -> Sample:
@@ -100,7 +101,7 @@ def test_the_file_gives_back_what_was_packed(tmp_path: Path) -> None:
     assert sorted(p.name for p in path.parent.iterdir()) == ["facts.json", "train.npy"]
 
 
-@pytest.mark.parametrize("wrong", ["text", "pickle", "float", "flat", "size"])
+@every("wrong", ["text", "pickle", "float", "flat", "size"])
 def test_a_foreign_file_is_refused_by_its_name(tmp_path: Path, wrong: str) -> None:
     path = tmp_path / "train.npy"
     if wrong == "text":
@@ -127,7 +128,7 @@ def test_no_code_from_a_packed_file_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "was_here").exists()
 
 
-@pytest.mark.parametrize(("given_unit", "cp", "unit"), [(None, 1, 1), (1, 2, 4), (8, 2, 8), (3, 2, 12), (16, 4, 16)])
+@every(("given_unit", "cp", "unit"), [(None, 1, 1), (1, 2, 4), (8, 2, 8), (3, 2, 12), (16, 4, 16)])
 def test_context_parallelism_needs_even_chunks_of_every_sample(given_unit: int | None, cp: int, unit: int) -> None:
     assert sequence_unit(given_unit, cp) == unit
 

@@ -3,8 +3,6 @@
 from collections import Counter
 from itertools import islice
 
-import pytest
-
 from cloudai_mbridge.training.data.samplers import (
     GlobalBatches,
     InOrder,
@@ -15,6 +13,7 @@ from cloudai_mbridge.training.data.samplers import (
     Shuffled,
     epoch_length,
 )
+from tests.cases import every
 
 LAYOUTS = [(mbs, dp) for mbs in (1, 2, 4) for dp in (1, 2, 4)]
 
@@ -41,8 +40,8 @@ def in_global_order(per_rank: list[list[int]], mbs: int) -> list[int]:
     return [i for turn in range(turns) for rank in per_rank for i in rank[turn * mbs : (turn + 1) * mbs]]
 
 
-@pytest.mark.parametrize(("mbs", "dp"), LAYOUTS)
-@pytest.mark.parametrize("kind", ["in order", "shuffled", "sharded"])
+@every(("mbs", "dp"), LAYOUTS)
+@every("kind", ["in order", "shuffled", "sharded"])
 def test_every_sample_comes_once_per_epoch(kind: str, mbs: int, dp: int) -> None:
     epochs = 3
     per_rank = drawn(kind, 48, mbs, dp, epochs * 48)
@@ -51,16 +50,16 @@ def test_every_sample_comes_once_per_epoch(kind: str, mbs: int, dp: int) -> None
         assert Counter(i for rank in per_rank for i in rank[part]) == Counter(range(48))
 
 
-@pytest.mark.parametrize(("mbs", "dp"), LAYOUTS)
-@pytest.mark.parametrize("kind", ["in order", "shuffled"])
+@every(("mbs", "dp"), LAYOUTS)
+@every("kind", ["in order", "shuffled"])
 def test_the_global_batch_is_the_same_in_every_layout(kind: str, mbs: int, dp: int) -> None:
     """37 samples: no layout divides them, and batches go over the end of an epoch."""
     alone = drawn(kind, 37, 1, 1, 160)[0]
     assert in_global_order(drawn(kind, 37, mbs, dp, 160), mbs) == alone
 
 
-@pytest.mark.parametrize(("mbs", "dp"), LAYOUTS)
-@pytest.mark.parametrize("kind", ["in order", "shuffled", "sharded"])
+@every(("mbs", "dp"), LAYOUTS)
+@every("kind", ["in order", "shuffled", "sharded"])
 def test_resuming_anywhere_goes_on_as_if_nothing_had_been(kind: str, mbs: int, dp: int) -> None:
     step = mbs * dp
     whole = drawn(kind, 37, mbs, dp, 10 * step)
@@ -88,7 +87,7 @@ def test_a_rank_of_sharded_data_keeps_to_its_part() -> None:
     assert [(min(rank), max(rank)) for rank in per_rank] == [(0, 9), (10, 19), (20, 29), (30, 39)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("total", "batch", "drop_last", "length"),
     [(37, 8, True, 32), (37, 8, False, 37), (32, 8, True, 32), (7, 8, True, 7), (8, 8, True, 8)],
 )
@@ -110,7 +109,7 @@ def test_a_longer_epoch_fills_its_last_batch_from_its_beginning() -> None:
     assert [order(i) for i in range(10)] == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize(("mbs", "dp"), LAYOUTS)
+@every(("mbs", "dp"), LAYOUTS)
 def test_a_global_batch_holds_the_micro_batches_of_a_rank(mbs: int, dp: int) -> None:
     for share in shares(mbs, dp):
         order = Shuffled(37, 37, 3)

@@ -16,6 +16,7 @@ from cloudai_mbridge.training.config.text.serialization import from_dict
 from cloudai_mbridge.training.config.text.yaml_text import parse_yaml
 from cloudai_mbridge.training.data.finetuning import check_finetuning, collate_for, is_packed
 from cloudai_mbridge.training.errors import ConfigError
+from tests.cases import every
 from tests.training.data.test_finetuning_files import SHIPPED, TRAIN_ONLY, build, container
 
 # As a recipe of Megatron-Bridge 0.6 writes it
@@ -123,7 +124,7 @@ def test_rows_of_hugging_face_are_written_once(tmp_path: Path, monkeypatch: pyte
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "message"),
     [
         ({"dataset_root": "/data"}, "set dataset_root or hf_dataset, and not both"),

@@ -9,6 +9,7 @@ import torch
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, SyntheticGPTDatasetConfig
 from cloudai_mbridge.training.data.iterators import SyntheticDataset, pooled_micro_batches
 from cloudai_mbridge.training.data.samplers import Share
+from tests.cases import every
 
 DATASET = SyntheticDataset(1000, 16, 100, seed=3, pool_samples=6)
 
@@ -23,7 +24,7 @@ def read(mbs: int, dp: int, samples: int, consumed: int = 0) -> torch.Tensor:
     return torch.cat([rank[turn] for turn in range(turns) for rank in ranks])
 
 
-@pytest.mark.parametrize(("mbs", "dp"), [(1, 1), (1, 2), (2, 1), (2, 3), (4, 1), (4, 3), (8, 1)])
+@every(("mbs", "dp"), [(1, 1), (1, 2), (2, 1), (2, 3), (4, 1), (4, 3), (8, 1)])
 def test_every_layout_and_every_resumption_reads_the_same(mbs: int, dp: int) -> None:
     expected = torch.stack([DATASET[i]["tokens"] for i in range(48)])
     assert torch.equal(read(mbs, dp, 48), expected)
@@ -68,7 +69,7 @@ def test_the_configuration_builds_the_splits_that_are_drawn_from() -> None:
     assert config.persistent_workers is False
 
 
-@pytest.mark.parametrize("name", ["seq_length", "vocab_size", "pool_samples"])
+@every("name", ["seq_length", "vocab_size", "pool_samples"])
 def test_a_size_is_at_least_one(name: str) -> None:
     with pytest.raises(ValueError, match=f"dataset.{name} = 0: use at least 1"):
         SyntheticGPTDatasetConfig(**{"seq_length": 8, name: 0}).finalize()

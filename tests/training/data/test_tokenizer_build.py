@@ -14,6 +14,7 @@ from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer, check_tokenizer
+from tests.cases import every
 
 
 def build(model_vocab_size: int | None = 512, **fields: Any) -> Any:
@@ -68,7 +69,7 @@ def test_metadata_name_the_library(tmp_path: Path, as_file: bool) -> None:
     assert build(metadata_path=metadata, chat_template="{{ messages }}").chat_template == "{{ messages }}"
 
 
-@pytest.mark.parametrize(
+@every(
     ("fields", "message"),
     [
         ({"tokenizer_type": "MultimodalTokenizer"}, "'MultimodalTokenizer' is not built; use one of NullTokenizer, Hu"),
@@ -83,7 +84,7 @@ def test_what_cannot_be_built_is_refused(fields: dict[str, Any], message: str) -
         build(**fields)
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "fields", "options"),
     [
         ("HuggingFaceTokenizer", {"tokenizer_hf_no_use_fast": True, "trust_remote_code": True},
@@ -146,14 +147,14 @@ PACKAGES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "package"), PACKAGES.items())
+@every(("kind", "package"), PACKAGES.items())
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, kind: Any, package: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"{kind}' needs the package {package}: pip install {package}"):
         check_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model="x"))
 
 
-@pytest.mark.parametrize(("kind", "package"), PACKAGES.items())
+@every(("kind", "package"), PACKAGES.items())
 def test_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, kind: Any, package: str, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     with pytest.raises(ConfigError, match=r"needs tokenizer\.tokenizer_model: its file or directory"):
@@ -162,7 +163,7 @@ def test_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, kind: Any, pac
         check_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=tmp_path / "no.model"))
 
 
-@pytest.mark.parametrize(("model", "is_taken"), [("org/name", True), ("./name", False), ("/x/name", False)])
+@every(("model", "is_taken"), [("org/name", True), ("./name", False), ("/x/name", False)])
 def test_only_hugging_face_takes_a_hub_id(monkeypatch: pytest.MonkeyPatch, model: str, is_taken: bool) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     hub = TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cloudai_mbridge.training.flops import NEW, OLD, Lengths, cost_per_token, flops_per_token, moe_layer_pattern
 from cloudai_mbridge.training.flops.layers import count_layers
 from cloudai_mbridge.training.flops.mlp import projections
+from tests.cases import every
 
 SIZES = st.integers(1, 64)
 LENGTHS = st.integers(1, 4096)
@@ -81,7 +82,7 @@ def silu() -> None:
     """A function that is called as torch's is."""
 
 
-@pytest.mark.parametrize(
+@every(
     ("activation", "is_silu"),
     [("silu", True), ("quick_gelu", False), ("squared_relu", False), (silu, True), (SiLU, True), (SiLU(), True)],
 )
@@ -95,7 +96,7 @@ def test_the_old_formula_counts_the_gate_of_silu_only(activation: Any, is_silu: 
 # Which layers hold experts
 
 
-@pytest.mark.parametrize(
+@every(
     ("freq", "pattern"),
     [(1, [1, 1, 1, 1]), (2, [1, 0, 1, 0]), (3, [1, 0, 0, 1]), (9, [1, 0, 0, 0]), ([0, 1, 1, 0], [0, 1, 1, 0])],
 )
@@ -118,7 +119,7 @@ def test_prediction_layers_are_of_the_last_layers_kind(freq: list[int], extra: t
     assert (with_mtp[0] - plain[0], with_mtp[1] - plain[1]) == extra
 
 
-@pytest.mark.parametrize(
+@every(
     ("freq", "error"),
     [
         ([0, 1], AssertionError),
@@ -148,11 +149,11 @@ def test_grouped_query_attention(heads: int, groups: int, d: int, s: int, gate: 
     assert attention_of(model) == 6 * 4 * (h * (q + 2 * d * groups + (q if gate else 0)) + q * h + q * s)
 
 
-@pytest.mark.parametrize(
+@every(
     ("skip", "windowed"),
     [(None, 4), (1, 0), (2, 2), (3, 3), ([1, 0, 0, 0], 1), ([1, 1, 1, 1, 1, 1], 4), ([1], 1), ("none", 0)],
 )
-@pytest.mark.parametrize("window", [[3, 0], (3, 0), 4, [2, 1]])
+@every("window", [[3, 0], (3, 0), 4, [2, 1]])
 def test_sliding_windows(skip: Any, windowed: int, window: Any) -> None:
     """A window of 4 in a sequence of 10: the queries see 1, 2, 3, 4, 4, 4, 4, 4, 4, 4 keys."""
     model = model_of(seq_length=10, window_size=window, window_attn_skip_freq=skip)
@@ -162,7 +163,7 @@ def test_sliding_windows(skip: Any, windowed: int, window: Any) -> None:
     assert flops_per_token(model, OLD) == flops_per_token(full, OLD)
 
 
-@pytest.mark.parametrize("window", [(-1, 0), (-1, -1), (3, -1), [9, 0], 10, 5000])
+@every("window", [(-1, 0), (-1, -1), (3, -1), [9, 0], 10, 5000])
 def test_a_window_that_limits_nothing(window: Any) -> None:
     assert flops_per_token(model_of(seq_length=10, window_size=window)) == flops_per_token(model_of(seq_length=10))
 
@@ -220,7 +221,7 @@ def test_sparse_attention(rq: int | None, rkv: int, s: int, mtp: int, coeff: flo
     assert attention_of(model) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@every(
     ("layers", "freq", "offset", "indexing"),
     [(8, 1, 0, 8), (8, 4, 0, 2), (8, 4, 1, 2), (8, 4, 3, 4), (9, 4, 1, 3), (2, 4, 5, 2)],
 )
@@ -234,7 +235,7 @@ def test_layers_that_share_selected_keys(layers: int, freq: int, offset: int, in
     assert every - attention_of(model) == pytest.approx((layers - indexing) * one)
 
 
-@pytest.mark.parametrize(
+@every(
     ("wrong", "match"),
     [
         ({"kv_lora_rank": 0}, "kv_lora_rank"),
@@ -278,7 +279,7 @@ def test_compressed_sparse_attention(ratios: list[int], s: int) -> None:
     assert attention_of(model) == pytest.approx(6 * (5 * layer + sparse + compressor + indexer + quadratic))
 
 
-@pytest.mark.parametrize(
+@every(
     ("wrong", "match"),
     [
         ({"q_lora_rank": None}, "q_lora_rank is not set"),
@@ -319,9 +320,7 @@ def test_gated_delta_net(variant: str, dk: int, dv: int, nk: int, nv: int) -> No
     assert attention_of(model) == pytest.approx(3 * linear + attention_of(model_of()) / 4)
 
 
-@pytest.mark.parametrize(
-    ("freq", "mtp", "linear_layers"), [(4, 0, 3), (1, 0, 0), (2, 1, 2), ([1, 0, 0, 1], 2, 4), ([1, 1, 1, 0], 2, 3)]
-)
+@every(("freq", "mtp", "linear_layers"), [(4, 0, 3), (1, 0, 0), (2, 1, 2), ([1, 0, 0, 1], 2, 4), ([1, 1, 1, 0], 2, 3)])
 def test_which_layers_are_linear(freq: Any, mtp: int, linear_layers: int) -> None:
     """Prediction layers are of the last layer's kind."""
     sizes = {"mtp_num_layers": mtp, "seq_length": 64}
@@ -331,7 +330,7 @@ def test_which_layers_are_linear(freq: Any, mtp: int, linear_layers: int) -> Non
     assert attention_of(model) == pytest.approx(linear_layers * linear + (4 + mtp - linear_layers) * standard)
 
 
-@pytest.mark.parametrize(
+@every(
     ("freq", "error", "match"),
     [
         (None, ValueError, "is not set"),
@@ -345,7 +344,7 @@ def test_linear_layers_that_cannot_be(freq: Any, error: type[Exception], match: 
         flops_per_token(model_of(experimental_attention_variant="gdn", linear_attention_freq=freq))
 
 
-@pytest.mark.parametrize(("numbers", "mtp", "count"), [([1, 2, 3], 0, 3), ([2, 4], 1, 3), ([4, 4], 0, 1), ([], 0, 0)])
+@every(("numbers", "mtp", "count"), [([1, 2, 3], 0, 3), ([2, 4], 1, 3), ([4, 4], 0, 1), ([], 0, 0)])
 def test_kimi_delta_attention(numbers: list[int], mtp: int, count: int) -> None:
     sizes = {"kv_lora_rank": 6, "q_lora_rank": 7, "mtp_num_layers": mtp, **LATENT}
     kimi = {"kimi_linear_head_dim": 5, "kimi_linear_num_heads": 3, "kimi_linear_conv_kernel_size": 4}
@@ -356,7 +355,7 @@ def test_kimi_delta_attention(numbers: list[int], mtp: int, count: int) -> None:
     assert attention_of(model) == pytest.approx(count * linear + (4 + mtp - count) * standard)
 
 
-@pytest.mark.parametrize("numbers", [[0], [5], [-1, 2]])
+@every("numbers", [[0], [5], [-1, 2]])
 def test_kimi_layers_are_numbered_from_one(numbers: list[int]) -> None:
     with pytest.raises(ValueError, match="numbered from 1 to 4"):
         flops_per_token(model_of(kimi_kda_layers=numbers))

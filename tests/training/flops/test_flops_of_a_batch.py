@@ -21,6 +21,7 @@ from cloudai_mbridge.training.flops import (
     lora_flops_per_sample,
     num_floating_point_operations,
 )
+from tests.cases import every
 
 MODELS = {name: architecture(load_recipe(name)) for name in recipe_names()}
 TINY = MODELS["gpt_tiny"]
@@ -30,8 +31,8 @@ def cfg_of(model: Any, **fields: Any) -> SimpleNamespace:
     return SimpleNamespace(model=model, **fields)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("formula", [OLD, NEW])
+@every("name", MODELS)
+@every("formula", [OLD, NEW])
 def test_full_sequences_cost_their_tokens(name: str, formula: str) -> None:
     model = MODELS[name]
     tokens = 3 * model.seq_length
@@ -41,7 +42,7 @@ def test_full_sequences_cost_their_tokens(name: str, formula: str) -> None:
     assert num_floating_point_operations(cfg_of(model), 3, tokens, squared, formula=formula) == expected
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every("name", MODELS)
 def test_an_empty_batch_costs_nothing(name: str) -> None:
     cfg = cfg_of(MODELS[name])
     assert num_floating_point_operations(cfg, 0) == 0
@@ -65,7 +66,7 @@ def test_lengths_without_squares_are_taken_as_equal() -> None:
     assert num_floating_point_operations(cfg, 4, 4 * 32) == 4 * 32 * flops_per_token(TINY, seq_length=32)
 
 
-@pytest.mark.parametrize("name", ["llama3_8b", "deepseek_v3", "nemotron_3_nano"])
+@every("name", ["llama3_8b", "deepseek_v3", "nemotron_3_nano"])
 def test_sums_are_exact_beyond_floating_point(name: str) -> None:
     model = MODELS[name]
     tokens = 12345 * model.seq_length
@@ -179,7 +180,7 @@ def test_the_references_rule_for_lora(tmp_path: Path) -> None:
     assert lora_flops_per_sample(cfg.model, 4000, 900_000) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("change", ["peft", "dataset", "model", "file", "statistics"])
+@every("change", ["peft", "dataset", "model", "file", "statistics"])
 def test_otherwise_lora_counts_in_full(tmp_path: Path, change: str) -> None:
     path = tmp_path / "packed.npy"
     path.touch()
@@ -215,7 +216,7 @@ def test_averages_of_packed_samples() -> None:
     assert PackedSamples.of([], global_batch_size=2) == PackedSamples(0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every("name", MODELS)
 def test_frozen_weights_cost_two_thirds(name: str) -> None:
     model = MODELS[name]
     cost = cost_per_token(model, Lengths.fixed(model.seq_length))

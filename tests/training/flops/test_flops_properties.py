@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.training.flops import NEW, OLD, Lengths, cost_per_token, flops_per_token
+from tests.cases import every
 
 MODELS = {name: architecture(load_recipe(name)) for name in recipe_names()}
 TRANSFORMERS = {name: model for name, model in MODELS.items() if not model.is_hybrid_model}
@@ -99,8 +99,8 @@ def test_tensor_parallelism_costs_padding_only(name: str, tp: int) -> None:
     assert flops_per_token(model) == flops_per_token(one) + extra
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("formula", [OLD, NEW])
+@every("name", MODELS)
+@every("formula", [OLD, NEW])
 def test_arrays_of_lengths_count_as_numbers_do(name: str, formula: str) -> None:
     lengths = np.array([64, 128, 129, 500, 2048, 4096, 8192, 100_000])
     counted = cost_per_token(MODELS[name], Lengths.fixed(lengths), formula).total

@@ -12,6 +12,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import FLOPS_FORMULA, NEW, OLD, Formula, flops_per_token
 from cloudai_mbridge.training.flops.quantities import padded_vocab_size
 from cloudai_mbridge.training.models.hybrid_provider import MambaModelProvider
+from tests.cases import every
 
 # At the recipe's own sequence length and tensor-parallel size 1 unless said otherwise
 GOLDEN = {
@@ -38,7 +39,7 @@ def model_of(name: str) -> Architecture:
     return architecture(load_recipe(name), ResolvedCmdArgs(tp=TP.get(name, 1)), EXTRA.get(name))
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@every("name", GOLDEN)
 def test_golden_values_to_the_last_digit(name: str) -> None:
     assert flops_per_token(model_of(name)) == GOLDEN[name]
 
@@ -53,7 +54,7 @@ def test_the_old_formula_differs_for_gates_without_silu_and_windows_only() -> No
     assert old == GOLDEN | {"gpt_oss_120b": 27164491776}
 
 
-@pytest.mark.parametrize("name", ["llama3_8b", "qwen3_30b_a3b", "deepseek_v3", "moe_tiny", "gpt_small"])
+@every("name", ["llama3_8b", "qwen3_30b_a3b", "deepseek_v3", "moe_tiny", "gpt_small"])
 def test_the_loops_model_counts_as_the_recipe(name: str) -> None:
     recipe = load_recipe(name)
     args = ResolvedCmdArgs(model_recipe_name=name, launcher="embedded", seq_length=512, num_layers=3, tp=2)
@@ -93,7 +94,7 @@ def test_formulas_by_name() -> None:
         flops_per_token(model_of("gpt_tiny"), "newest")
 
 
-@pytest.mark.parametrize(("tp", "padded"), [(1, 128), (2, 256), (3, 384), (4, 512)])
+@every(("tp", "padded"), [(1, 128), (2, 256), (3, 384), (4, 512)])
 def test_the_vocabulary_is_padded_to_the_tensor_parallel_size(tp: int, padded: int) -> None:
     model = replace(model_of("gpt_tiny"), vocab_size=100, tensor_model_parallel_size=tp)
     assert padded_vocab_size(model) == model.padded_vocab_size == padded

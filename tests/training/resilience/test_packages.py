@@ -15,6 +15,7 @@ from cloudai_mbridge.training.config.resilience import (
 )
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.resilience import packages
+from tests.cases import every
 
 SECTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("ft.enable_ft_package", "nvidia-resiliency-ext", {"ft": FaultToleranceConfig(enable_ft_package=True)}),
@@ -32,7 +33,7 @@ def config(**sections: Any) -> Any:
     return SimpleNamespace(**{**off, **sections})
 
 
-@pytest.mark.parametrize(("key", "package", "section"), SECTIONS)
+@every(("key", "package", "section"), SECTIONS)
 def test_missing(key: str, package: str, section: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "is_installed", lambda module: False)
     with pytest.raises(ConfigError) as refused:
@@ -41,7 +42,7 @@ def test_missing(key: str, package: str, section: dict[str, Any], monkeypatch: p
         assert part in str(refused.value)
 
 
-@pytest.mark.parametrize("section", [section for _, _, section in SECTIONS])
+@every("section", [section for _, _, section in SECTIONS])
 def test_installed(section: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     there = ("nvidia_resiliency_ext", "nvdlfw_inspect", "pynvml")
     monkeypatch.setattr(packages, "is_installed", lambda module: module in there)

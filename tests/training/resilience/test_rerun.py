@@ -17,6 +17,7 @@ from megatron.core import rerun_state_machine as mcore
 from cloudai_mbridge.training.config.rerun import RerunStateMachineConfig
 from cloudai_mbridge.training.resilience.rerun_machine import RerunMachine, initialize_rerun
 from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference
+from tests.cases import every
 
 HERE = Path(__file__).parent
 
@@ -50,7 +51,7 @@ def test_the_singleton_is_ours_and_may_be_set_again() -> None:
     assert second.spiky_loss_factor == 3.0
 
 
-@pytest.mark.parametrize(
+@every(
     ("first", "second", "difference"),
     [
         (1.5, 1.5, 0.0),

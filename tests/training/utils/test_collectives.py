@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cloudai_mbridge.training.process.collectives import reduce_max_memory_across_pp_group
+from tests.cases import every
 
 SCRIPT = """
 import json, math
@@ -205,7 +206,7 @@ def test_the_auxiliary_losses(found: Any) -> None:
     assert {"z_loss", "mtp_1 loss", "seq_load_balancing_loss"} <= set(last["wandb"])
 
 
-@pytest.mark.parametrize("group", [None, SimpleNamespace(), SimpleNamespace(size=4), SimpleNamespace(size=lambda: 1)])
+@every("group", [None, SimpleNamespace(), SimpleNamespace(size=4), SimpleNamespace(size=lambda: 1)])
 def test_a_memory_report_that_nobody_shares(group: Any) -> None:
     report: dict[str, int | float] = {"a": 1}
     assert reduce_max_memory_across_pp_group(report, group) is report

@@ -19,6 +19,7 @@ from cloudai_mbridge.training.reporting.reports import (
     report_runtime,
     report_throughput,
 )
+from tests.cases import every
 
 
 def test_the_memory_keys() -> None:
@@ -73,7 +74,7 @@ def _progress(step: int) -> Any:
     return SimpleNamespace(step=step, consumed_train_samples=40)
 
 
-@pytest.mark.parametrize(("unit", "seconds"), [("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400)])
+@every(("unit", "seconds"), [("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400)])
 def test_the_run_time(monkeypatch: pytest.MonkeyPatch, unit: str, seconds: int) -> None:
     monkeypatch.setattr(time, "time", lambda: 1100.0)
     assert report_runtime(_progress(5), 1000, 16, 20, unit) == {
@@ -123,7 +124,7 @@ def test_the_throughput_per_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("tokens" in name for name in report)
 
 
-@pytest.mark.parametrize(("history", "window"), [([], 1), ([1.0], 1), ([1.0, 2.0], 3)])
+@every(("history", "window"), [([], 1), ([1.0], 1), ([1.0, 2.0], 3)])
 def test_no_throughput_before_the_window_is_full(history: list[float], window: int) -> None:
     assert report_throughput(TRAIN, 9, 16, history, window) == {}
 

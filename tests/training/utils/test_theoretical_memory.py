@@ -15,6 +15,7 @@ from cloudai_mbridge.training.reporting.theoretical_memory import (
     report_theoretical_memory,
     theoretical_memory,
 )
+from tests.cases import every
 
 LLAMA3 = {"gated_linear_unit": True, "activation_func": F.silu, "seq_length": 8192, "num_query_groups": 8}
 LLAMA3_8B = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32}
@@ -59,7 +60,7 @@ def _cfg(model: dict[str, Any], dp: int, mbs: int = 1, sharded: bool = True, **l
     )
 
 
-@pytest.mark.parametrize(
+@every(
     ("cfg", "num_microbatches", "weight", "activation"),
     [
         (_cfg(LLAMA3_8B, 8), None, 60228956160, 38730268672),
@@ -70,7 +71,6 @@ def _cfg(model: dict[str, Any], dp: int, mbs: int = 1, sharded: bool = True, **l
         (_cfg(QWEN3_30B, 8, mbs=8, ep=8), None, 76695042048, 116887126016),
         (_cfg(QWEN3_235B | {"padded_vocab_size": 152064}, 16, tp=2, pp=8, vp=4, ep=32), None, 20898117504, 28912545792),
     ],
-    ids=["8B", "8B unsharded", "70B vp5", "70B m4", "405B cp2", "30B-A3B", "235B-A22B"],
 )
 def test_published_models(cfg: Any, num_microbatches: int | None, weight: int, activation: int) -> None:
     memory = theoretical_memory(cfg, num_microbatches)
@@ -81,7 +81,7 @@ def test_published_models(cfg: Any, num_microbatches: int | None, weight: int, a
 EQUAL = {"num_layers": 4, "padded_vocab_size": 4 * 14336}
 
 
-@pytest.mark.parametrize(
+@every(
     ("uneven", "layers"),
     [
         ({"num_layers_in_first_pipeline_stage": 1}, (1, 3)),
