@@ -180,7 +180,7 @@ def check_limits(prepared: Prepared) -> tuple[str, ...]:
     from cloudai_mbridge.schedulers.slurm.limits import check_limits as of_slurm
     from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
 
-    return (*of_slurm(prepared.system, prepared.plan.runs), judge_output_path(prepared.output_dir))
+    return (*of_slurm(slurm_of(prepared.system), prepared.plan.runs), judge_output_path(prepared.output_dir))
 
 
 def write(prepared: Prepared, *, dry_run: bool = False) -> Path:

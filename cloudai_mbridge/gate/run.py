@@ -15,7 +15,8 @@ from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_fro
 from cloudai_mbridge.gate.compare.verdict import GateResult
 from cloudai_mbridge.gate.comparison import ComparisonTable, tabulate
 from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.read import RunResult, read_report, read_results, runs_of
+from cloudai_mbridge.gate.results.read import RunResult, read_results, runs_of
+from cloudai_mbridge.report.read import read_report
 
 LONGEST_WITHOUT = timedelta(days=31)  # before a first baseline is required
 

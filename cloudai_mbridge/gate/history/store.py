@@ -20,9 +20,10 @@ from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues, Va
 from cloudai_mbridge.gate.history.file import damage, failures, open_for_reading, open_for_writing, transaction
 from cloudai_mbridge.gate.history.insert import FAILED, digest_of, insert_report, insert_run, take_runs
 from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun, read_table, read_texts, read_values
-from cloudai_mbridge.gate.results.read import SUCCESS, RunResult, read_report, runs_of
+from cloudai_mbridge.gate.results.read import SUCCESS, RunResult, runs_of
 from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.report.read import read_report
 
 DEFAULT_METRIC = PRIMARY
 _LAST_RUN_ID = "\U0010ffff"
