@@ -30,6 +30,7 @@ def test_an_unknown_rule_gets_a_suggestion() -> None:
         CliRunner().invoke(cli, ["rule", "C66"], catch_exceptions=False)
 
 
+@pytest.mark.process  # git
 @pytest.mark.parametrize(
     "command",
     [

@@ -102,7 +102,7 @@ def test_points_that_are_predicted_well_change_nothing(tmp_path: Path, mbridge: 
 @every(
     ("text", "words"),
     [
-        (None, "system.toml:4: calibration: there is no file"),
+        (None, "system.toml:4: calibration: file "),
         ("version = 1", "gpu"),
         ("version = 2", "version"),
         ("gpu = ", "h100.toml"),

@@ -74,7 +74,7 @@ def test_what_is_not_known_has_a_reason(mbridge: Any) -> None:
     done = mbridge("estimate", "--recipe", "llama3_8b", "--gpu", "cpu", "--precision", "fp32", "--gbs", "4", "--json")
     found = json.loads(done.stdout)
     assert found["step_time_s"] is found["mfu"] is found["cost"] is None
-    assert found["missing"]["mfu"] == "no peak of cpu is known"
+    assert found["missing"]["mfu"] == "unknown peak of cpu"
 
 
 @pytest.mark.parametrize("estimator", ["megatron-bridge/seed", "megatron-bridge/head"])

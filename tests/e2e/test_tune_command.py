@@ -86,7 +86,7 @@ def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
         (("--recipe", "llama3_8b", "--gpu=h100", "--num-gpus=8", "--max-trials=1"), "give the --system-config"),
         (("--max-trials", "1", "--time-limit", "abc"), "--time-limit: 'abc' is not a time limit"),
         (("--recipe", "llama31_405b", "--gpu", "h100", "--num-gpus", "8"), "need too much memory"),
-        (("--recipe", "llama3_8b", "--gpu", "cpu", "--num-gpus", "2"), "no peak of cpu is known"),
+        (("--recipe", "llama3_8b", "--gpu", "cpu", "--num-gpus", "2"), "unknown peak of cpu"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--write", "1", "/no/where.toml"), "--write"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--write", "1", "/etc/hostname"), "exists"),
     ],

@@ -74,7 +74,7 @@ def test_many_rejected_points_are_told_by_rule() -> None:
     assert any(
         line.startswith("rejected by C04: 36 points; such as t/tp1-pp1-mb2: C04 cmd_args.gb: ") for line in by_rule
     )
-    assert texts[False][-1] == "every rejected point: --rejected"
+    assert "every rejected point: --rejected" in texts[False]
 
 
 def test_every_run_has_what_is_predicted_of_it(tmp_path: Path) -> None:

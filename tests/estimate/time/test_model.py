@@ -167,7 +167,7 @@ def test_where_nothing_was_published_the_accuracy_is_none(dense: Architecture) -
 @pytest.mark.parametrize(
     ("gpu", "precision", "why"),
     [
-        ("cpu", BF16, "no peak of cpu is known"),
+        ("cpu", BF16, "unknown peak of cpu"),
         ("h100", Precision.NVFP4, "h100 has no nvfp4 tensor cores"),
         ("a100", Precision.FP8_CS, "a100 has no fp8_cs tensor cores"),
     ],

@@ -77,7 +77,7 @@ def test_what_it_has_to_be() -> None:
     for path, words in {
         "Alone": "'its module' is not imported; import it in the script that trains",
         "no.such.Manager": "'no.such' is not imported",
-        f"{__name__}.Other": "there is no such class",
+        f"{__name__}.Other": "no such class",
         f"{__name__}.Without": "has no method save, load, finalize_async_saves; see",
     }.items():
         with pytest.raises(ConfigError, match=f"custom_manager_class = '{path}'.*{words}"):

@@ -63,8 +63,8 @@ def test_data_path_becomes_a_blend(data_path: Any, prefixes: list[str], weights:
 @every(
     ("data_path", "message"),
     [
-        (["30", "a", "b", "c"], r"\['b'\] stand where weights are expected"),
-        ("a b 70 c", r"\['a'\] stand where weights are expected"),
+        (["30", "a", "b", "c"], r"\['b'\] stand in the places of weights"),
+        ("a b 70 c", r"\['a'\] stand in the places of weights"),
         ("inf a 70 c", r"\['inf'\] stand"),
         ("-1 a 2 b", "must not be negative"),
         ("0 a 0 b", "nor all zero"),
