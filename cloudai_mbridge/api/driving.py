@@ -21,7 +21,7 @@ Progress = Callable[[str], object]
 
 
 def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) -> None:
-    """Bring what was written to its end and write the report, also if that fails.
+    """Drive a written plan to its end and write the report, also after a failure.
 
     InUse: another process holds it. Paused, Interrupted, ToolFailure: it has not come to its end.
     """

@@ -29,7 +29,7 @@ def gate_runs(
     """Judge runs, taken together, against the baseline or the history that a policy names.
 
     baseline: a baseline file in its place.
-    NonePromoted, a BadInput: the baseline's file says that there is none yet. BadInput: a file cannot be read.
+    NonePromoted, a BadInput: the baseline's file has none yet. BadInput: a file cannot be read.
     """
     from cloudai_mbridge.gate.run import run_gate  # imports numpy and scipy, for this call only
 
@@ -43,7 +43,7 @@ def gate_runs(
 def compare_runs(
     old: RunLike | Sequence[RunLike], new: RunLike | Sequence[RunLike], *, policy: str | os.PathLike[str] | None = None
 ) -> "Gate":
-    """Judge runs against others. policy: whose metrics and limits hold; default: the built-in ones.
+    """Judge runs against others. policy: source of metrics and limits; default: built-in.
 
     BadInput: a report cannot be read.
     """
@@ -66,7 +66,7 @@ def _today() -> date:
 
 @dataclass(frozen=True, repr=False)
 class Gate(GateResult, Tabular):
-    """What a gate says: `verdict`, `points`, `notes` and more. Its table has a row per metric of a point.
+    """Result of a gate: `verdict`, `points`, `notes` and more. Its table has a row per metric of a point.
 
     change: relative, 0.03 is 3 % more; change_low, change_high: its bounds, each one-sided at `confidence`. Of a point
     that could not be compared there is one row without a metric.

@@ -72,7 +72,7 @@ def rank_layouts(
 
 @dataclass(frozen=True, repr=False)
 class Layouts(Tabular):
-    """A ranking. price: of the system; None if it has none. `ranking` counts what was left out, and why."""
+    """A ranking. price: of the system; None if it has none. `ranking` counts excluded layouts by reason."""
 
     request: SearchRequest
     ranking: Ranking
@@ -93,9 +93,9 @@ class Layouts(Tabular):
     ) -> Scenario:
         """Return a scenario whose search measures the best of these layouts; nothing is run or written.
 
-        max_trials: layouts to run at most. time_limit: of each job. base: a test TOML with what a layout leaves open,
+        max_trials: layouts to run at most. time_limit: of each job. base: a test TOML with the remaining settings,
         such as containers.
-        BadInput: there are no layouts, or a file or a limit is wrong.
+        BadInput: no layouts, or a wrong file or limit.
         """
         if not self.best:
             raise BadInput(f"no layout of {self.request.recipe.name} is left; use more GPUs, or a batch they divide")

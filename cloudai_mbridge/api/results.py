@@ -29,7 +29,7 @@ _STEPS = dict(zip(_NAMES, _KINDS, strict=True)) | {"counted": bool}
 def open_run(run: str | os.PathLike[str] = "latest") -> "Run":
     """Return a run by its directory, the beginning of its name, or as the `latest`.
 
-    BadInput: there is none, or several; the directory is not of a run, or of a dry run.
+    BadInput: none or several match; the directory is not of a run, or of a dry run.
     """
     root = path_of(run)
     refuse_dry_run(root, read_plan_data(root))
@@ -52,15 +52,15 @@ class Run:
     path: Path
 
     def report(self) -> "Report":
-        """Judge what lies in the directory; nothing is written.
+        """Judge the files of the directory; nothing is written.
 
-        While a process drives the run, what has not ended is `unfinished`, and the first note says so.
+        While a process drives the run, active points are `unfinished`, with a note.
         """
         with reading(self.path) as held_by:
             return Report(**vars(build_report(self.path, held_by)))
 
     def status(self) -> SweepStatus:
-        """Return where its points stand, also while it is under way."""
+        """Return the state of its points, also while it is under way."""
         return control.read_status(self.path)
 
     def resume(self, *, progress: Progress | None = None) -> "Run":
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class Report(model.RunReport, Tabular):
-    """What came of a run: `points`, `counts`, `succeeded` and more. Its table has a row per run of a point."""
+    """Results of a run: `points`, `counts`, `succeeded` and more. Its table has a row per run of a point."""
 
     @property
     def rankings(self) -> tuple[TestRanking, ...]:
@@ -83,7 +83,7 @@ class Report(model.RunReport, Tabular):
 
     @property
     def fastest(self) -> Mapping[str, PointSummary]:
-        """The fastest point of every test of which several were measured, by the test's id."""
+        """The fastest point of every test with several measured points, by the test's id."""
         return {ranking.test_id: ranking.best for ranking in self.rankings if ranking.best}
 
     @property

@@ -30,7 +30,7 @@ def load(
 ) -> "Scenario":
     """Read and check a scenario's TOML file, its tests and the system's file; nothing is run or written.
 
-    tests_dir: where the tests are that the scenario names; not needed if it holds them.
+    tests_dir: directory of the scenario's tests; not needed if the scenario contains them.
     BadInput: a file is wrong, with its line, the key, the value and the remedy.
     """
     tests = None if tests_dir is None else Path(tests_dir)
@@ -39,7 +39,7 @@ def load(
 
 @dataclass(frozen=True, repr=False)
 class Scenario:
-    """A scenario that was checked, on its system. loaded: all that its files say."""
+    """A checked scenario on its system. loaded: the content of its files."""
 
     loaded: pipeline.Loaded
 
@@ -67,7 +67,7 @@ class Scenario:
         which only those points are run that failed there, or did not run.
         max_parallel: runs active at a time. max_gpu_hours: of all runs. fail_fast: stop everything at the first run
         that fails. Default of all: the scenario's [runner].
-        BadInput: something that is asked for cannot be done. NothingFailed, a BadInput: no point of that run failed.
+        BadInput: a request that cannot be met. NothingFailed, a BadInput: no point of that run failed.
         """
         given = {"max_parallel": max_parallel, "max_gpu_hours": max_gpu_hours, "fail_fast": fail_fast}
         given = {name: value for name, value in given.items() if value is not None}
@@ -87,7 +87,7 @@ class Scenario:
 
 @dataclass(frozen=True, repr=False)
 class Plan(pipeline.Prepared, Tabular):
-    """What a scenario would run. Its table has a row for each point, with what is predicted of it."""
+    """Plan of a scenario. Its table has a row for each point, with its predictions."""
 
     @property
     def runs(self) -> tuple[RunPlan, ...]:
@@ -106,7 +106,7 @@ class Plan(pipeline.Prepared, Tabular):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else to know of it, such as what a limit has left out."""
+        """Notes, such as points beyond a limit."""
         return self.plan.notes
 
     def run(self, *, output_dir: str | PathLike[str] | None = None, progress: Progress | None = None) -> Run:

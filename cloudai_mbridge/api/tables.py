@@ -17,7 +17,7 @@ _PANDAS = {str: "str", int: "Int64", float: "float64", bool: "boolean"}
 
 
 class Tabular(ABC):
-    """What has a table."""
+    """Base of objects with a table."""
 
     @property
     @abstractmethod
@@ -67,5 +67,5 @@ def _value(value: Any, kind: type) -> Any:
 
 
 def _pandas_type(kind: type, values: Sequence[Any]) -> str:
-    """Return a column's type: integers and truth values are pandas' nullable ones only where one is missing."""
+    """Return a column's type: integers and booleans are nullable types of pandas only if a value is missing."""
     return _PANDAS[kind] if kind in (str, float) or None in values else kind.__name__

@@ -96,7 +96,7 @@ def next_steps(
 
 
 def _worst(result: GateResult) -> str:
-    """Return the worst point; of a change of all points, the one that changed most."""
+    """Return the worst point; for a change of all points, the largest change."""
     order = list(EXIT_CODES)
     red = [point for point in result.points if point.verdict not in GREEN] or result.points
     return min(red, key=lambda point: (order.index(point.verdict), -_size(point))).point if red else ""

@@ -1,4 +1,4 @@
-"""Submit runs, watch them to their end, and write down what happened."""
+"""Submit runs, watch them to their end, and keep a journal."""
 
 from cloudai_mbridge.runner.context import Judge, Observer
 from cloudai_mbridge.runner.interrupt import Pace

@@ -58,7 +58,7 @@ class RunProgress:
 
 @dataclass
 class RunClock:
-    """What is known of all runs: who is where, since when, and how long the rest may take.
+    """State of all runs over time, with the expected rest.
 
     started_at: when the whole began. Times are seconds of `time.time`. is_stopping: every job is being cancelled.
     """

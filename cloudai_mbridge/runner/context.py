@@ -27,7 +27,7 @@ from cloudai_mbridge.verdict import Judgement, Verdict
 
 
 class Phase(StrEnum):
-    """Where a run stands. UNSURE: a submission failed in a way that leaves open whether it was made."""
+    """Phase of a run. UNSURE: a submission failed in a way that leaves open whether it was made."""
 
     WAITING = "waiting"
     UNSURE = "unsure"

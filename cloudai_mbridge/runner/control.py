@@ -25,7 +25,7 @@ _CANCEL_WAIT_S = 600.0
 
 @dataclass(frozen=True)
 class RunState:
-    """Where one run stands."""
+    """State of one run."""
 
     key: str
     state: str
@@ -38,9 +38,9 @@ class RunState:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Where a scenario stands. driver: the process that holds it, or None. damage: rows that cannot be read.
+    """State of a scenario. driver: the process that holds it, or None. damage: rows that cannot be read.
 
-    events: none unless they were asked for. left_out: points that were not chosen to run.
+    events: only on request. left_out: points that were not chosen to run.
     """
 
     scenario: str

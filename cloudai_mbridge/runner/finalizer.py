@@ -16,7 +16,7 @@ INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was s
 
 
 class Finalizer:
-    """Ends attempts, and decides what comes after."""
+    """Ends attempts, and decides about retries."""
 
     def __init__(self, context: RunnerContext, nodes: Nodes, judge: Judge) -> None:
         self._context, self._nodes, self._judge = context, nodes, judge
@@ -91,7 +91,7 @@ class Finalizer:
         self._context.observer.saw(run.plan, status)
 
     def conclude(self, runs: Iterable[Tracked]) -> None:
-        """Judge attempts that have ended, which may take a while, then write down what follows in one transaction."""
+        """Judge attempts that have ended, which may take a while, then write down the decisions in one transaction."""
         ended = [run for run in runs if run.phase is Phase.ENDED]
         judged = [(run, self._judge(run.plan, self._context.journal.entry(run.plan.key))) for run in ended]
         with self._context.journal.transaction():

@@ -21,7 +21,7 @@ _JITTER = 0.1
 
 
 class Interrupted(MBridgeError):
-    """A signal ended the sweep. What was running has been cancelled, except for what the text names."""
+    """A signal ended the sweep. Running jobs have been cancelled, except those named in the text."""
 
     def __init__(self, number: int, left_running: str = "") -> None:
         """left_running: the jobs whose end mbridge did not wait for."""

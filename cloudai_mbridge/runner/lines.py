@@ -20,7 +20,7 @@ _HEARTBEAT_S = 60.0
 
 
 class PlainObserver(AbstractContextManager["PlainObserver"]):
-    """One line per change, with the time; where nothing changes, one a minute."""
+    """One line per change, with the time; without changes, one a minute."""
 
     def __init__(
         self, file: IO[str], plan: ScenarioPlan, clock: RunClock | None = None, heartbeat_s: float = _HEARTBEAT_S

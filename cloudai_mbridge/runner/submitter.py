@@ -1,4 +1,4 @@
-"""Submit what is ready, exactly once, even if the submitting command fails, hangs or is killed."""
+"""Submit ready runs, exactly once, even if the submitting command fails, hangs or is killed."""
 
 import itertools
 import secrets

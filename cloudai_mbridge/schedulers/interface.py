@@ -10,7 +10,7 @@ from cloudai_mbridge.plan import RunPlan
 
 
 class JobClass(StrEnum):
-    """What a state means for the run.
+    """Meaning of a state for the run.
 
     UNKNOWN passes: the scheduler reports an undocumented state, or nothing, and is asked again. LOST is what
     it becomes after a deadline. SKIPPED was never submitted. STOPPED ended because another test had, as was asked.
@@ -29,7 +29,7 @@ class JobClass(StrEnum):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job as last seen. `state` is the scheduler's own word; exit code and signal where they are known.
+    """A job as last seen. `state` is the scheduler's own word; exit code and signal if known.
 
     nodes: a host list as the scheduler writes it. run_time_s: how long it has been running. restarts: how often the
     scheduler itself started it again. hopeless: what it counts as, if it waits for something that will not come.
@@ -130,7 +130,7 @@ class SubmitLater(Exception):
 
 
 class Scheduler(Protocol):
-    """What runs jobs: Slurm or this machine. Every method may raise ToolFailure if the scheduler does not answer."""
+    """Scheduler of jobs: Slurm or this machine. Every method may raise ToolFailure if the scheduler does not answer."""
 
     @property
     def pace(self) -> tuple[float, float, float]:

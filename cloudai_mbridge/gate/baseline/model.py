@@ -91,7 +91,7 @@ class BaselineRun(ExactModel):
 
 
 class BaselinePoint(ExactModel):
-    """The runs of one point. accepted: what was worse than before, and let through by who promoted it."""
+    """The runs of one point. accepted: regressions accepted at the promotion."""
 
     point: Name
     comparability_id: Name

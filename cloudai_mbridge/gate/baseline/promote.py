@@ -36,7 +36,7 @@ from cloudai_mbridge.gate.results.values import METRICS
 
 @dataclass(frozen=True)
 class Terms:
-    """Who promotes, when (UTC, ISO 8601), why, and what is let through.
+    """Author, time (UTC, ISO 8601), reason and accepted exceptions of a promotion.
 
     accept_regression: worse than the baseline that is there. accept_change: other work under the same name.
     """
@@ -52,7 +52,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a promotion would write. old: the file as it was read, None without one. refusals: point -> why."""
+    """A promotion before it is written. old: the file as it was read, None without one. refusals: point -> why."""
 
     path: Path
     old: bytes | None

@@ -70,7 +70,7 @@ def why_not(run: RunResult) -> str:
 
 @dataclass(frozen=True)
 class Match:
-    """A reference with the runs of its point, either of which may be missing. why: what forbids the comparison."""
+    """A reference with the runs of its point, either of which may be missing. why: reason against the comparison."""
 
     point: str
     reference: ReferencePoint | None

@@ -276,7 +276,7 @@ def _new_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _rank(fact: str) -> int:
-    """Return the place of a fact: what the author sets, the benchmark's commit, the others."""
+    """Return the rank of a fact: the author's settings, the benchmark's commit, others."""
     table = fact.partition(".")[0]
     return _FIRST.index(table) if table in _FIRST else len(_FIRST)
 

@@ -160,7 +160,7 @@ class GatePolicy(ExactModel):
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy with the paths of what it compares with, of which one is there."""
+    """A policy with the path of its reference: a baseline or a history."""
 
     path: Path
     policy: GatePolicy

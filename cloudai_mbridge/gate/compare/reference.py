@@ -12,7 +12,7 @@ Values = tuple[float, ...]
 
 @dataclass(frozen=True)
 class RunValues:
-    """One run's metrics by name: a number, or several for a curve. What it did not measure is not in it."""
+    """One run's metrics by name: a number, or several for a curve. Missing measurements are absent."""
 
     run_id: str
     values: Mapping[str, Values]

@@ -35,7 +35,7 @@ class SharedTest:
 
 @dataclass(frozen=True)
 class Suites:
-    """Per metric what the points share; without the metrics and gates of which too few points could be compared."""
+    """Per metric the change shared by the points; without metrics and gates with too few comparable points."""
 
     by_metric: Mapping[str, Suite]
 

@@ -36,7 +36,7 @@ _NIGHTS_ARE_EQUAL = 0.5  # prior probability
 
 @dataclass(frozen=True)
 class SuitePoint:
-    """A point's runs on both sides. groups: what it has in common with others, such as "args.tp = 8"."""
+    """A point's runs on both sides. groups: facts shared with others, such as "args.tp = 8"."""
 
     point: str
     old: Sequence[RunValues]
@@ -46,7 +46,7 @@ class SuitePoint:
 
 @dataclass(frozen=True)
 class SharedChange:
-    """What points changed by together. group: what they have in common, "" for all points.
+    """Shared change of points. group: their common fact, "" for all points.
 
     alike: how many of them are near the change. comparison: its p-values are of what all points changed by, or a group
     beyond the rest; 1 where too few are alike. rest: the relative change of the rest.
@@ -61,7 +61,7 @@ class SharedChange:
 
 @dataclass(frozen=True)
 class Nights:
-    """old, new: the nights of a side, 0 where runs do not say when they ended. noise: relative, None if not known."""
+    """old, new: the nights of a side, 0 if runs lack their end. noise: relative, None if unknown."""
 
     old: int
     new: int

@@ -9,7 +9,7 @@ from typing import Any
 class GateVerdict(StrEnum):
     """PASS and IMPROVEMENT are green; everything else is not.
 
-    INCONCLUSIVE: the runs are too few or too noisy to say. NOT_RUN: a result is missing, or its run failed.
+    INCONCLUSIVE: too few runs, or too noisy. NOT_RUN: a result is missing, or its run failed.
     NOT_COMPARABLE: there is nothing that it may be compared with.
     """
 
@@ -44,7 +44,7 @@ def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
 class MetricVerdict:
     """One metric of one point.
 
-    words: one sentence for people, with the numbers. decides: False if it is shown only.
+    words: one sentence with the numbers. decides: False if it is shown only.
     change: relative change to the baseline, positive = larger (0.03 is 3 % more); None if it could not be compared.
     interval: the lower and the upper bound of it, each one-sided at `confidence`. p_value: of no change for the worse,
     before the correction; adjusted_p: after it. detectable: the change for the worse that the comparison would call a
@@ -77,7 +77,7 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class PointVerdict:
-    """One point: its metrics, and what concerns the point as a whole (failed runs, a missing baseline)."""
+    """One point: its metrics, and findings on the whole point (failed runs, a missing baseline)."""
 
     point: str
     verdict: GateVerdict
@@ -99,12 +99,12 @@ class SlowNode:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The whole. false_alarm_rate: the highest probability of a regression in the verdict where nothing has changed.
+    """The whole. false_alarm_rate: the highest probability of a regression in the verdict without any change.
 
     shared: what all points changed by, and groups of them, where there are enough points to tell. slow_nodes: nodes
     whose effect was taken out of the comparisons.
-    notes: what a reader should know: expired waivers, what was left out. reference: what was compared with.
-    environment_changes: fact -> (in the reference, in the result), of what both know.
+    notes: for the reader, such as expired waivers and excluded runs. reference: name of the reference.
+    environment_changes: fact -> (in the reference, in the result), for facts known to both.
     """
 
     policy: str

@@ -172,7 +172,7 @@ def render_gate_markdown(result: GateResult, steps: NextSteps | None = None) -> 
 
 
 def _markdown_steps(steps: NextSteps | None) -> Iterator[str]:
-    """Yield a line per step, with what is to be pasted in a block of its own."""
+    """Yield a line per step, with its command in a block."""
     for title, language, text in steps.titled() if steps else ():
         yield f"**{inline(title)}**{'' if language else f': {inline(text)}'}"
         yield ""

@@ -33,7 +33,7 @@ _COLUMNS = ", ".join({"comparability_id": "key", "commit": "git_commit"}.get(nam
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a report's runs. known: they were there already. left_out: why -> how many.
+    """Import result of a report. known: runs imported before. left_out: number of runs by reason.
 
     rejudged: they were there as good, and are failed from now on.
     """

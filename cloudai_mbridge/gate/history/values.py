@@ -27,7 +27,7 @@ class StoredPoint:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run of the history. values: by metric. ended_at: UTC. commit: of its checkout, None where unknown."""
+    """A run of the history. values: by metric. ended_at: UTC. commit: of its checkout, None if unknown."""
 
     run_id: str
     point: str

@@ -12,7 +12,7 @@ _MOST_NODES = 100_000
 
 @dataclass(frozen=True)
 class OddFact:
-    """A fact in which a node differs from most others. usual: what `others` of the nodes that tell it have."""
+    """A fact in which a node differs from most others. usual: value of `others` of the nodes with this fact."""
 
     node: str
     fact: str

@@ -29,7 +29,7 @@ _FAR = 3.5  # standard deviations: a run so far below is an outlier, no evidence
 class NodeVerdict(StrEnum):
     """SLOW: its runs are slower than those of the same point elsewhere, two of them at least.
 
-    TOO_FEW: its runs do not tell.
+    TOO_FEW: its runs are too few.
     """
 
     SLOW = "slow"
@@ -39,7 +39,7 @@ class NodeVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class NodeResult:
-    """effect: relative, of the step time; interval: of 95 %. None where nothing can be said. runs: on this node."""
+    """effect: relative, of the step time; interval: of 95 %. None if undetermined. runs: on this node."""
 
     node: str
     effect: float | None
@@ -50,7 +50,7 @@ class NodeResult:
 
 @dataclass(frozen=True)
 class NodesResult:
-    """nodes: the slow ones first. noise: relative standard deviation between runs. notes: what was left out.
+    """nodes: the slow ones first. noise: relative standard deviation between runs. notes: excluded runs.
 
     odd: facts in which nodes differ from most others.
     """

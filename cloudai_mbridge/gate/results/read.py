@@ -22,9 +22,9 @@ class RunResult:
     """One finished run.
 
     run_id: the same whenever the same run is reported again. point: test_id/label, which its repetitions share.
-    comparability: what must be equal for two results to be compared; comparability_id is its digest.
-    nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: what it ran on.
-    hosts: what its training said of its nodes.
+    comparability: facts that must be equal between comparable results; comparability_id is their digest.
+    nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: of its processes.
+    hosts: facts of its nodes from its training.
     """
 
     run_id: str

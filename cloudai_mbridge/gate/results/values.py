@@ -21,7 +21,7 @@ _HUGE = 1e150  # no clock gives such a value, and sums could overflow
 
 @dataclass(frozen=True)
 class Metric:
-    """How a run's value is taken. `of` returns numbers (several for a curve), or None where something is missing.
+    """How a run's value is taken. `of` returns numbers (several for a curve), or None if a value is missing.
 
     noise_floor: least relative noise between runs that is believed, of what is often the same to the last digit in
     every run; 0 for times, of which that would be suspicious.

@@ -63,8 +63,8 @@ class Spread:
 class Comparison:
     """The change from a baseline to a result.
 
-    change: relative, positive = larger. lower, upper: one-sided bounds of it at the confidence asked for.
-    p_larger, p_smaller: probability of such a change, or more, if there were none. Each is one-sided.
+    change: relative, positive = larger. lower, upper: one-sided bounds of it at the requested confidence.
+    p_larger, p_smaller: one-sided p-values.
     """
 
     baseline: float

@@ -87,7 +87,7 @@ def _solve(tail: Callable[[float], float], probability: float, step: float) -> f
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """What variances have in common. weights: of the pairs (d0, s0²) in `degrees` and `variances`."""
+    """Common distribution of variances. weights: of the pairs (d0, s0²) in `degrees` and `variances`."""
 
     weights: np.ndarray
     degrees: np.ndarray

@@ -26,7 +26,7 @@ _EXPLAINS = 0.7  # share of a run's excess over its cell that a node's effect mu
 
 @dataclass(frozen=True)
 class NodeEffect:
-    """effect: what a run on it takes longer, as a logarithm; error: the standard error of it; runs: how many it had."""
+    """effect: extra time of a run on it, as a logarithm; error: its standard error; runs: their number."""
 
     effect: float
     error: float

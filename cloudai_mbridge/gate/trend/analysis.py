@@ -17,7 +17,7 @@ _MAX_SHOWN = 6
 
 
 class Effect(StrEnum):
-    """Whether a change is for the worse, for the better, or of what should not change at all."""
+    """Whether a change is for the worse, for the better, or in a metric that should not change at all."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -72,7 +72,7 @@ class Trend:
     """One metric of one comparability key over its last runs.
 
     unknown: why nothing can be said, else "". level: what it is now. noise: relative standard deviation of one run.
-    changes: in order. notes: what was left out, or is uncertain.
+    changes: in order. notes: excluded or uncertain runs.
     """
 
     points: tuple[str, ...]

@@ -58,7 +58,7 @@ class LevelShift:
 
 @dataclass(frozen=True)
 class Levels:
-    """What a series did. unknown: why nothing can be said, else "". noise: relative standard deviation of a run,
+    """Levels of a series. unknown: reason for no result, else "". noise: relative standard deviation of a run,
     None where it was assumed.
 
     starts: the first run of every level; values: the levels, of one that drifts where it started. now: the last one.

@@ -48,9 +48,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """What is known of one run. verdict is None until the run has ended for good. note: why it was not tried again.
+    """Rows of one run. verdict is None until the run has ended for good. note: why it was not tried again.
 
-    damage: what of its rows could not be read.
+    damage: unreadable rows.
     """
 
     key: str
@@ -76,7 +76,7 @@ def read_entry(row: Iterable[Any], attempts: Iterable[Iterable[Any]]) -> Journal
 
 
 class _RowReader:
-    """Reads the rows of one run, and remembers what could not be read."""
+    """Reads the rows of one run, and remembers unreadable rows."""
 
     def __init__(self) -> None:
         self.damage: list[str] = []

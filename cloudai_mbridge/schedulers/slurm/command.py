@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed."""
+    """Output of a command."""
 
     returncode: int
     stdout: str
