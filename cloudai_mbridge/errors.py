@@ -26,7 +26,7 @@ def _shortened_line(line: str) -> str:
 
 
 class MBridgeError(Exception):
-    """Base of the errors that a user sees as one line. What a value makes too long is cut here, for all of them."""
+    """Base class of errors shown to the user as one line; messages that are too long are cut."""
 
     exit_code = 3
 
@@ -53,7 +53,7 @@ class NothingRan(BadInput):
 
 
 class Damaged(BadInput):
-    """A file of a run's directory, or a history, cannot be what mbridge wrote. The message names the place in it."""
+    """A file of a run, or a history, is corrupt. The message names the place."""
 
     exit_code = 7
 

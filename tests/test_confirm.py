@@ -237,7 +237,7 @@ def test_files_of_the_upstream_launcher_are_those_of_a_fresh_dry_run(tmp_path: P
     assert "exclude=n9,n1,n8" in (new / point / "3" / "launcher.sh").read_text()
     (tmp_path / "installed here").mkdir()  # an image that was installed since would be used by a further run
     (tmp_path / "installed here" / f"{slug('nvcr.io#nvidia/nemo:26.02')}.sqsh").touch()
-    refused(root, "launcher.sh: is not what this mbridge would write now", point)
+    refused(root, "launcher.sh: differs from what this mbridge writes", point)
 
 
 def compare_with_fresh(root: Path, fresh: Path, directory: Path, num_points: int = 4) -> None:
@@ -468,7 +468,7 @@ class TestRefused:
         path = root / points_of(root)[0] / "0" / "job.sbatch"
         path.unlink()
         path.mkdir()
-        refused(root, "is not what this mbridge would write now", points_of(root)[0])
+        refused(root, "differs from what this mbridge writes", points_of(root)[0])
         shutil.rmtree(path)
 
 

@@ -214,9 +214,9 @@ def test_a_part_of_a_name_will_do(root: Path, point: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("point", "said"),
     [
-        ("tp1", "is a part of 2 runs: sweep/tp1/0, sweep/tp1/1"),
-        ("sweep", "is a part of 3 runs"),
-        ("single", "is a part of 2 runs"),
+        ("tp1", "is ambiguous: it matches 2 runs: sweep/tp1/0, sweep/tp1/1"),
+        ("sweep", "is ambiguous: it matches 3 runs"),
+        ("single", "is ambiguous: it matches 2 runs"),
         ("sweep/tp1/2", "no run 'sweep/tp1/2'"),
         ("nothing", "no run 'nothing'"),
     ],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SteadyConsole(Console):
-    """A console whose reader may go away: the runs go on, and nothing more is printed."""
+    """Console that survives a closed pipe."""
 
     def print_line(self, text: str, style: str = "") -> None:
         """Print text as it is, on a line of its own however long."""

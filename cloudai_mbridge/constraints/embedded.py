@@ -55,15 +55,15 @@ def e02_the_machine_has_what_the_point_needs(point: Point) -> Answer:
         fact = f"the embedded launcher does not train in {dtype!r}"
         if dtype == FP8:
             fact += f" with fp8_recipe = {fp8_recipe!r}"
-        return point.breaks("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
+        return point.violation("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
     if fp8_recipe:
         fact = f"fp8_recipe = {fp8_recipe!r} has no effect beside compute_dtype = {dtype!r}"
-        return point.breaks("E02", "fp8_recipe", fact, f"remove it, or set compute_dtype = {FP8!r}", "fp8_recipe")
+        return point.violation("E02", "fp8_recipe", fact, f"remove it, or set compute_dtype = {FP8!r}", "fp8_recipe")
     if not (lacked := lacked_by(point.args, lacking(point.system))):
         return None
     fact = f"this machine lacks {', '.join(f'{what} for {name}' for name, what in lacked.items())}"
     remedy = f"remove {'it' if len(lacked) == 1 else 'them'}, or run on a Slurm system"
-    return point.breaks("E02", next(iter(lacked)), fact, remedy, *lacked)
+    return point.violation("E02", next(iter(lacked)), fact, remedy, *lacked)
 
 
 def e03_there_are_steps_to_measure(point: Point) -> Answer:
@@ -75,7 +75,7 @@ def e03_there_are_steps_to_measure(point: Point) -> Answer:
     steps = point.args.max_steps
     if not point.is_embedded or (steps is not None and steps > 0):
         return None
-    return point.breaks("E03", "max_steps", f"max_steps is {steps}", "use at least 1", "max_steps")
+    return point.violation("E03", "max_steps", f"max_steps is {steps}", "use at least 1", "max_steps")
 
 
 def e04_containers_need_slurm(point: Point) -> Answer:
@@ -93,7 +93,7 @@ def e04_containers_need_slurm(point: Point) -> Answer:
         return None
     fact = f"a local system has no {', no '.join(_OF_SLURM[name] for name in needing)}"
     remedy = f"remove {', '.join(needing)}, or run on a Slurm system"
-    return point.breaks("E04", needing[0], fact, remedy, *needing)
+    return point.violation("E04", needing[0], fact, remedy, *needing)
 
 
 def e05_the_loop_builds_the_model(point: Point) -> Answer:
@@ -110,7 +110,7 @@ def e05_the_loop_builds_the_model(point: Point) -> Answer:
         return None
     fact = f"the embedded loop cannot build {point.recipe.name} because of {point.recipe.not_embedded}"
     remedy = "set launcher = 'megatron_bridge', or choose another recipe"
-    return point.breaks("E05", "model_recipe_name", fact, remedy, model_recipe_name=point.recipe.name)
+    return point.violation("E05", "model_recipe_name", fact, remedy, model_recipe_name=point.recipe.name)
 
 
 def e06_replicated_experts_stay_equal(point: Point) -> Answer:
@@ -130,7 +130,7 @@ def e06_replicated_experts_stay_equal(point: Point) -> Answer:
     if not point.num_moe_experts or (point.args.ep or 1) > 1 or et in (None, tp):
         return None
     fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts incorrectly"
-    return point.breaks("E06", "et", fact, f"use et = {tp}, or ep > 1", "et", "tp", ep=1)
+    return point.violation("E06", "et", fact, f"use et = {tp}, or ep > 1", "et", "tp", ep=1)
 
 
 def e07_arguments_are_complete(point: Point) -> Answer:
@@ -153,7 +153,7 @@ def e07_arguments_are_complete(point: Point) -> Answer:
             wrong = name, "the model has no experts", f"remove {name}"
         elif not 0 <= dense <= (point.num_layers or 0):
             wrong = name, f"the model has {point.num_layers} layers", f"use 0 to {point.num_layers}"
-    return None if wrong is None else point.breaks("E07", *wrong, wrong[0])
+    return None if wrong is None else point.violation("E07", *wrong, wrong[0])
 
 
 def e08_the_variant_exists(point: Point) -> Answer:
@@ -170,7 +170,9 @@ def e08_the_variant_exists(point: Point) -> Answer:
     if loop_preset(point.args, gpu):
         return None
     fact = why_no_variant(point.args, gpu)
-    return point.breaks("E08", "config_variant", fact, "use one of these, or remove config_variant", "config_variant")
+    return point.violation(
+        "E08", "config_variant", fact, "use one of these, or remove config_variant", "config_variant"
+    )
 
 
 def e09_limited_experts_are_there_and_exchange_all_to_all(point: Point) -> Answer:
@@ -194,7 +196,7 @@ def e09_limited_experts_are_there_and_exchange_all_to_all(point: Point) -> Answe
     if not (missing := [name for name, is_there in needs.items() if not is_there]):
         return None
     fact, remedy = f"use_tokendrop needs {' and '.join(missing)}", "remove use_tokendrop, or provide it"
-    return point.breaks("E09", "use_tokendrop", fact, remedy, "use_tokendrop", "moe_flex_dispatcher_backend")
+    return point.violation("E09", "use_tokendrop", fact, remedy, "use_tokendrop", "moe_flex_dispatcher_backend")
 
 
 def e10_the_gpu_has_the_backend(point: Point) -> Answer:
@@ -212,7 +214,7 @@ def e10_the_gpu_has_the_backend(point: Point) -> Answer:
     if gpu not in _WITHOUT_DEEPEP:
         return None
     name, fact = "moe_flex_dispatcher_backend", f"deepep does not run on {gpu}"
-    return point.breaks("E10", name, fact, "use hybridep, or None for all-to-all", name, gpu_type=gpu)
+    return point.violation("E10", name, fact, "use hybridep, or None for all-to-all", name, gpu_type=gpu)
 
 
 def e11_sharded_parameters_have_checkpoints(point: Point) -> Answer:
@@ -275,7 +277,7 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
         return NotEvaluated("E12", "ddp.data_parallel_sharding_strategy, which extra_cmd_args set,")
     fact = f"{part} is on one data-parallel rank, whose gradients Megatron-Core {point.core} adds up twice"
     remedy = "use more GPUs, remove use_megatron_fsdp, or install Megatron-Core 0.19"
-    return point.breaks("E12", "use_megatron_fsdp", fact, remedy, "num_gpus", "tp", "cp", "ep", core=point.core)
+    return point.violation("E12", "use_megatron_fsdp", fact, remedy, "num_gpus", "tp", "cp", "ep", core=point.core)
 
 
 def _on_one_rank(point: Point) -> str:

@@ -151,7 +151,7 @@ class Point:
         size = self.model_parallel_size
         return self.args.num_gpus // size if size > 0 else 0
 
-    def breaks(self, rule_id: str, where: str, fact: str, remedy: str, *shown: str, **others: Any) -> "Violation":
+    def violation(self, rule_id: str, where: str, fact: str, remedy: str, *shown: str, **others: Any) -> "Violation":
         """Return that a rule is broken at the argument `where`. shown: operands, by their names here or in `args`."""
         found = {name: getattr(self if hasattr(type(self), name) else self.args, name) for name in shown}
         operands = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in found.items()}

@@ -145,7 +145,7 @@ class Definitions:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a run measured. A measure is None where nothing could be measured, never a number that stands for it.
+    """Measures of a run. A measure is None if unavailable, never a sentinel.
 
     window: (first, last) step counted; the `warmup_steps` steps before it are not. The rest is as in `Definitions`.
     A report of an earlier version may lack everything but `warmup_steps`.

@@ -173,7 +173,7 @@ class SlurmSystem(_System):
     """A Slurm cluster."""
 
     scheduler: Literal["slurm"] = Field(description="a Slurm cluster")
-    default_partition: Annotated[OneLine, Field(min_length=1)] = Field(description="where jobs go")
+    default_partition: Annotated[OneLine, Field(min_length=1)] = Field(description="partition of the jobs")
     partitions: list[Partition] = Field(description="partitions, with their nodes")
     account: OneLine | None = Field(None, description="of the jobs: sbatch --account")
     job_name_prefix: OneLine = Field(

@@ -34,7 +34,7 @@ def find_run(name: str) -> Path:
     if found and not (own := [run for run in found if _is_own(run)]):
         raise BadInput(f"{shown(name)}: {visible(str(found[0]))} is another user's run; give its path")
     if not found:
-        raise BadInput(f"{shown(name)}: no such path, and no run's name begins so; {_where()}")
+        raise BadInput(f"{shown(name)}: no such path, and no run with this prefix; {_where()}")
     if len(own) > 1:
         raise BadInput(f"{shown(name)}: {_several(own)}")
     return own[0]
@@ -43,7 +43,7 @@ def find_run(name: str) -> Path:
 def _several(runs: list[Path]) -> str:
     if len({run.name for run in runs}) == 1:
         return f"{len(runs)} runs have this name: {_listed(map(str, runs))}; give the path of one"
-    return f"the names of {len(runs)} runs begin so: {_listed(run.name for run in runs)}; give more of the name"
+    return f"ambiguous: the prefix of {len(runs)} runs: {_listed(run.name for run in runs)}; give more of the name"
 
 
 def _listed(names: Iterable[str]) -> str:

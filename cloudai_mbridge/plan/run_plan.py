@@ -38,7 +38,7 @@ class RunPlan:
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
     recipe_env: variables that upstream's recipe sets where neither `env` nor the job's environment does.
     extra_srun_args: the test's own, behind the system's.
-    after_completion, after_start: tests that must have ended, or started, before it. end_with: tests whose end ends it.
+    after_completion, after_start: tests that it waits for to end or to start. end_with: tests whose end ends it.
     array, array_index: the job array, by its directory below the root, that it may be submitted in; "" for none.
     is_pre_test: it checks a node before everything else.
     is_gate: of the pre_test hook: it runs before everything else, and nothing runs after it has failed.

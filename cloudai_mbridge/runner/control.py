@@ -200,7 +200,9 @@ def _find_key(point: str, keys: list[str]) -> str:
             return candidates[0]
         if candidates:
             shown = ", ".join(candidates[:5])
-            raise BadInput(f"POINT: {point!r} is a part of {len(candidates)} runs: {shown}; give more of its name")
+            raise BadInput(
+                f"POINT: {point!r} is ambiguous: it matches {len(candidates)} runs: {shown}; give more of its name"
+            )
     raise BadInput(f"POINT: no run {point!r}; {suggest(point, keys)}")
 
 

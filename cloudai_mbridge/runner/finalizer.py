@@ -60,7 +60,7 @@ class Finalizer:
         except ToolFailure as error:
             self._context.tolerate(error)
 
-    def cancel_rivals(self, runs: Iterable[Tracked]) -> None:
+    def cancel_duplicates(self, runs: Iterable[Tracked]) -> None:
         """Cancel the other jobs under the tokens of runs that have ended."""
         if ended := list(runs):
             names = ", ".join(run.plan.key for run in ended)

@@ -30,7 +30,7 @@ class Schedule:
             and unstarted.isdisjoint(run.plan.after_start)
         ]
 
-    def outlived(self) -> list[Tracked]:
+    def past_end_dependency(self) -> list[Tracked]:
         """Return the runs that were to end with a test that has ended."""
         ongoing = [run for run in self._runs if run.phase is not Phase.ENDED]
         ended = {run.plan.test_id for run in self._runs} - {run.plan.test_id for run in ongoing}

@@ -20,8 +20,8 @@ from cloudai_mbridge.schedulers.interface import (
     JobClass,
     JobStatus,
     Submission,
-    SubmitDoubtful,
     SubmitLater,
+    SubmitOutcomeUnknown,
     SubmitRefused,
 )
 
@@ -57,7 +57,7 @@ class Submitter:
         """Submit, in order, the runs that wait for nothing, within the limits."""
         self.resolve_unsure()
         self._finalizer.continue_stopping()
-        self._end_outlived()
+        self._end_past_dependency()
         ready = self._schedule.ready(time.monotonic())
         is_closed = self._context.unsure or self._context.stop is not None
         if not ready or is_closed or time.monotonic() < self._submit_after:
@@ -99,9 +99,9 @@ class Submitter:
         slots = self._schedule.free_slots(self._parallel_of)
         return (slots is None or slots > 0) and bool(self._schedule.ready(time.monotonic()))
 
-    def _end_outlived(self) -> None:
+    def _end_past_dependency(self) -> None:
         active = []
-        for run in self._schedule.outlived():
+        for run in self._schedule.past_end_dependency():
             reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
             if run.phase is Phase.WAITING:
                 self._context.skip([run], reason)
@@ -135,7 +135,7 @@ class Submitter:
         except SubmitLater as error:
             self._postponed(runs, error)
             return False
-        except SubmitDoubtful as error:
+        except SubmitOutcomeUnknown as error:
             self._is_unsure(submission, runs)
             self._context.doubts[submission.token] = str(error)
             self._context.observer.notice(f"{error}; looking for the job")

@@ -261,7 +261,7 @@ class Watcher:
         ended = [run for run in active.values() if run.phase is Phase.ENDED]
         for run in ended:
             self._progress.forget(run.plan)
-        self.finalizer.cancel_rivals(run for run in ended if seen[run.plan.key].has_rivals)
+        self.finalizer.cancel_duplicates(run for run in ended if seen[run.plan.key].has_rivals)
         self.finalizer.conclude(ended)
         self.finalizer.continue_stopping()
         endings = [(run, self._enforce(run, time.monotonic())) for run in self.context.active()]
@@ -306,7 +306,7 @@ class Watcher:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:
             return None
-        elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
+        elif status.hopeless is not None and odd_s > self._unschedulable_s(run, status, odd_s):
             excess = self.context.scheduler.exceeded(run.plan, status)
             reason = f"the scheduler will never start it: {status.reason or status.state}"
             reason += f"; it asks for {excess}" if excess else ""
@@ -327,8 +327,8 @@ class Watcher:
     def _step_times(self, run: Tracked) -> list[float]:
         return self._progress.step_times(run.plan, run.token or None)
 
-    def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
-        """Return how long an unschedulable job may wait; a held job may be released."""
+    def _unschedulable_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
+        """Return how long a hopeless job may wait; a held job may be released."""
         is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._may_start(run, status))
         return self.context.config.patience_s if is_patient else HOPELESS_S
 

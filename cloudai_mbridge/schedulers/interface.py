@@ -111,7 +111,7 @@ class SubmitRefused(Exception):
     """The scheduler refused a submission for good; the message is its own."""
 
 
-class SubmitDoubtful(Exception):
+class SubmitOutcomeUnknown(Exception):
     """The submission failed with a message that leaves open whether something was submitted; `find` tells.
 
     If nothing was, it is refused with the scheduler's own message.
@@ -150,7 +150,7 @@ class Scheduler(Protocol):
         """Start runs, each in its directory below `root`, and return their job ids by run key.
 
         SubmitRefused, SubmitLater: nothing was submitted.
-        SubmitDoubtful, ToolFailure: the outcome is unknown; `find` determines it.
+        SubmitOutcomeUnknown, ToolFailure: the outcome is unknown; `find` determines it.
         """
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:

@@ -52,7 +52,7 @@ def test_a_run_is_found_again(swept: mb.Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(swept.path.parents[1])
     names = ("first", swept.path.name, str(swept.path), swept.path, Path("results", swept.path.name))
     assert [mb.open_run(name) for name in names] == [swept] * len(names)
-    with pytest.raises(mb.BadInput, match="no run's name begins so"):
+    with pytest.raises(mb.BadInput, match="no run with this prefix"):
         mb.open_run("second")
     with pytest.raises(mb.BadInput, match="is not a run directory"):
         mb.open_run(swept.path.parent)

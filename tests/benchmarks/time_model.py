@@ -36,7 +36,7 @@ from cloudai_mbridge.estimate.published import published_row
 from cloudai_mbridge.estimate.time import load_calibration, time_model
 from cloudai_mbridge.estimate.time.calibration import Coefficient
 from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, trained_fraction, years
-from cloudai_mbridge.estimate.time.parts import NUM_PIPELINED, Parts, bubble, device_of, ideal_parts
+from cloudai_mbridge.estimate.time.parts import NUM_PIPELINED, IdealTimes, bubble, device_of, ideal_parts
 from cloudai_mbridge.estimate.time.work import work_of
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import recipe_layout
@@ -119,13 +119,13 @@ class Problem:
         self.coefficients = list(coefficients)
         self.rows = list(rows)
         index = {coefficient.name: i for i, coefficient in enumerate(self.coefficients)}
-        shape = len(self.rows), len(Parts._fields), len(index)
+        shape = len(self.rows), len(IdealTimes._fields), len(index)
         self.ideal, self.exponents = np.zeros(shape[:2]), np.zeros(shape)
         self.ages = np.zeros((shape[0], shape[2]))
         self.measured = np.log([row.step_time_s for row in self.rows])
         for i, row in enumerate(self.rows):
             self.ideal[i] = _ideal(row)
-            for j, part in enumerate(Parts._fields):
+            for j, part in enumerate(IdealTimes._fields):
                 for name, exponent in powers(part, row.setting):
                     self.exponents[i, j, index[name]] += exponent
             for name, exponent in age(row.setting, newest):
@@ -174,7 +174,7 @@ def _ideal(row: Row) -> np.ndarray:
     assert device is not None
     work = work_of(setting.model, layout.tp, layout.ep, layout.expert_tp)
     parts = np.array(ideal_parts(setting.model, work, layout, device, layout.num_microbatches))
-    parts *= [trained_fraction(part, setting) for part in Parts._fields]
+    parts *= [trained_fraction(part, setting) for part in IdealTimes._fields]
     parts[:NUM_PIPELINED] *= 1 + bubble(layout.pp, layout.vp, layout.num_microbatches)
     return parts
 

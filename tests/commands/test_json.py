@@ -240,7 +240,7 @@ def test_the_file_of_a_gate_is_not_a_report(mbridge_there: Run, place: Path) -> 
     before = report.read_bytes()
     code, out, err = mbridge_there("gate", "good.json", "--json", str(report), "--policy=policy.toml")
     assert (code, out) == (2, "")
-    assert err.endswith("put --json behind the runs, or write --json=-\n")
+    assert err.endswith("put --json after the runs, or write --json=-\n")
     assert report.read_bytes() == before
 
 

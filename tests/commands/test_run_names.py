@@ -118,9 +118,9 @@ def test_the_beginning_of_a_name(here: Path) -> None:
     with pytest.raises(BadInput) as error:
         find_run("t_2026")
     assert str(error.value) == (
-        f"'t_2026': the names of 2 runs begin so: {again.name}, {tiny.name}; give more of the name"
+        f"'t_2026': ambiguous: the prefix of 2 runs: {again.name}, {tiny.name}; give more of the name"
     )
-    with pytest.raises(BadInput, match=r"'tini': no such path, and no run's name begins so; looked in "):
+    with pytest.raises(BadInput, match=r"'tini': no such path, and no run with this prefix; looked in "):
         find_run("tini")
 
 
@@ -130,7 +130,7 @@ def test_many_candidates(here: Path) -> None:
     with pytest.raises(BadInput) as error:
         find_run("s")
     names = ", ".join(day(number) for number in (9, 8, 7, 6, 5))
-    assert f"9 runs begin so: {names}, and 4 more; give more" in str(error.value)
+    assert f"the prefix of 9 runs: {names}, and 4 more; give more" in str(error.value)
 
 
 def test_the_same_name_in_two_places(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_options_of_a_log_need_a_point(option: str, mbridge_here: Run, tmp_path:
     run = finish(a_run(tmp_path / "results", name_of(1)))
     code, out, err = mbridge_here("logs", str(run.root), option)
     assert (code, out) == (2, "")
-    assert err == f"error: POINT: is missing; list the points with: mbridge logs {run.root}\n"
+    assert err == f"error: missing argument POINT; list the points with: mbridge logs {run.root}\n"
 
 
 def test_logs_of_a_dry_run_and_of_a_lost_journal(mbridge_here: Run, tmp_path: Path) -> None:

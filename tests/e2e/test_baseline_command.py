@@ -126,7 +126,7 @@ def test_promote_show_and_check(write: Write, tmp_path: Path) -> None:
     assert f"sweep/tp2: 5 runs, promoted {point.promoted_at} by Ada: the first one" in shown.stdout
 
     checked = _baseline("check", path)
-    assert (checked.returncode, checked.stdout) == (0, f"ok    {path}: 1 point, 0 oddities\n")
+    assert (checked.returncode, checked.stdout) == (0, f"ok    {path}: 1 point, 0 warnings\n")
 
     path.write_text(path.read_text().replace("tp = 2", "tp = 4"))
     for command in ("show", "check"):
@@ -215,7 +215,7 @@ def test_a_regression_must_be_accepted(write: Write, tmp_path: Path) -> None:
     [
         (("promote", "{tmp}/none.json", "--baseline", "b.toml", "--reason", "x"), "none.json: cannot be read"),
         (("promote", "{report}", "--baseline", "b.toml"), "--reason"),
-        (("promote", "{report}", "--baseline", "b.toml", "--reason", " "), "--reason: is blank"),
+        (("promote", "{report}", "--baseline", "b.toml", "--reason", " "), "--reason: must not be empty"),
         (("promote", "{report}", "--baseline", "{tmp}", "--reason", "x"), "cannot be read"),
         (("promote", "{report}", "--baseline", "{report}", "--reason", "x"), "not valid TOML"),
         (("promote", "{report}", "--baseline", "b.toml", "--reason", "x", "--point", "y"), "matches no point"),

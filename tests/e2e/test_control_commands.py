@@ -193,7 +193,9 @@ def test_logs(start_run: Any, stand_in_test: Any, until: Any, retried: Any, tmp_
     assert run.command("logs", "mb1", "-n", "1000").finish(0).stdout == whole
 
     ambiguous = run.command("logs", "sweep").finish(2)
-    assert "'sweep' is a part of 2 runs: sweep/mb1/0, sweep/mb2/0; give more of its name" in ambiguous.stderr
+    assert (
+        "'sweep' is ambiguous: it matches 2 runs: sweep/mb1/0, sweep/mb2/0; give more of its name" in ambiguous.stderr
+    )
     unknown = run.command("logs", "unlukky/single/0").finish(2)
     assert "no run 'unlukky/single/0'" in unknown.stderr
     assert "unlucky/single/0" in unknown.stderr.partition(";")[2], "it was to suggest the nearest"

@@ -351,8 +351,8 @@ def test_a_confirmation_that_cannot_start_keeps_the_first_verdict(mbridge: Any, 
     old = make_report(tmp_path / "a.json")
     promote = ("baseline", "promote", old, "--baseline", tmp_path / "baseline.toml", "--reason", "the first five runs")
     assert mbridge(*promote, "--by", "test", "--yes").returncode == 0
-    lonely = make_report(tmp_path / "b.json", runs=1, seed=2)
-    done = mbridge("gate", lonely, "--policy", policy, "--confirm", "2", "--json", tmp_path / "g.json")
+    no_reference = make_report(tmp_path / "b.json", runs=1, seed=2)
+    done = mbridge("gate", no_reference, "--policy", policy, "--confirm", "2", "--json", tmp_path / "g.json")
     assert done.returncode == 13, done.stderr
     found = json.loads((tmp_path / "g.json").read_text())
     assert any("were not run again" in note for note in found["notes"])

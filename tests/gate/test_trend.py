@@ -202,7 +202,7 @@ def test_runs_without_the_metric_and_shared_times_are_said() -> None:
         "the last 12 runs were looked at, and 8 older ones were not; see --last",
         "2 failed runs in that time counted for nothing",
         "1 of 12 runs without a comparable step_time_s left out",
-        "2 runs share their time with another; they stand in the order of their import",
+        "2 runs have identical times; they are in the order of their import",
     )
     missing = find_trend(make_series([run._replace(value=None) for run in runs], "peak_memory_gib"))
     assert headline(missing).endswith("peak_memory_gib: no good run has peak_memory_gib")

@@ -10,7 +10,7 @@ import pytest
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.integrations import nemo_run, nemo_run_driver
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful
+from cloudai_mbridge.schedulers.interface import Submission, SubmitOutcomeUnknown
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ def test_a_job_is_not_lost_for_a_byte_that_is_not_utf_8(monkeypatch: pytest.Monk
 
 
 def test_a_refusal_in_another_encoding_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(SubmitDoubtful, match=r"NeMo-Run: sbatch: error: caf\ufffd"):
+    with pytest.raises(SubmitOutcomeUnknown, match=r"NeMo-Run: sbatch: error: caf\ufffd"):
         submit(monkeypatch, tmp_path, out=b"", err=b"sbatch: error: caf\xe9\n", code=1)
 
 

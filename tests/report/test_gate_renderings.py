@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 from cloudai_mbridge.gate.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
-from cloudai_mbridge.gate.formats.gate_words import findings, headline
+from cloudai_mbridge.gate.formats.gate_messages import findings, headline
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&\x1b[31m😀" + "p" * 300
 SLOW = MetricVerdict("step_time_s", GateVerdict.REGRESSION, "+5.00 % (1 to 1.05)", "s", True, 1.0, 1.05, 0.05)

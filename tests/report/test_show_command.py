@@ -84,7 +84,7 @@ def test_nothing_is_written(ended: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("mb", "is a part of 3 points: t/mb1, t/mb2, t/mb3"), ("x", "no point 'x'")]
+    ("name", "words"), [("mb", "is ambiguous: it matches 3 points: t/mb1, t/mb2, t/mb3"), ("x", "no point 'x'")]
 )
 def test_a_name_that_is_not_one_point(ended: Path, name: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):

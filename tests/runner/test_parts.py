@@ -168,7 +168,7 @@ def test_who_waits_for_whom(bench: Any, phase: Phase, status: JobStatus | None, 
     end_with = Tracked(bench.run("w", end_with=("a",)), phase=Phase.ACTIVE)
     runs = [first, after_start, after_end, end_with]
     assert _ready(runs) == ["s"] * starts + ["e"] * completes
-    assert Schedule(runs, None, None).outlived() == [end_with] * completes
+    assert Schedule(runs, None, None).past_end_dependency() == [end_with] * completes
 
 
 def test_the_gate_is_open_when_all_checks_have_ended(bench: Any) -> None:

@@ -19,8 +19,8 @@ from cloudai_mbridge.schedulers.interface import (
     JobClass,
     JobStatus,
     Submission,
-    SubmitDoubtful,
     SubmitLater,
+    SubmitOutcomeUnknown,
     SubmitRefused,
 )
 from cloudai_mbridge.schedulers.slurm import SlurmClient, command, submit
@@ -222,7 +222,7 @@ DOUBTFUL = [
     ("stderr", "kind"),
     [
         (text, kind)
-        for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused), (DOUBTFUL, SubmitDoubtful))
+        for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused), (DOUBTFUL, SubmitOutcomeUnknown))
         for text in texts
     ],
 )
@@ -249,7 +249,7 @@ def test_what_sbatch_puts_off(slurm: FakeSlurm, client: SlurmClient, root: Path,
 def test_a_refusal_with_a_job_id_is_doubtful(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str) -> None:
     """Such as of a wrapper that submits again, and fails only then."""
     slurm.answer(sbatch=(1, "17\n", stderr + "\n"))
-    with pytest.raises(SubmitDoubtful):
+    with pytest.raises(SubmitOutcomeUnknown):
         client.submit(Submission(TOKEN, (_run(),)), root)
 
 

@@ -13,7 +13,6 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     array_spec,
     base_state,
     classify,
-    hopeless,
     merge_components,
     parse_elapsed,
     parse_exit_code,
@@ -22,6 +21,7 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     parse_started,
     parse_submitted,
     status_from_marker,
+    unschedulable_as,
     without_slurm_variables,
 )
 from tests.cases import every
@@ -259,7 +259,7 @@ def test_a_job_that_can_never_start_is_hopeless(reason: str) -> None:
 
 @every("reason", HOPEFUL.split())
 def test_a_job_that_only_waits_is_not_hopeless(reason: str) -> None:
-    assert hopeless("PENDING", reason) is None
+    assert unschedulable_as("PENDING", reason) is None
 
 
 @pytest.mark.parametrize("reason", ["launch_failed_requeued_held", "launch failed requeued held"])
@@ -272,14 +272,14 @@ HELD = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 @every("state", [state for state, _ in STATES if state not in ("PENDING", *HELD)])
 def test_only_a_job_that_waits_is_hopeless(state: str) -> None:
-    assert hopeless(state, "BadConstraints") is None
+    assert unschedulable_as(state, "BadConstraints") is None
 
 
 @every(
     ("state", "reason"), [("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), *((state, "None") for state in HELD)]
 )
 def test_a_held_job_counts_as_cancelled(state: str, reason: str) -> None:
-    assert hopeless(state, reason) is JobClass.CANCELLED
+    assert unschedulable_as(state, reason) is JobClass.CANCELLED
 
 
 # sacct

@@ -139,7 +139,7 @@ def show(path: Path, as_json: bool) -> int:
 
 @baseline.command()
 @click.argument("path", metavar="FILE", type=PATH)
-@click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
+@click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Warn if older.")
 @JSON
 def check(path: Path, max_age_days: int, as_json: bool) -> int:
     """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
@@ -149,8 +149,8 @@ def check(path: Path, max_age_days: int, as_json: bool) -> int:
         print_json(BaselineCheck(path, len(loaded.points), tuple(found)))
         return OK
     for text in found:
-        click.echo(f"odd   {_printable(text)}")
-    click.echo(f"ok    {path}: {counted(len(loaded.points), 'point')}, {len(found)} oddities")
+        click.echo(f"warn  {_printable(text)}")
+    click.echo(f"ok    {path}: {counted(len(loaded.points), 'point')}, {counted(len(found), 'warning')}")
     return OK
 
 
@@ -158,7 +158,7 @@ def _terms(
     *, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float | None, **accept: bool
 ) -> Terms:
     if not reason.strip():
-        raise BadInput("--reason: is blank; say why these runs are the new baseline")
+        raise BadInput("--reason: must not be empty; give the reason for the new baseline")
     terms = load_policy(policy).policy if policy else None
     max_noise = max_noise or (terms.max_noise if terms else None) or Limits().max_noise
     return Terms(

@@ -241,8 +241,8 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
                     was = read_regular(ran, len(text))
                 if was != text:
                     raise BadInput(
-                        f"{ran}: is not what this mbridge would write now, so a further run of {_point(run)} would be"
-                        " another one; run the scenario again"
+                        f"{ran}: differs from what this mbridge writes, so a further run of {_point(run)} cannot be"
+                        " compared with it; run the scenario again"
                     )
 
 

@@ -30,7 +30,7 @@ from cloudai_mbridge.gate.formats.gate import (
     render_gate_table,
     render_next_steps,
 )
-from cloudai_mbridge.gate.formats.gate_words import headline
+from cloudai_mbridge.gate.formats.gate_messages import headline
 from cloudai_mbridge.gate.next_steps import NextSteps, next_steps
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.gate.results.values import PRIMARY
@@ -77,7 +77,7 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
 @run_argument("results", "RUN...", nargs=-1, required=True)
 @click.option("--policy", type=PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
 @click.option("--baseline", type=PATH, help="Baseline file instead of what the policy compares with.")
-@click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
+@click.option("--confirm", type=click.IntRange(1, 100), help="Rerun inconclusive points N times, on other nodes.")
 @_output_options
 @click.option("--html", type=PATH, help="Also write the page of the first result with the gate on it.")
 @click.option("--verbose", is_flag=True, help="Also print every metric of every point.")
@@ -156,7 +156,7 @@ def compare(old: Path, new: Path, policy: Path | None, metric: str, verbose: boo
 def _require_writable(files: Mapping[str, Path | None]) -> None:
     """Raise BadInput if a file cannot be written, or would replace results."""
     if (path := files["json_file"]) and path.name == ROOT_FILES.report:
-        raise BadInput(f"--json: would write to {path}; put --json behind the runs, or write --json={STDOUT}")
+        raise BadInput(f"--json: would write to {path}; put --json after the runs, or write --json={STDOUT}")
     for path in files.values():
         if path is not None and path != _STDOUT:
             require_writable(path)

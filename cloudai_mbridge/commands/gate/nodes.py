@@ -30,7 +30,7 @@ _RATE = Number(min=0, max=0.2, min_open=True)
 _SHARE = Number(min=0, max=1, min_open=True, max_open=True)
 
 _FALSE_ALARM_RATE = click.option(
-    "--false-alarm-rate", type=_RATE, default=0.01, show_default=True, help="Of calling any node slow where none is."
+    "--false-alarm-rate", type=_RATE, default=0.01, show_default=True, help="Family-wise false-alarm rate."
 )
 _SLOWDOWN = click.option(
     "--slowdown", type=_SHARE, default=0.03, show_default=True, help="A node shown to be slower by less is normal."

@@ -34,7 +34,7 @@ class FittedFactors(ClusterFactors):
 
 @click.command()
 @run_argument("results", "RUN...", nargs=-1, required=True)
-@click.option("--gpu", help="Whose points to use, where there are those of several GPUs.")
+@click.option("--gpu", help="GPU type to calibrate, if the runs have several.")
 @click.option("--output", type=PATH, help="File to write, which a system names as its `calibration`.")
 @JSON
 def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, as_json: bool) -> int:

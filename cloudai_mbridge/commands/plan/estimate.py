@@ -72,7 +72,7 @@ _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 @click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
 @click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
 @click.option("--task", type=click.Choice(["pretrain", "sft", "lora", "peft"]), help="Default: pretrain.")
-@click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Whose defaults hold.")
+@click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Launcher whose defaults apply.")
 @click.option("--release", help="Of Megatron-Bridge, such as 0.6.0: its presets fill in what is left out here.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
 @FLOPS_FORMULA

@@ -19,7 +19,7 @@ _AGENTS = {
 }
 _REPORTS = {
     "report.json": "everything, for programs",
-    "report.html": "for people; also as report.md",
+    "report.html": "page of a run; also as report.md",
     "junit.xml": "for CI",
     "steps.csv": "every step of every run",
 }

@@ -96,9 +96,7 @@ def _time_limit(context: click.Context, option: click.Parameter, text: str | Non
 @click.option(
     "--time-limit", metavar="TIME", callback=_time_limit, help="Of a job that measures a layout, as in a scenario."
 )
-@click.option(
-    "--base", type=PATH, help="Test TOML with what a layout leaves open: containers, repositories, variables."
-)
+@click.option("--base", type=PATH, help="Test TOML with the remaining settings: containers, repositories, variables.")
 @click.option("--output-dir", type=PATH, help="Where to write the results of measuring; default: the system's.")
 @click.option(
     "--replay", expose_value=False, hidden=True, is_eager=True, callback=_moved, help="Moved to the benchmarks."
@@ -134,7 +132,7 @@ def tune(
     request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
     if not found.best:
-        raise BadInput(f"no layout is left: {_why_none(request, found)}")
+        raise BadInput(f"no feasible layout: {_why_none(request, found)}")
     if is_measured:
         if system_config is None:
             raise BadInput("--max-trials and --max-gpu-hours measure; give the --system-config to run on")

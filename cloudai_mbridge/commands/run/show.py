@@ -55,6 +55,7 @@ def _find(points: Sequence[PointReport], name: str, root: Path) -> list[PointRep
     if len(names := dict.fromkeys(f"{point.test_id}/{point.label}" for point in found)) > 1:
         more = ", ..." if len(names) > _MOST_NAMED else ""
         raise BadInput(
-            f"{name!r} is a part of {len(names)} points: {', '.join([*names][:_MOST_NAMED])}{more}; give more of it"
+            f"{name!r} is ambiguous: it matches {len(names)} points: {', '.join([*names][:_MOST_NAMED])}{more};"
+            " give more of it"
         )
     return found

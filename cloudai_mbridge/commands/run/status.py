@@ -115,7 +115,7 @@ def logs(
     """Print the log of one POINT: its key, or a part of it that no other has. Without one, list the points."""
     if point is None:
         if stderr or follow or attempt is not None or lines is not None:
-            raise BadInput(f"POINT: is missing; list the points with: mbridge logs {root}")
+            raise BadInput(f"missing argument POINT; list the points with: mbridge logs {root}")
         return _list_points(root, as_json=as_json)
     if as_json:
         raise BadInput("--json: lists the points; a log is text: leave --json out, or POINT")

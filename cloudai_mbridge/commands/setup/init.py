@@ -185,8 +185,8 @@ def _table(rows: Iterable[_Row]) -> str:
 
 def _test(recipe: Recipe, cmd_args: Mapping[str, Any]) -> str:
     head: list[_Row] = [
-        ("name", recipe.name, "what scenarios call it"),
-        ("description", recipe.description, "for people"),
+        ("name", recipe.name, "scenarios name it as test_name"),
+        ("description", recipe.description, "free text"),
         ("test_template_name", TEMPLATE, "CloudAI's name of this kind of test"),
     ]
     metrics: list[_Row] = [("warmup_steps", _WARMUP_STEPS, "left out of every statistic")]
@@ -208,7 +208,7 @@ def _scenario(test: str, num_nodes: int, time_limit: str | None) -> str:
 
 _LOCAL_SYSTEM = "# Where it runs\n" + _table(
     [
-        ("name", "local", "for people"),
+        ("name", "local", "shown in reports"),
         ("scheduler", "local", "this machine, one run after the other"),
         ("output_path", _RESULTS, "where results go"),
     ]
@@ -217,10 +217,10 @@ _LOCAL_SYSTEM = "# Where it runs\n" + _table(
 
 def _slurm_system(nodes: PartitionNodes, account: str | None, gpu: Gpu | None, gpus_per_node: int) -> str:
     rows: list[_Row] = [
-        ("name", nodes.partition, "for people"),
+        ("name", nodes.partition, "shown in reports"),
         ("scheduler", "slurm", ""),
         ("output_path", _RESULTS, "where results go: on a file system that all nodes see"),
-        ("default_partition", nodes.partition, "where jobs go"),
+        ("default_partition", nodes.partition, "partition of the jobs"),
         ("gpus_per_node", gpus_per_node or None, "that a job asks for"),
         ("gpu_type", gpu.name if gpu else None, "what estimates are for"),
         ("account", account, "whose time jobs use"),

@@ -18,7 +18,7 @@ def c05_fsdp_without_graphs(point: Point) -> Answer:
     if not (point.use_megatron_fsdp and point.has_scoped_graphs):
         return None
     fact, remedy = "Megatron FSDP runs without CUDA graphs", "set cuda_graph_impl or use_megatron_fsdp off"
-    return point.breaks("C05", "use_megatron_fsdp", fact, remedy, *_SHOWN, "use_megatron_fsdp")
+    return point.violation("C05", "use_megatron_fsdp", fact, remedy, *_SHOWN, "use_megatron_fsdp")
 
 
 def c11_overlapped_all_to_all_without_graphs(point: Point) -> Answer:
@@ -31,7 +31,7 @@ def c11_overlapped_all_to_all_without_graphs(point: Point) -> Answer:
         return None
     fact = "overlapped all-to-all runs without CUDA graphs"
     remedy = "set cuda_graph_impl to none or moe_a2a_overlap off"
-    return point.breaks("C11", "moe_a2a_overlap", fact, remedy, *_SHOWN, "moe_a2a_overlap")
+    return point.violation("C11", "moe_a2a_overlap", fact, remedy, *_SHOWN, "moe_a2a_overlap")
 
 
 def c12_offloading_without_graphs(point: Point) -> Answer:
@@ -45,7 +45,7 @@ def c12_offloading_without_graphs(point: Point) -> Answer:
     if not (point.has_scoped_graphs and point.activation_offload_layers > 0):
         return None
     fact, remedy = "offloading runs without CUDA graphs", "set cuda_graph_impl to none, or offload no layers"
-    return point.breaks("C12", "activation_offload_layers", fact, remedy, *_SHOWN, "activation_offload_layers")
+    return point.violation("C12", "activation_offload_layers", fact, remedy, *_SHOWN, "activation_offload_layers")
 
 
 def c13_graph_implementation_is_known(point: Point) -> Answer:
@@ -58,9 +58,9 @@ def c13_graph_implementation_is_known(point: Point) -> Answer:
         return None
     if point.is_embedded and point.graph_impl == "full_iteration":  # the rule is lifted for it elsewhere
         fact, remedy = "this implementation came with Megatron-Core 0.18", "use local with scope full_iteration"
-        return point.breaks("C13", "cuda_graph_impl", fact, remedy, *_SHOWN, core=point.core)
+        return point.violation("C13", "cuda_graph_impl", fact, remedy, *_SHOWN, core=point.core)
     remedy = f"use one of none, {', '.join(_IMPLEMENTATIONS)}"
-    return point.breaks("C13", "cuda_graph_impl", f"{point.args.cuda_graph_impl!r} is unknown", remedy, *_SHOWN)
+    return point.violation("C13", "cuda_graph_impl", f"{point.args.cuda_graph_impl!r} is unknown", remedy, *_SHOWN)
 
 
 def c14_graph_scope_fits_the_implementation(point: Point) -> Answer:
@@ -75,10 +75,10 @@ def c14_graph_scope_fits_the_implementation(point: Point) -> Answer:
     names_modules = point.is_embedded and set(scopes) <= {*_TE_SCOPES}
     if point.graph_impl == "local" and scopes not in ((), ("full_iteration",)) and not names_modules:
         remedy = "use scope full_iteration alone, or no scope"
-        return point.breaks("C14", "cuda_graph_scope", "local graphs capture full_iteration only", remedy, *_SHOWN)
+        return point.violation("C14", "cuda_graph_scope", "local graphs capture full_iteration only", remedy, *_SHOWN)
     if point.graph_impl == "transformer_engine" and (unknown := [s for s in scopes if s not in _TE_SCOPES]):
         fact = f"Transformer Engine graphs do not capture {', '.join(unknown)}"
-        return point.breaks("C14", "cuda_graph_scope", fact, f"use some of {', '.join(_TE_SCOPES)}", *_SHOWN)
+        return point.violation("C14", "cuda_graph_scope", fact, f"use some of {', '.join(_TE_SCOPES)}", *_SHOWN)
     return None
 
 
@@ -92,7 +92,9 @@ def c15_moe_or_its_router(point: Point) -> Answer:
     """
     if not {"moe", "moe_router"} <= set(point.cuda_graph_scope):
         return None
-    return point.breaks("C15", "cuda_graph_scope", "moe and moe_router exclude each other", "keep one of them", *_SHOWN)
+    return point.violation(
+        "C15", "cuda_graph_scope", "moe and moe_router exclude each other", "keep one of them", *_SHOWN
+    )
 
 
 def c16_preprocess_needs_the_router(point: Point) -> Answer:
@@ -108,7 +110,7 @@ def c16_preprocess_needs_the_router(point: Point) -> Answer:
         return None
     if point.is_embedded and point.graph_impl == "local":
         return None
-    return point.breaks("C16", "cuda_graph_scope", "moe_preprocess needs moe_router", "add moe_router", *_SHOWN)
+    return point.violation("C16", "cuda_graph_scope", "moe_preprocess needs moe_router", "add moe_router", *_SHOWN)
 
 
 def c17_no_recomputation_inside_a_graph(point: Point) -> Answer:
@@ -131,4 +133,4 @@ def c17_no_recomputation_inside_a_graph(point: Point) -> Answer:
         return None
     fact = f"{', '.join(dict.fromkeys(clashing))} would be recomputed inside a captured graph"
     remedy = "remove these modules or the scopes that hold them"
-    return point.breaks("C17", "recompute_modules", fact, remedy, *_SHOWN, "recompute_modules")
+    return point.violation("C17", "recompute_modules", fact, remedy, *_SHOWN, "recompute_modules")

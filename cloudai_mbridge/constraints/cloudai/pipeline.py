@@ -26,13 +26,15 @@ def c02_layers_fill_the_pipeline(point: Point) -> Answer:
         if (fault := layout_fault(layout, point.pp, vp, layers, mtp)) is None:
             return None
         fact = f"the layout {layout!r} does not fit: {fault}"
-        return point.breaks("C02", "pipeline_model_parallel_layout", fact, "fix the layout", "num_layers", "pp", "vp")
+        return point.violation(
+            "C02", "pipeline_model_parallel_layout", fact, "fix the layout", "num_layers", "pp", "vp"
+        )
     split = _layers_to_split(point, layers)
     if split % point.pp == 0:
         return None
     fact = f"{split} layers are not divisible by pp = {point.pp}"
     remedy = "use a pp that divides the layers, or an explicit pipeline_model_parallel_layout"
-    return point.breaks("C02", "pp", fact, remedy, "num_layers", "pp", "vp")
+    return point.violation("C02", "pp", fact, remedy, "num_layers", "pp", "vp")
 
 
 def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
@@ -56,7 +58,7 @@ def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
         return None
     allowed = [n for n in range(1, per_stage + 1) if per_stage % n == 0]
     fact = f"{vp} virtual stages do not divide the {per_stage} layers of a stage"
-    return point.breaks("C08", "vp", fact, f"use one of {', '.join(map(str, allowed))}", "num_layers", "pp", "vp")
+    return point.violation("C08", "vp", fact, f"use one of {', '.join(map(str, allowed))}", "num_layers", "pp", "vp")
 
 
 def _layers_to_split(point: Point, layers: int) -> int:
@@ -86,4 +88,4 @@ def split_as_cloudai_decides(point: Point) -> Answer:
     known = ", ".join(f"({pp},{vp})" for pp, vp in _DEEPSEEK_V3_SPLITS)
     fact = f"the recipe has no layout for (pp,vp) = ({split[0]},{split[1]})"
     remedy = f"use one of {known}, or an explicit pipeline_model_parallel_layout"
-    return point.breaks("C18", "pp", fact, remedy, "pp", "vp")
+    return point.violation("C18", "pp", fact, remedy, "pp", "vp")

@@ -16,7 +16,7 @@ def c01_ranks_fill_the_model_parallel_groups(point: Point) -> Answer:
         return None
     fact = f"{point.args.num_gpus} is not divisible by tp*pp*cp = {size}"
     remedy = f"use a multiple of {size}, or smaller tp, pp or cp"
-    return point.breaks("C01", "num_gpus", fact, remedy, "num_gpus", "tp", "pp", "cp")
+    return point.violation("C01", "num_gpus", fact, remedy, "num_gpus", "tp", "pp", "cp")
 
 
 def c03_at_least_one_model_replica(point: Point) -> Answer:
@@ -32,7 +32,7 @@ def c03_at_least_one_model_replica(point: Point) -> Answer:
     size = point.model_parallel_size
     fact = f"data-parallel size {point.args.num_gpus} // (tp*pp*cp = {size}) is 0"
     remedy = f"use at least {size} GPUs, or smaller tp, pp or cp" if size > 0 else "use positive sizes"
-    return point.breaks("C03", "num_gpus", fact, remedy, "num_gpus", "tp", "pp", "cp")
+    return point.violation("C03", "num_gpus", fact, remedy, "num_gpus", "tp", "pp", "cp")
 
 
 def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
@@ -54,7 +54,7 @@ def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
     factors = ["mb", "dp", *(["num_distributed_optimizer_instances"] if instances != 1 else [])]
     fact = f"{gb} is not divisible by {'*'.join(factors)} = {divisor}"
     remedy = f"use a multiple of {divisor}" if divisor else "fix num_gpus, tp, pp and cp first"
-    return point.breaks("C04", "gb", fact, remedy, "gb", *factors)
+    return point.violation("C04", "gb", fact, remedy, "gb", *factors)
 
 
 def c06_fsdp_stands_alone(point: Point) -> Answer:
@@ -69,7 +69,7 @@ def c06_fsdp_stands_alone(point: Point) -> Answer:
         return None
     fact = "Megatron FSDP needs pp = cp = vp = 1"
     remedy = "set pp, cp and vp to 1, or use_megatron_fsdp to false"
-    return point.breaks("C06", "use_megatron_fsdp", fact, remedy, "pp", "cp", "vp")
+    return point.violation("C06", "use_megatron_fsdp", fact, remedy, "pp", "cp", "vp")
 
 
 def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
@@ -88,7 +88,7 @@ def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
         return None
     fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
     remedy = f"use a multiple of {size} GPUs, or smaller et, ep or pp" if size > 0 else "use positive et, ep and pp"
-    return point.breaks("C07", "ep", fact, remedy, "num_gpus", "et", "ep", "pp")
+    return point.violation("C07", "ep", fact, remedy, "num_gpus", "et", "ep", "pp")
 
 
 def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
@@ -104,7 +104,7 @@ def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
     if instances is None or instances <= 1 or point.use_megatron_fsdp:
         return None
     remedy = f"set use_megatron_fsdp to true, or {name} to 1"
-    return point.breaks("C09", name, f"{instances} instances need Megatron FSDP", remedy, name, "use_megatron_fsdp")
+    return point.violation("C09", name, f"{instances} instances need Megatron FSDP", remedy, name, "use_megatron_fsdp")
 
 
 def c10_no_offloading_in_a_pipeline(point: Point) -> Answer:
@@ -119,4 +119,4 @@ def c10_no_offloading_in_a_pipeline(point: Point) -> Answer:
         return None
     name = "activation_offload_layers"
     fact = f"{point.activation_offload_layers} offloaded layers need pp = 1"
-    return point.breaks("C10", name, fact, f"set pp to 1, or {name} to 0", "pp", name)
+    return point.violation("C10", name, fact, f"set pp to 1, or {name} to 0", "pp", name)

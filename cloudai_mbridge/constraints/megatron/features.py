@@ -34,17 +34,17 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
     known = _recomputable(point)
     if unknown := [module for module in modules if module not in known]:
         fact, remedy = f"{', '.join(unknown)} cannot be recomputed", f"use some of {', '.join(known)}"
-        return point.breaks("M14", "recompute_modules", fact, remedy, "recompute_modules")
+        return point.violation("M14", "recompute_modules", fact, remedy, "recompute_modules")
     if not {"mla_up_proj", "moe_act"} & set(modules):
         return None
     if point.recipe is None:
         return NotEvaluated("M14", "recipe")
     if "mla_up_proj" in modules and not point.of_recipe("multi_latent_attention"):
         fact = "mla_up_proj needs multi-latent attention"
-        return point.breaks("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
+        return point.violation("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
     if "moe_act" in modules and not point.num_moe_experts:
         fact = "moe_act needs experts"
-        return point.breaks("M14", "recompute_modules", fact, "remove moe_act", "recompute_modules")
+        return point.violation("M14", "recompute_modules", fact, "remove moe_act", "recompute_modules")
     return None
 
 
@@ -68,7 +68,7 @@ def m15_full_or_selective_recomputation(point: Point) -> Answer:
     if not (point.args.recompute_num_layers and point.recompute_modules):
         return None
     fact, shown = "whole layers and modules cannot both be recomputed", ("recompute_num_layers", "recompute_modules")
-    return point.breaks("M15", "recompute_modules", fact, "remove one of them", *shown)
+    return point.violation("M15", "recompute_modules", fact, "remove one of them", *shown)
 
 
 def m16_offload_or_recompute(point: Point) -> Answer:
@@ -81,7 +81,7 @@ def m16_offload_or_recompute(point: Point) -> Answer:
         return None
     name, fact = "activation_offload_layers", "offloading does not work with recomputation"
     other = "recompute_modules" if point.recompute_modules else "recompute_num_layers"
-    return point.breaks("M16", name, fact, "remove one of them", name, other)
+    return point.violation("M16", name, fact, "remove one of them", name, other)
 
 
 def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
@@ -97,7 +97,7 @@ def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
         return None
     shown = ("cuda_graph_impl", "use_megatron_fsdp", "activation_offload_layers")
     fact = "graphs without a scope capture whole layers, which neither Megatron FSDP nor offloading can run with"
-    return point.breaks("M17", "cuda_graph_impl", fact, "set cuda_graph_impl to none", *shown)
+    return point.violation("M17", "cuda_graph_impl", fact, "set cuda_graph_impl to none", *shown)
 
 
 def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
@@ -128,7 +128,7 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
         fact, remedy = "experts take any number of tokens", "set use_tokendrop to true, or remove moe"
     else:
         return None
-    return point.breaks("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")
+    return point.violation("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")
 
 
 def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
@@ -157,7 +157,7 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
         is_open = "moe" in point.recompute_modules and point.core is None
         return NotEvaluated("M19", "the release of Megatron-Core") if is_open else None
     fact, remedy = f"overlapped all-to-all needs {', '.join(missing)}", "provide it, or set moe_a2a_overlap off"
-    return point.breaks("M19", "moe_a2a_overlap", fact, remedy, "ep", "pp", "vp", "compute_dtype")
+    return point.violation("M19", "moe_a2a_overlap", fact, remedy, "ep", "pp", "vp", "compute_dtype")
 
 
 def _captures_biases(point: Point) -> bool:
@@ -180,7 +180,7 @@ def m20_gpu_computes_the_precision(point: Point) -> Answer:
     if gpu in _DTYPES[dtype]:
         return None
     remedy = f"use one of {', '.join(_DTYPES[dtype])}, or another precision"
-    return point.breaks("M20", "compute_dtype", f"{gpu} has no {dtype}", remedy, compute_dtype=dtype, gpu_type=gpu)
+    return point.violation("M20", "compute_dtype", f"{gpu} has no {dtype}", remedy, compute_dtype=dtype, gpu_type=gpu)
 
 
 def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
@@ -197,7 +197,7 @@ def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
     name = "recompute_num_layers"
     fact = "layers are recomputed with CUDA graphs of another scope than full_iteration"
     remedy = "use scope full_iteration with cuda_graph_impl = 'local', or remove one of them"
-    return point.breaks("M21", name, fact, remedy, name, "cuda_graph_impl", "cuda_graph_scope")
+    return point.violation("M21", name, fact, remedy, name, "cuda_graph_impl", "cuda_graph_scope")
 
 
 def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
@@ -217,7 +217,7 @@ def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
         return None
     fact, shown = "local graphs need scope full_iteration", ("cuda_graph_impl", "cuda_graph_scope")
     remedy = "set cuda_graph_scope to full_iteration, or cuda_graph_impl to transformer_engine or none"
-    return point.breaks("M22", "cuda_graph_impl", fact, remedy, *shown, release=point.release.version)
+    return point.violation("M22", "cuda_graph_impl", fact, remedy, *shown, release=point.release.version)
 
 
 def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
@@ -235,7 +235,7 @@ def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
         return None
     where, fact = "cuda_graph_scope", "a full-iteration graph captures no modules by name"
     operands = {"cuda_graph_scope": scopes, "core": point.core}
-    return point.breaks("M23", where, fact, f"remove {where}", "cuda_graph_impl", **operands)
+    return point.violation("M23", where, fact, f"remove {where}", "cuda_graph_impl", **operands)
 
 
 def m24_fsdp_has_several_connections(point: Point) -> Answer:
@@ -251,4 +251,4 @@ def m24_fsdp_has_several_connections(point: Point) -> Answer:
         return None
     fact, where = "Megatron FSDP does not start with a single hardware queue", "use_megatron_fsdp"
     remedy = f"remove {_CONNECTIONS} from global_env_vars and extra_env_vars: recipes set it themselves"
-    return point.breaks("M24", where, fact, remedy, where, **{_CONNECTIONS: "1"})
+    return point.violation("M24", where, fact, remedy, where, **{_CONNECTIONS: "1"})

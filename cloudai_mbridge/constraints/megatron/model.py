@@ -14,7 +14,7 @@ def m08_heads_divide_over_tensor_ranks(point: Point) -> Answer:
     if point.tp < 1 or heads % point.tp == 0:
         return None
     fact = f"{heads} heads are not divisible by tp = {point.tp}"
-    return point.breaks("M08", "tp", fact, _divisors(heads), num_attention_heads=heads, tp=point.tp)
+    return point.violation("M08", "tp", fact, _divisors(heads), num_attention_heads=heads, tp=point.tp)
 
 
 def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
@@ -28,7 +28,7 @@ def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
     if point.tp < 1 or groups % point.tp == 0 or point.tp % groups == 0:
         return None
     fact = f"{groups} key-value groups are neither a multiple nor a divisor of tp = {point.tp}"
-    return point.breaks("M09", "tp", fact, _divisors(groups), num_query_groups=groups, tp=point.tp)
+    return point.violation("M09", "tp", fact, _divisors(groups), num_query_groups=groups, tp=point.tp)
 
 
 def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
@@ -49,7 +49,7 @@ def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
     for name, (width, size) in widths.items():
         if size > 0 and width % size:
             fact = f"{name} = {width} is not divisible by {size}"
-            return point.breaks("M10", "tp", fact, _divisors(width), **{name: width}, tp=point.tp, et=et)
+            return point.violation("M10", "tp", fact, _divisors(width), **{name: width}, tp=point.tp, et=et)
     return None
 
 
@@ -67,7 +67,7 @@ def m11_experts_divide_over_expert_ranks(point: Point) -> Answer:
     fact, remedy = "the model has no experts", "set ep to 1"
     if experts:
         fact, remedy = f"{experts} experts are not divisible by ep = {ep}", _divisors(experts)
-    return point.breaks("M11", "ep", fact, remedy, "num_moe_experts", "ep")
+    return point.violation("M11", "ep", fact, remedy, "num_moe_experts", "ep")
 
 
 def m12_recomputed_layers_exist(point: Point) -> Answer:
@@ -85,7 +85,7 @@ def m12_recomputed_layers_exist(point: Point) -> Answer:
         return None
     name = "recompute_num_layers"
     fact = f"{recomputed} recomputed layers are not between 1 and the {most} of a pipeline rank"
-    return point.breaks("M12", name, fact, f"use 1 to {most}", name, "num_layers", "pp")
+    return point.violation("M12", name, fact, f"use 1 to {most}", name, "num_layers", "pp")
 
 
 def m13_offloaded_layers_exist(point: Point) -> Answer:
@@ -102,7 +102,7 @@ def m13_offloaded_layers_exist(point: Point) -> Answer:
         return None
     name = "activation_offload_layers"
     fact = f"{offloaded} offloaded layers are not between 1 and {layers - 1}"
-    return point.breaks("M13", name, fact, f"use 1 to {layers - 1}", name, "num_layers")
+    return point.violation("M13", name, fact, f"use 1 to {layers - 1}", name, "num_layers")
 
 
 def _divisors(number: int) -> str:

@@ -16,7 +16,7 @@ def m02_sizes_are_positive(point: Point) -> Answer:
     bad = {name: value for name in _SIZES if (value := getattr(point.args, name)) is not None and value < 1}
     if not bad:
         return None
-    return point.breaks("M02", next(iter(bad)), "sizes must be positive", "use at least 1", **bad)
+    return point.violation("M02", next(iter(bad)), "sizes must be positive", "use at least 1", **bad)
 
 
 def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
@@ -30,7 +30,7 @@ def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
     vp = point.args.vp
     if (vp or 1) == 1 or point.pp > 1:
         return None
-    return point.breaks("M03", "vp", f"vp = {vp} needs pp > 1", "set vp to 1 or pp above 1", "vp", "pp")
+    return point.violation("M03", "vp", f"vp = {vp} needs pp > 1", "set vp to 1 or pp above 1", "vp", "pp")
 
 
 def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
@@ -51,7 +51,7 @@ def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
         return None
     fact = f"{micro_batches} micro-batches per step are not a multiple of pp = {point.pp}"
     remedy = f"use a gb that is a multiple of mb*dp*pp = {per_round * point.pp}"
-    return point.breaks("M04", "gb", fact, remedy, "gb", "mb", "dp", "pp", "vp")
+    return point.violation("M04", "gb", fact, remedy, "gb", "mb", "dp", "pp", "vp")
 
 
 def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
@@ -69,7 +69,7 @@ def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
     if length % (2 * point.cp) == 0:
         return None
     fact = f"{length} is not divisible by 2*cp = {2 * point.cp}"
-    return point.breaks("M05", "seq_length", fact, f"use a multiple of {2 * point.cp}", "seq_length", "cp")
+    return point.violation("M05", "seq_length", fact, f"use a multiple of {2 * point.cp}", "seq_length", "cp")
 
 
 def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
@@ -91,7 +91,9 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     if length % point.cp or (length // point.cp) % point.tp == 0:
         return None
     fact = f"{length} is not divisible by tp*cp = {point.tp * point.cp}"
-    return point.breaks("M06", "seq_length", fact, f"use a multiple of {point.tp * point.cp}", "seq_length", "tp", "cp")
+    return point.violation(
+        "M06", "seq_length", fact, f"use a multiple of {point.tp * point.cp}", "seq_length", "tp", "cp"
+    )
 
 
 def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
@@ -113,4 +115,4 @@ def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
         return None
     fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
     remedy = "use smaller ep or pp, or set et to 1"
-    return point.breaks("M07", "ep", fact, remedy, "num_gpus", et=et, ep=ep, pp=point.pp)
+    return point.violation("M07", "ep", fact, remedy, "num_gpus", et=et, ep=ep, pp=point.pp)

@@ -51,9 +51,9 @@ def m01_ranks_fit_the_nodes(point: Point) -> Answer:
         return Violation("M01", "num_nodes", "this machine is one node", "remove num_nodes or set it to 1", operands)
     if ranks < 1 or nodes < 1 or ranks % nodes:
         fact = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
-        return point.breaks("M01", "num_gpus", fact, f"use a positive multiple of {max(nodes, 1)}", **operands)
+        return point.violation("M01", "num_gpus", fact, f"use a positive multiple of {max(nodes, 1)}", **operands)
     if limit is not None and ranks // nodes > limit:
         fact = f"{ranks // nodes} ranks per node exceed {limit} GPUs per node"
         remedy = f"use at least {-(-ranks // limit)} nodes, or fewer GPUs"
-        return point.breaks("M01", "num_gpus", fact, remedy, **operands)
+        return point.violation("M01", "num_gpus", fact, remedy, **operands)
     return None

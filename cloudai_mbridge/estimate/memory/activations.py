@@ -27,7 +27,7 @@ TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits")
 class ChunkSaved(NamedTuple):
     """Bytes kept by a micro-batch of a chunk, by term, and the excess of its backward pass.
 
-    total: all terms. recomputed: bytes beyond them at the fullest moment of the backward pass; 0 if the end of the
+    total: all terms. recomputed: bytes beyond them at the peak of the backward pass; 0 if the end of the
     forward pass is fuller.
     """
 

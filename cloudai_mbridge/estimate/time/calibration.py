@@ -12,7 +12,7 @@ from typing import Any
 from cloudai_mbridge.estimate.cluster import ClusterFactors, StepFactors
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.coefficients import Powers, Setting, age, powers, trained_fraction
-from cloudai_mbridge.estimate.time.parts import Parts
+from cloudai_mbridge.estimate.time.parts import IdealTimes
 
 _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "calibration.toml"
 
@@ -103,7 +103,7 @@ class Calibration:
         old = self._logarithm(age(setting, self.newest_container))
         return tuple(
             trained_fraction(part, setting) * math.exp(old + self._logarithm(powers(part, setting)))
-            for part in Parts._fields
+            for part in IdealTimes._fields
         )
 
     def error_of(

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from cloudai_mbridge.estimate.cluster import FACTORS
-from cloudai_mbridge.estimate.time.parts import Parts
+from cloudai_mbridge.estimate.time.parts import IdealTimes
 
 # Launches by the host are a separate group: not a part, but the GPU may have to wait for them
 _GROUPS = {
     "compute": (
-        *(name for name in Parts._fields if name.startswith("matmul")),
+        *(name for name in IdealTimes._fields if name.startswith("matmul")),
         *("attention_core", "attention_exp", "sparse_core"),
     ),
     "memory": ("memory_matmul", "memory_experts", "memory_weights", "elementwise", "activation", "routing", "scan"),
@@ -40,9 +40,9 @@ class StepGroups(NamedTuple):
 
 
 def grouped(parts: Iterable[float], launches: float, bubble: float) -> StepGroups:
-    """Add up the seconds of `Parts`, in their order."""
+    """Add up the seconds of `IdealTimes`, in their order."""
     sums = dict.fromkeys(FACTORS, 0.0)
-    for name, seconds in zip(Parts._fields, parts, strict=True):
+    for name, seconds in zip(IdealTimes._fields, parts, strict=True):
         sums[GROUP_OF[name]] += seconds
     return StepGroups(**{**sums, "launches": launches}, bubble=bubble)
 

@@ -14,7 +14,7 @@ from cloudai_mbridge.estimate.time import parts as ideal
 from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.groups import GROUP_OF, StepGroups, grouped, together_s
-from cloudai_mbridge.estimate.time.parts import GpuRates, Parts, device_of
+from cloudai_mbridge.estimate.time.parts import GpuRates, IdealTimes, device_of
 from cloudai_mbridge.estimate.time.work import Work, work_of
 
 # The terms of a step's time, and the parts that each adds up; overhead and bubble also include waiting times
@@ -71,7 +71,7 @@ class TimeModel:
         self._coefficients = calibration.part_coefficients(setting)
         self._launch = calibration.coefficients["launches"].value
         if measured is not None:
-            each = zip(Parts._fields, self._coefficients, strict=True)
+            each = zip(IdealTimes._fields, self._coefficients, strict=True)
             self._coefficients = tuple(value * getattr(measured.step_time, GROUP_OF[name]) for name, value in each)
             self._launch *= measured.step_time.launches
         self._works: dict[tuple[int, int, int], Work] = {}
@@ -92,7 +92,7 @@ class TimeModel:
         """Return the same in its terms."""
         self.step_time_s(layout)
         parts, waiting, idle = self._real_parts(layout)
-        named, extra = Parts(*parts)._asdict(), {"overhead": waiting, "bubble": idle}
+        named, extra = IdealTimes(*parts)._asdict(), {"overhead": waiting, "bubble": idle}
         return StepTime({name: sum(map(named.__getitem__, own), extra.get(name, 0.0)) for name, own in _TERMS.items()})
 
     def groups(self, layout: ParallelLayout) -> StepGroups:

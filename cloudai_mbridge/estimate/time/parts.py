@@ -24,7 +24,7 @@ _FSDP_BYTES = 2 + 2 + 2
 _OPTIMIZER_BYTES = 4 + 2 * (4 + 4 + 4) + 2
 
 
-class Parts(NamedTuple):
+class IdealTimes(NamedTuple):
     """Ideal seconds of a step on the slowest pipeline stage. The pipeline idles for a share of those before dp_comm.
 
     memory_*: operands and results of matmuls through memory. launches_*: a microsecond for every MoE sublayer, every
@@ -58,7 +58,7 @@ class Parts(NamedTuple):
     optimizer: float
 
 
-NUM_PIPELINED = Parts._fields.index("dp_comm")
+NUM_PIPELINED = IdealTimes._fields.index("dp_comm")
 
 
 class GpuRates(NamedTuple):
@@ -89,7 +89,7 @@ def bubble(pp: int, vp: int, num_microbatches: int) -> float:
 
 def ideal_parts(
     model: Architecture, work: Work, layout: ParallelLayout, device: GpuRates, num_microbatches: int
-) -> Parts:
+) -> IdealTimes:
     """Return the ideal times of a step."""
     tokens = num_microbatches * layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
     stage, output = stage_shares(model, work, layout)
@@ -100,7 +100,7 @@ def ideal_parts(
     sublayers = stage * num_microbatches * _MICRO
     moe_sublayers = work.num_moe * sublayers * again.moe
     is_far = layout.ep * layout.expert_tp > device.gpu.nvlink_domain
-    return Parts(
+    return IdealTimes(
         work.attention_flops * layers * again.attention / device.peak,
         work.mlp_flops * layers * again.mlp / device.peak,
         work.expert_flops * layers * again.moe / device.peak,

@@ -157,7 +157,7 @@ def _in_place_of(
             changes.append(f"is the work of the baseline's {same_work.point!r} under another name")
     refused = [] if terms.accept_change else [f"{text}; --accept-change puts it there instead" for text in changes]
     if not terms.accept_regression:
-        refused += [f"{text}; --accept-regression lets it" for text in worse.values()]
+        refused += [f"{text}; --accept-regression allows it" for text in worse.values()]
     return point.model_copy(update={"accepted": [*changes, *worse.values()]}), refused
 
 

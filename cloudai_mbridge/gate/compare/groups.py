@@ -87,12 +87,15 @@ def match(
     """
     found = [(runs, _find(references, runs)) for runs in points]
     used = {(reference.point, reference.comparability_id) for _, reference in found if reference is not None}
-    lonely = f"{where} has nothing to compare it with"
+    no_reference = f"{where} has nothing to compare it with"
     missing = [each for each in references if (each.point, each.comparability_id) not in used]
     names = {each.point for each in missing}
     why = {name: f"left out: {left_out[name]}" for name in left_out if all(name != runs.point for runs in points)}
     return [
-        *(Match(runs.point, each, runs, lonely if each is None else _difference(each, runs)) for runs, each in found),
+        *(
+            Match(runs.point, each, runs, no_reference if each is None else _difference(each, runs))
+            for runs, each in found
+        ),
         *(Match(each.point, each, None, why.get(each.point, "")) for each in missing),
         *(Match(name, None, None, text) for name, text in why.items() if name not in names),
     ]

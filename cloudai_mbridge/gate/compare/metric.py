@@ -69,7 +69,7 @@ class Tested:
         margin = self.policy.margin
         return any(c.lower > margin if sign > 0 else c.upper < -margin for c in self.comparisons for sign in self.worse)
 
-    def telling(self, verdict: GateVerdict) -> int:
+    def decisive_index(self, verdict: GateVerdict) -> int:
         """Return the place that decides the verdict."""
         places = range(len(self.comparisons))
         if verdict is GateVerdict.REGRESSION:
@@ -146,7 +146,7 @@ def settle(
     verdict = metric.verdict(policy, rate)
     is_like_all = all_are_worse and verdict is GateVerdict.INCONCLUSIVE and metric.is_beyond_the_margin
     verdict = GateVerdict.REGRESSION if is_like_all else verdict
-    place = metric.telling(verdict)
+    place = metric.decisive_index(verdict)
     shown = metric.comparisons[place]
     share = rate * metric.policy.weight / total_weight / (len(metric.comparisons) * len(metric.worse))
     growth = shown.detectable(share, metric.policy.margin)

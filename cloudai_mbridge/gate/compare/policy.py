@@ -63,7 +63,7 @@ class MetricPolicy(ExactModel):
     weight: float = Field(1.0, gt=0, description="share of the false-alarm rate, in proportion to the others'")
     margin: float = Field(0.01, ge=0, lt=1, description="a change below it is never a regression")
     tolerance: float = Field(
-        0.03, gt=0, lt=1, validate_default=True, description="passes if a change for the worse is shown to be smaller"
+        0.03, gt=0, lt=1, validate_default=True, description="non-inferiority margin of a regression"
     )
     required: bool = Field(
         True, description="whether doubts about it keep a point from passing, and its absence on both sides"

@@ -11,12 +11,12 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.compare.words import percent
-from cloudai_mbridge.gate.formats.gate_words import (
+from cloudai_mbridge.gate.formats.gate_messages import (
     conclusion,
+    decisive_metrics,
     findings,
     headline,
     sentence,
-    telling_metrics,
     verdict_text,
 )
 from cloudai_mbridge.gate.next_steps import NextSteps
@@ -55,7 +55,7 @@ def render_gate(result: GateResult) -> list[tuple[str, str]]:
 def _lines(found: Sequence[tuple[PointVerdict, str]]) -> Iterator[tuple[str, GateVerdict]]:
     """Yield a line per finding; for a single finding, whose sentence is the headline, its numbers."""
     for point, text in found[:_MOST_LINES]:
-        metrics = [metric for metric in telling_metrics(point) if not metric.words.startswith("follows")]
+        metrics = [metric for metric in decisive_metrics(point) if not metric.words.startswith("follows")]
         also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
         if len(found) > 1:
             yield f"  {text}{_bounds(metrics[0]) if metrics else ''}{also}", point.verdict

@@ -34,14 +34,14 @@ class Metric:
     noise_floor: float = 0.0
 
 
-def _all_there(values: Sequence[float | None]) -> list[float] | None:
+def _all_finite(values: Sequence[float | None]) -> list[float] | None:
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     return numbers if numbers and len(numbers) == len(values) else None
 
 
 def _over_counted(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[RunResult], tuple[float] | None]:
     def value(run: RunResult) -> tuple[float] | None:
-        numbers = _all_there([getattr(step, name) for step in run.counted_steps])
+        numbers = _all_finite([getattr(step, name) for step in run.counted_steps])
         return (reduce(numbers),) if numbers and min(numbers) > 0 and max(numbers) < _HUGE else None
 
     return value
@@ -56,7 +56,7 @@ def _metric(measure: Measure) -> Metric:
         return (work / times[0],) if times and work else None
 
     def largest(run: RunResult) -> tuple[float] | None:
-        numbers = _all_there([getattr(step, measure.step) for step in run.steps])
+        numbers = _all_finite([getattr(step, measure.step) for step in run.steps])
         return (max(numbers),) if numbers and max(numbers) > 0 else None
 
     of = largest if not measure.is_statistic else per_time if measure.work else mean
@@ -65,7 +65,7 @@ def _metric(measure: Measure) -> Metric:
 
 def _loss_curve(run: RunResult) -> tuple[float, ...] | None:
     """Return the means over up to ten equal stretches of all steps, warm-up included: it trains the same."""
-    losses = _all_there([step.loss for step in run.steps])
+    losses = _all_finite([step.loss for step in run.steps])
     if not losses or max(map(abs, losses)) > _HUGE:
         return None
     segments = min(LOSS_SEGMENTS, len(losses))

@@ -191,7 +191,7 @@ def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> Iterato
     if runs and (missing := len(series.runs) - len(runs)):
         yield f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out"
     if shared := sum(number for number in Counter(run.ended_at for run in runs).values() if number > 1):
-        yield f"{shared} runs share their time with another; they stand in the order of their import"
+        yield f"{shared} runs have identical times; they are in the order of their import"
     if len(runs) > 1 and len({run.value for run in runs}) == 1:
         yield f"all {len(runs)} runs have the very same value: nothing is known of the noise"
     if not levels.unknown and levels.noise is None:

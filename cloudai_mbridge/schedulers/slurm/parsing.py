@@ -61,7 +61,7 @@ def _listed(fields: list[str]) -> Listed:
         nodes=_word(nodes),
         run_time_s=parse_elapsed(used),
         restarts=int(restarts) if restarts.isdigit() else 0,
-        hopeless=hopeless(state, reason),
+        hopeless=unschedulable_as(state, reason),
     )
     if status.is_final:
         status = replace(status, exit_code=exit_code, signal=signal)
@@ -203,7 +203,7 @@ _HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _HELD_REASONS = ("JobHeldAdmin", "JobHeldUser", "job_requeued_in_held_state")
 
 
-def hopeless(state: str, reason: str) -> JobClass | None:
+def unschedulable_as(state: str, reason: str) -> JobClass | None:
     """Return the class of a job whose wait cannot end, or None; CANCELLED: it is held."""
     base = base_state(state)
     if base in _HELD_STATES or (base == "PENDING" and reason.replace(" ", "_") in _HELD_REASONS):

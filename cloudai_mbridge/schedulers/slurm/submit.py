@@ -9,7 +9,7 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_key, array_script, job_name
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
+from cloudai_mbridge.schedulers.interface import Submission, SubmitLater, SubmitOutcomeUnknown, SubmitRefused
 from cloudai_mbridge.schedulers.slurm.command import Answer
 from cloudai_mbridge.schedulers.slurm.parsing import array_spec, parse_submitted
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
@@ -119,7 +119,7 @@ def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") 
     complaint = before + (" / ".join(lines[-3:]) or answer.complaint)  # the reason often stands above the last line
     answers = _ANSWER.findall(text)
     if parse_submitted(answer.stdout) is not None or not _proves_refusal(text, answers):
-        return SubmitDoubtful(complaint)
+        return SubmitOutcomeUnknown(complaint)
     if is_limit := _is_limit(text, answers):
         return SubmitLater(before + answer.complaint, is_limit=is_limit)
     if any(words.startswith(_BUSY) for words in answers):

@@ -40,7 +40,7 @@ def _remove(root: Path, iteration: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def make_way(directory: Path) -> None:
+def move_aside(directory: Path) -> None:
     """Make an empty `directory`; set a complete checkpoint in it aside, and remove the leftovers of a killed save."""
     restore(directory.parent)
     if is_complete(directory):

@@ -129,7 +129,7 @@ def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
     root = layout.non_persistent_root(config, config.save) if non_persistent else Path(config.save)
     iteration = state.train_state.step
     directory = Path(layout.get_checkpoint_name(str(root), iteration))
-    on_first_rank(partial(retention.make_way, directory))
+    on_first_rank(partial(retention.move_aside, directory))
     train_state = {key: value.clone() for key, value in state.train_state.state_dict().items()}
     run_config = resolved_yaml(state.cfg) if dist.get_rank() == 0 else ""
     logs_completion = config.async_save and not non_persistent and state.cfg.logger.log_progress

@@ -98,7 +98,7 @@ _BLOCK_SPEC = "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_sp
 _DEFAULT_SPEC = f"{_MODELS}.gpt_provider.default_layer_spec"
 
 
-def as_here(table: Mapping[Any, Any], section: Section, where: str) -> Mapping[Any, Any]:
+def translate_provider(table: Mapping[Any, Any], section: Section, where: str) -> Mapping[Any, Any]:
     """Return the table of a model that Megatron-Bridge wrote as one of our class; any other table as it is.
 
     ConfigError: a field is missing whose default the class sets, or Megatron-Core has no such frequencies.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.architectures import as_here
+from cloudai_mbridge.training.schema.architectures import translate_provider
 from cloudai_mbridge.training.schema.foreign_values import as_meant
 from cloudai_mbridge.training.schema.known_names import (
     ACTIVATIONS,
@@ -227,7 +227,7 @@ def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: i
         fail(where, f"name the class in `_target_`: {describe(form)} is only a base class")
     if section is None or section.abstract:
         fail(join(where, "_target_"), f"{show(value.get('_target_'))} is not a class that can be built here")
-    made = _check_keys(section, as_here(value, section, where), where, catalog, depth)
+    made = _check_keys(section, translate_provider(value, section, where), where, catalog, depth)
     missing = [name for name, entry in section.fields.items() if entry.required and name not in made]
     if missing:
         fail(where, f"missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {describe(form)}")

@@ -9,7 +9,7 @@ from cloudai_mbridge.estimate.hardware import gpus
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.calibration import HeldOutError, load_calibration, parse_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers
-from cloudai_mbridge.estimate.time.parts import Parts
+from cloudai_mbridge.estimate.time.parts import IdealTimes
 from cloudai_mbridge.recipes import recipe_names
 
 _TOML = """
@@ -58,7 +58,7 @@ def test_every_coefficient_is_used_and_every_used_one_is_there(dense: Architectu
                 setting = Setting(model, gpu, precision, "26.02")
                 used |= {name for name, _ in age(setting, "26.08")}
                 for newest in (setting, setting._replace(container=None)):
-                    used |= {name for part in Parts._fields for name, _ in powers(part, newest)}
+                    used |= {name for part in IdealTimes._fields for name, _ in powers(part, newest)}
     assert used == set(load_calibration().coefficients)
 
 
@@ -78,7 +78,7 @@ def test_errors_name_recipes() -> None:
 def test_coefficients_of_parts_are_products(dense: Architecture) -> None:
     setting = Setting(dense, gpus()["gb200"], Precision.FP8_CS)
     calibration = load_calibration()
-    factors = Parts(*calibration.part_coefficients(setting))
+    factors = IdealTimes(*calibration.part_coefficients(setting))
     value = {name: coefficient.value for name, coefficient in calibration.coefficients.items()}
     assert factors.matmul_mlp == pytest.approx(value["matmul_fp8"])
     assert factors.memory_matmul == pytest.approx(value["memory_matmul"] * value["quantised"])

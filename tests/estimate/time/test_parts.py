@@ -6,14 +6,14 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time.parts import Parts, bubble, device_of, ideal_parts, launch_time_s, stage_shares
+from cloudai_mbridge.estimate.time.parts import IdealTimes, bubble, device_of, ideal_parts, launch_time_s, stage_shares
 from cloudai_mbridge.estimate.time.work import work_of
 from tests.cases import every
 
 
 def parts_of(
     model: Architecture, layout: ParallelLayout, gpu: str = "gb200", precision: Precision = Precision.BF16
-) -> Parts:
+) -> IdealTimes:
     device = device_of(gpu_named(gpu), precision)
     assert device is not None
     work = work_of(model, layout.tp, layout.ep, layout.expert_tp)

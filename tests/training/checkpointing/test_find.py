@@ -34,7 +34,7 @@ def test_a_broken_second_stream_does_not_cost_the_first(tmp_path: Path, is_compl
 def test_a_checkpoint_that_is_saved_again_is_never_missing(tmp_path: Path, comes_to_its_end: bool) -> None:
     directory = Path(saved(tmp_path, 5))
     (directory / "of").write_text("first")
-    retention.make_way(directory)
+    retention.move_aside(directory)
     assert not list(directory.iterdir())
     (directory / "of").write_text("second")  # and then it is killed, or goes on
     if comes_to_its_end:
@@ -51,7 +51,7 @@ def test_killed_while_a_checkpoint_is_set_aside(tmp_path: Path) -> None:
     directory.rename(directory.with_name("iter_0000005.replaced"))  # between the two steps
     retention.restore(tmp_path)
     assert (directory / "train_state.pt").exists()
-    retention.make_way(directory)
-    retention.make_way(directory)  # twice killed
+    retention.move_aside(directory)
+    retention.move_aside(directory)  # twice killed
     retention.restore(tmp_path)
     assert (directory / "train_state.pt").exists()

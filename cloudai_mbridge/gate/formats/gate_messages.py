@@ -44,7 +44,7 @@ def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
 
 def sentence(point: PointVerdict, name: str) -> str:
     """Explain a point's verdict. name: of the point, or of the points that share it."""
-    metric = _telling(point)
+    metric = _decisive(point)
     if point.words and (metric is None or point.verdict in (GateVerdict.NOT_RUN, GateVerdict.NOT_COMPARABLE)):
         return f"{name}: {'; '.join(point.words)}"
     if metric is None:
@@ -94,7 +94,7 @@ def _all_pass(result: GateResult) -> str:
 
 def _kind(points: Sequence[PointVerdict]) -> str:
     """Return the predicate of a sentence about several points with one verdict."""
-    metrics = [_telling(point) for point in points]
+    metrics = [_decisive(point) for point in points]
     is_time = all(metric is not None and metric.metric == PRIMARY for metric in metrics)
     match points[0].verdict:
         case GateVerdict.REGRESSION:
@@ -108,17 +108,17 @@ def _kind(points: Sequence[PointVerdict]) -> str:
             return _OF_SEVERAL[points[0].verdict]
 
 
-def telling_metrics(point: PointVerdict) -> list[MetricVerdict]:
+def decisive_metrics(point: PointVerdict) -> list[MetricVerdict]:
     """Return the metrics that determine a point's verdict."""
     return [m for m in point.metrics if m.verdict is point.verdict and m.decides and not m.waived]
 
 
-def _telling(point: PointVerdict) -> MetricVerdict | None:
-    return next(iter(telling_metrics(point)), None)
+def _decisive(point: PointVerdict) -> MetricVerdict | None:
+    return next(iter(decisive_metrics(point)), None)
 
 
 def _size(point: PointVerdict) -> float:
-    metric = _telling(point)
+    metric = _decisive(point)
     return abs(metric.change) if metric and metric.change is not None else 0.0
 
 
