@@ -24,7 +24,7 @@ from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.inputs import check_inputs
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, refuse_unknown_options
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
-from cloudai_mbridge.plan.select import PastPoints, Selection, listed
+from cloudai_mbridge.plan.select import PastPoints, Selection, hooks_of, listed
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.training.process.provenance import git_state_of
 
@@ -137,7 +137,8 @@ def _past_points(root: Path) -> PastPoints:
     from cloudai_mbridge.runner.lock import no_driver
     from cloudai_mbridge.verdict import Verdict
 
-    refuse_dry_run(root, read_plan_data(root))
+    plan = read_plan_data(root)
+    refuse_dry_run(root, plan)
     with no_driver(root):
         ongoing = [run.key for run in read_status(root).runs if run.is_open and run.num_attempts]
         if ongoing:
@@ -151,7 +152,8 @@ def _past_points(root: Path) -> PastPoints:
             coordinates[point.test_id, point.label] = point.coordinates
     good = {name for name, found in verdicts.items() if found == {Verdict.SUCCESS}}
     good |= {(point.test_id, point.label) for point in report.left_out if point.has_succeeded}
-    others = {name: coordinates[name] for name in verdicts if name not in good}
+    hooks = hooks_of(plan["runs"])
+    others = {name: coordinates[name] for name in verdicts if name not in good and name[0] not in hooks}
     return PastPoints(root.name, report.scenario, frozenset(good), others)
 
 

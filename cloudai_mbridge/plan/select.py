@@ -186,6 +186,16 @@ def axes_of(sweep: SweepSpace, include: Iterable[Mapping[str, Any]]) -> dict[str
     return values
 
 
+def hooks_of(runs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of tests that run before or after all others, as those of hooks, which always run, do."""
+    gates = {str(run["test_id"]) for run in runs if run.get("is_gate")}
+    after = {str(run["test_id"]): set(run.get("after_completion", ())) for run in runs if run["test_id"] not in gates}
+    last = {
+        name for name, tests in after.items() if tests and all(after[each] == tests for each in after.keys() - tests)
+    }
+    return gates | last
+
+
 def notes_on_choice(left_out: Sequence[LeftOut]) -> Iterator[str]:
     """Yield a note for each reason, with the names of the points that are left out."""
     by_reason: dict[str, list[str]] = {}

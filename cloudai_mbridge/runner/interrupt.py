@@ -90,7 +90,7 @@ class Interrupts:
         """Print the question, outside of the handler: that may have interrupted another print."""
         if not self._must_ask or self._ask is None:
             return
-        self._must_ask = False
+        self._must_ask, self._asked_at = False, time.monotonic()
         leave = "; Ctrl-\\ detaches and leaves them" if self._may_detach else ""
         self._ask(f"press Ctrl-C again within {CONFIRM_S:.0f} s to cancel the jobs{leave}")
 

@@ -73,7 +73,7 @@ def test_nothing_is_submitted_beyond_a_limit(
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("AllowAccounts=lab", "partition main is closed to account root"),
+        ("DenyAccounts=root", "partition main is closed to account root"),
         ("MaxNodes=1", "num_nodes: 2 is more than partition main allows (1)"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_partition_that_is_closed_to_the_job(
     try:
         run = start_run(known, [stand_in_test("t", num_nodes=2)]).finish(2)
     finally:
-        known.run("scontrol", "update", "PartitionName=main", "AllowAccounts=ALL", "MaxNodes=UNLIMITED")
+        known.run("scontrol", "update", "PartitionName=main", "DenyAccounts=", "MaxNodes=UNLIMITED")
     assert words in run.stderr
 
 

@@ -14,7 +14,7 @@ from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.plan.run_plan import LeftOut
-from cloudai_mbridge.plan.select import PastPoints, Selection
+from cloudai_mbridge.plan.select import PastPoints, Selection, hooks_of
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem.model_validate(
@@ -224,3 +224,14 @@ def test_a_search_is_among_the_chosen_points() -> None:
 def test_what_a_search_did_not_try_has_not_failed() -> None:
     with pytest.raises(BadInput, match="'sweep' is a search"):
         searched(past=past(ALL[0]))
+
+
+def test_tests_of_hooks_are_no_failed_points() -> None:
+    """They always run, so that a failed one is not missed in the scenario."""
+    runs: list[dict[str, Any]] = [
+        {"test_id": "check", "is_gate": True},
+        {"test_id": "one", "after_completion": []},
+        {"test_id": "two", "after_completion": ["one"]},
+        *({"test_id": name, "after_completion": ["one", "two"]} for name in ("clean", "report")),
+    ]
+    assert hooks_of(runs) == {"check", "clean", "report"}

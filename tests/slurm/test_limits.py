@@ -14,7 +14,7 @@ from cloudai_mbridge.schedulers.slurm.command import Answer
 from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
 
 SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-RUNS: list[Any] = [SimpleNamespace(test_id="t", time_limit="2:00:00", time_limit_s=7200.0, num_nodes=3)]
+RUNS: list[Any] = [SimpleNamespace(test_id="t", time_limit="2:00:00", time_limit_s=7200.0, num_nodes=3, upstream=None)]
 MOUNTS = """/dev/vda1 / ext4 rw 0 0
 tmpfs /tmp tmpfs rw 0 0
 server:/home /home nfs4 rw 0 0
@@ -26,7 +26,9 @@ def ask(monkeypatch: pytest.MonkeyPatch, config: str = "ClusterName = c\n", **sy
     """Check the runs on a fake cluster whose partition has two nodes and allows an hour."""
 
     def fake(*argv: str, **options: Any) -> Answer:
-        return Answer(0, "main|1:00:00|1-infinite|2\n" if argv[0] == "sinfo" else config, "")
+        if argv[0] == "sinfo":
+            return Answer(0, "main|1:00:00|1-infinite\n", "")
+        return Answer(0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
 
     monkeypatch.setattr(limits, "run_command", fake)
     return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), RUNS)
@@ -47,8 +49,17 @@ def test_every_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) 
         ("ClusterName = c\n", {"extra_sbatch_args": ["--partition=big"]}),
         ("ClusterName = c\n", {"extra_sbatch_args": ["--part=big"]}),
         ("ClusterName = c\n", {"extra_sbatch_args": ["-tlater", "--nodes=2"]}),
+        ("ClusterName = c\n", {"extra_sbatch_args": ["--exclusive --partition 'big'"]}),
+        ("", {}),
     ],
-    ids=["a plugin may change the job", "another partition", "a prefix of the option", "the values themselves"],
+    ids=[
+        "a plugin may change the job",
+        "another partition",
+        "a prefix",
+        "the values themselves",
+        "quoted",
+        "no answer",
+    ],
 )
 def test_what_slurm_alone_can_decide_is_no_violation(
     monkeypatch: pytest.MonkeyPatch, config: str, system: dict[str, Any]
@@ -65,15 +76,15 @@ def test_options_that_replace_nothing_are_let_be(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("a|1-02:00:00|1-8|16", (93600.0, 8.0, 16)),
-        ("a|infinite|1-infinite|16", (math.inf, math.inf, 16)),
-        ("a|n/a|4|", (math.inf, 4.0, None)),
-        ("a", (math.inf, math.inf, None)),
+        ("a|1-02:00:00|1-8", (93600.0, 8.0)),
+        ("a|infinite|1-infinite", (math.inf, math.inf)),
+        ("a|n/a|4", (math.inf, 4.0)),
+        ("a", (math.inf, math.inf)),
     ],
 )
-def test_partitions_of_sinfo(row: str, expected: tuple[float, float, int | None]) -> None:
+def test_partitions_of_sinfo(row: str, expected: tuple[float, float]) -> None:
     found = limits.parse_partitions(f"{row}\n\n")["a"]
-    assert (found.time_s, found.job_nodes, found.num_nodes) == expected
+    assert (found.time_s, found.job_nodes) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,3 +103,45 @@ def test_the_file_system_of_the_results(path: str, words: str) -> None:
 
 def test_what_is_mounted_on_a_directory_of_every_machine_may_be_shared() -> None:
     assert "is on lustre" in judge_output_path(Path("/tmp/results"), f"{MOUNTS}l:/ /tmp lustre rw 0 0\n")
+
+
+def ask_accounting(
+    monkeypatch: pytest.MonkeyPatch, *, user: str, qos: str = "", partition: str = "", **system: Any
+) -> str:
+    """Return the line of the account on a fake cluster with accounting."""
+    answers = {
+        "config": "ClusterName = c\nAccountingStorageEnforce = associations,limits,qos\n",
+        "partition": f"PartitionName=main TotalNodes=9 {partition}\n",
+        "sinfo": "main|infinite|1-infinite\n",
+        "user": user,
+        "qos": f"normal||||\ngold|Relative|0-00:30:00|node=1|\n{qos}",
+    }
+
+    def fake(*argv: str, **options: Any) -> Answer:
+        kind = argv[argv.index("show") + 1] if argv[0] == "sacctmgr" else argv[0] if argv[0] == "sinfo" else argv[-1]
+        return Answer(0, answers[kind], "")
+
+    monkeypatch.setattr(limits, "run_command", fake)
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), [_SHORT])[0]
+
+
+_SHORT: Any = SimpleNamespace(test_id="t", time_limit="5", time_limit_s=300.0, num_nodes=2, upstream=None)
+_USER = "None|c|lab|lab||normal||||\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"user": _USER}, "account: lab"),
+        ({"user": _USER, "partition": "AllowAccounts=top"}, "account: not evaluated: partition main lists other"),
+        ({"user": _USER, "extra_sbatch_args": ["--qos=a,b"]}, "account: not evaluated: Slurm chooses one of"),
+        ({"user": _USER, "extra_sbatch_args": ["--qos 'gold'"]}, "account: lab, QOS gold"),
+        ({"user": "None|c|lab|lab|MAIN|normal||||\n"}, "account: lab"),
+    ],
+    ids=["plain", "accounts below an allowed one", "several QOS", "a QOS that root may use", "case of a partition"],
+)
+def test_what_slurm_accepts_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], line: str
+) -> None:
+    assert ask_accounting(monkeypatch, **arguments).startswith(line)

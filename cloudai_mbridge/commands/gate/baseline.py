@@ -73,7 +73,7 @@ def baseline() -> None:
 @click.option("--reason", required=True, help="Why these runs are the new baseline.")
 @click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
 @click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
-@click.option("--policy", type=PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
+@click.option("--policy", type=PATH, help="Policy that supplies margins and tolerances; default: built-in.")
 @click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
 @click.option(
     "--max-noise",

@@ -129,7 +129,7 @@ def gate(
 @click.command()
 @run_argument("old", "OLD")
 @run_argument("new", "NEW")
-@click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
+@click.option("--policy", type=PATH, help="Policy that supplies metrics and limits; default: built-in.")
 @click.option(
     "--metric", type=click.Choice(COMPARABLE_METRICS), default=PRIMARY, show_default=True, help="Metric of the table."
 )

@@ -7,7 +7,8 @@ the system replaces the value.
 import math
 import os
 import pwd
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
@@ -17,10 +18,11 @@ from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.slurm.command import run_command
 from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 
-_PARTITIONS_FORMAT = "%R|%l|%s|%D"
+_PARTITIONS_FORMAT = "%R|%l|%s"
 _QUICK_S = 10.0
 _SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
 _ASSOCIATION = (
+    "adminlevel",
     "cluster",
     "defaultaccount",
     "account",
@@ -39,13 +41,12 @@ _ANY = ("", "ALL", "(null)", "N/A")
 class PartitionLimits:
     """Limits of a partition as reported by sinfo.
 
-    time_s, job_nodes: of a job; inf: none. num_nodes: of the partition; None if unknown.
+    time_s, job_nodes: of a job; inf: none.
     """
 
     name: str
     time_s: float
     job_nodes: float
-    num_nodes: int | None
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,21 @@ class _LimitError(Exception):
 
 def parse_partitions(text: str) -> dict[str, PartitionLimits]:
     """Return the partitions of sinfo's answer by name."""
-    rows = ([*line.split("|"), "", "", ""][:4] for line in text.splitlines())
+    rows = ([*line.split("|"), "", ""][:3] for line in text.splitlines())
     return {
         name: PartitionLimits(
-            name,
-            allowed_s(limit) or math.inf,
-            float(last) if (last := size.rpartition("-")[2]).isdigit() else math.inf,
-            int(number) if number.isdigit() else None,
+            name, allowed_s(limit) or math.inf, float(last) if (last := size.rpartition("-")[2]).isdigit() else math.inf
         )
-        for name, limit, size, number in rows
+        for name, limit, size in rows
         if name
     }
 
 
 def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
     """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
-    config, replaced = _config(), _replaced(system.extra_sbatch_args)
+    config = _config()
+    of_launcher = [word for run in runs if run.upstream is not None for word in _launcher_options(system, run)]
+    replaced = _replaced([*system.extra_sbatch_args, *of_launcher])
     plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
     lines, broken = list[str](), list[str]()
     access: _Access | None = None
@@ -127,9 +127,10 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
     judge("account", account)
     judge("time limit", lambda: _check_time(runs, partitions, access, replaced))
     judge("nodes", lambda: _check_nodes(runs, partitions, access, replaced))
-    if broken and not plugins:
+    if broken and config and not plugins:
         raise BadInput("\n".join(broken))
-    changed = f"not evaluated: Slurm's plugin {', '.join(plugins)} may change jobs"
+    plugin = f"plugin {', '.join(plugins)}" if plugins else "plugins, which are unknown,"
+    changed = f"not evaluated: Slurm's {plugin} may change jobs"
     return (*lines, *(f"{text}; {changed}" for text in broken))
 
 
@@ -167,7 +168,7 @@ def _check_nodes(
     run = max(runs, key=lambda run: run.num_nodes)
     own = _Bound(_named(partitions), max(each.job_nodes for each in partitions))
     lowest = _lowest(own, access.nodes if access else (), run.num_nodes, _lifts(access, replaced, "PartitionMaxNodes"))
-    size = max(each.num_nodes or math.inf for each in partitions)
+    size = _size_of([each.name for each in partitions])
     if size < (lowest.most if lowest else math.inf):
         lowest = _Bound(own.owner, size, "has")
     return _verdict(run, "num_nodes", run.num_nodes, lowest, lambda number: f"{number:g}")
@@ -219,17 +220,40 @@ def _require_known(partitions: Sequence[PartitionLimits]) -> None:
         raise _UnknownError("sinfo does not answer")
 
 
+def _size_of(names: Sequence[str]) -> float:
+    """Return the nodes of the largest partition, powered-down ones as well; inf if unknown."""
+    try:
+        rows = _partition_settings(names)
+    except _UnknownError:
+        return math.inf
+    numbers = [row.get("TotalNodes", "") for row in rows]
+    return max((float(number) if number.isdigit() else math.inf for number in numbers), default=math.inf)
+
+
+def _launcher_options(system: SlurmSystem, run: RunPlan) -> list[str]:
+    """Return the options of srun that Megatron-Bridge's launcher passes to sbatch."""
+    return [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
+
+
 def _replaced(options: Iterable[str]) -> dict[str, str]:
-    """Return the options of sbatch that replace what a check reads, with their values; "" if the value is apart."""
+    """Return the options of sbatch that replace the values of checks, with their values."""
     found = {}
-    for option in options:
-        name, _, value = option.strip().partition("=")
+    words = [word for option in options for word in _words(option)]
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, has_value, value = word.partition("=")
         for full, short in _SHORT.items():
-            if len(name) > 3 and f"--{full}".startswith(name):
-                found[full] = value
+            if len(name) > 3 and (f"--{full}".startswith(name) or (full == "time" and name.startswith("--time"))):
+                found[full] = value if has_value else following
             elif not name.startswith("--") and name.startswith(short):
-                found[full] = option.strip().removeprefix(short).strip()
+                found[full] = word.removeprefix(short) or following
     return found
+
+
+def _words(option: str) -> list[str]:
+    try:
+        return shlex.split(option)
+    except ValueError:  # an open quote
+        return option.split()
 
 
 def _config() -> dict[str, str]:
@@ -250,20 +274,37 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
     if not enforced & {"associations", "limits", "qos", "safe", "all"}:
         return _Access()
     _require_own(replaced, "partition")
-    user, cluster = pwd.getpwuid(os.getuid()).pw_name, config.get("ClusterName", "")
-    rows = [
-        row for row in _sacctmgr("user", _ASSOCIATION, f"user={user}", "withassoc") if row["cluster"] == cluster.lower()
-    ]
-    row = _association(rows, user, system, replaced)
+    user, cluster = _user(), config.get("ClusterName", "").lower()
+    of_user = _sacctmgr("user", _ASSOCIATION, f"user={user}", f"cluster={cluster}", "withassoc")
+    row = _association([each for each in of_user if each["cluster"] == cluster], user, system, replaced)
     qos = replaced.get("qos") or row["defaultqos"] or (row["qos"] if row["qos"].count(",") == 0 else "")
-    known = row["qos"].lower().split(",")
-    if enforced & {"qos", "all"} and qos and qos.lower() not in known:
-        allowed = f"use one of {', '.join(known)}"
-        raise _LimitError(f"QOS {shown(qos)} is not open to {user} with account {row['account']}; {allowed}")
+    if "," in qos:
+        raise _UnknownError(f"Slurm chooses one of the QOS {qos}")
+    every_qos = _sacctmgr("qos", _QOS)
+    if enforced & {"qos", "all"} and qos:
+        _require_qos(qos, row, user, {each["name"] for each in every_qos})
     _require_open(system.default_partition.split(","), row["account"], qos)
-    limits = next((each for each in _sacctmgr("qos", _QOS) if each["name"] == qos.lower()), None)
-    found = _limited(row, limits)
+    found = _limited(row, next((each for each in every_qos if each["name"] == qos.lower()), None))
     return found if enforced & {"limits", "safe", "all"} else replace(found, time=(), nodes=())
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise _UnknownError(f"the user with id {os.getuid()} has no name here") from None
+
+
+def _require_qos(qos: str, row: Mapping[str, str], user: str, existing: Container[str]) -> None:
+    """Require a QOS of the association; Slurm lets operators and administrators use every existing one."""
+    known = row["qos"].lower().split(",")
+    if qos.lower() in known:
+        return
+    if qos.lower() in existing and (os.getuid() == 0 or row["adminlevel"].lower() not in ("", "none")):
+        return
+    raise _LimitError(
+        f"QOS {shown(qos)} is not open to {user} with account {row['account']}; use one of {', '.join(known)}"
+    )
 
 
 def _association(
@@ -277,8 +318,10 @@ def _association(
     of_account = [row for row in rows if row["account"] == wanted.lower()]
     if not of_account:
         raise _LimitError(f"{shown(wanted)} is no account of {user}; use one of {', '.join(known)}")
-    partitions = system.default_partition.split(",")
-    found = [row for row in of_account if row["partition"] in partitions]
+    partitions = system.default_partition.lower().split(",")
+    found = [row for row in of_account if row["partition"].lower() in partitions]
+    if found and len(partitions) > 1:
+        raise _UnknownError(f"account {wanted} has limits of its own in partition {found[0]['partition']}")
     found += [row for row in of_account if not row["partition"]]
     if not found:
         where = ", ".join(sorted(row["partition"] for row in of_account))
@@ -294,11 +337,13 @@ def _limited(row: Mapping[str, str], qos: Mapping[str, str] | None) -> _Access:
     if qos is not None:
         owners.insert(0, (f"QOS {qos['name']}", qos))
     wall = ((owner, allowed_s(limits["maxwall"])) for owner, limits in owners)
-    nodes = [[(owner, _nodes_of(limits[field])) for owner, limits in owners] for field in ("maxtres", "grptres")]
+    flags = frozenset(qos["flags"].split(",") if qos else ())
+    fields = () if "Relative" in flags else ("maxtres", "grptres")  # its limits are percentages
+    nodes = [[(owner, _nodes_of(limits[field])) for owner, limits in owners] for field in fields]
     return _Access(
         account=row["account"],
         qos=qos["name"] if qos else "",
-        flags=frozenset(qos["flags"].split(",") if qos else ()),
+        flags=flags,
         time=tuple(_first(wall)),
         nodes=tuple(bound for each in nodes for bound in _first(each)),
     )
@@ -318,13 +363,16 @@ def _nodes_of(tres: str) -> float | None:
 def _require_open(names: Sequence[str], account: str, qos: str) -> None:
     """Require a partition that accepts the account and the QOS.
 
-    A QOS of the partition's own has limits that come before all others: they are not evaluated.
+    A list of allowed accounts may include the accounts below them, by release: it is not evaluated. A QOS of the
+    partition's own has limits that come before all others: they are not evaluated.
     """
     rows = _partition_settings(names)
     for key, value in (("Accounts", account), ("Qos", qos)):
         if rows and value and not any(_is_open(row, key, value) for row in rows):
-            allowed = f"partition {','.join(names)} is closed to {'account' if key == 'Accounts' else 'QOS'} {value}"
-            raise _LimitError(f"{allowed}; use another of them")
+            kind = "account" if key == "Accounts" else "QOS"
+            if key == "Accounts" and any(row.get("AllowAccounts", "ALL") not in _ANY for row in rows):
+                raise _UnknownError(f"partition {','.join(names)} lists other accounts than {value}")
+            raise _LimitError(f"partition {','.join(names)} is closed to {kind} {value}; use another of them")
     if own := [row["QoS"] for row in rows if row.get("QoS", "") not in _ANY]:
         raise _UnknownError(f"the partition's own QOS {own[0]} has limits of its own")
 

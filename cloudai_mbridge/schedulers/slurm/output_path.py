@@ -24,7 +24,7 @@ def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
     path = output_dir.absolute()
     try:
         path = path.resolve()
-        kind = _kind_of(path, _MOUNTS.read_text() if mounts is None else mounts)
+        kind = _kind_of(path, _MOUNTS.read_text(errors="replace") if mounts is None else mounts)
     except (OSError, RuntimeError):
         kind = ""
     where = visible(str(path))
