@@ -22,7 +22,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _section(rule: RuleDoc) -> str:
-    return "\n".join([f"## {rule.rule_id}", "", f"**{rule.title}**", "", *_lines(rule)])
+    return "\n".join([f"## {rule.rule_id}", "", f"**{_literal(rule.title)}**", "", *map(_literal, _lines(rule))])
+
+
+def _literal(text: str) -> str:
+    """Escape products such as tp*pp."""
+    return text.replace("*", "\\*")
 
 
 def _lines(rule: RuleDoc) -> Iterator[str]:

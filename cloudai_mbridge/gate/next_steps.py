@@ -78,15 +78,15 @@ def next_steps(
         return None
     runs = [run for path in paths for run in read_results(path)]
     point = _worst(result)
-    report = Path(next((run.source for run in reversed(runs) if run.point == point), runs[-1].source if runs else ""))
-    own_page = report.with_name(ROOT_FILES.report_html)
+    source = next((run.source for run in reversed(runs) if run.point == point), runs[-1].source if runs else None)
+    root = None if source is None else Path(source).parent
     accept, not_accepted = _accept(result, paths, runs, loaded, today, reason)
     waiver, not_waived = _waiver(result, today, reason, by)
     return NextSteps(
         point=point,
-        page=page or (str(own_page) if own_page.is_file() else ""),
+        page=page or _own_page(root),
         commits=_commits(result.environment_changes),
-        reproduce=_reproduce(report.parent, point),
+        reproduce=_reproduce(root, point),
         accept=accept,
         not_accepted=not_accepted,
         waiver=waiver,
@@ -112,8 +112,14 @@ def _commits(changes: Mapping[str, Any]) -> str:
     return shlex.join(["git", "log", "--oneline", "..".join(pair)]) if is_known else ""
 
 
-def _reproduce(root: Path, point: str) -> str:
+def _own_page(root: Path | None) -> str:
+    return str(root / ROOT_FILES.report_html) if root and (root / ROOT_FILES.report_html).is_file() else ""
+
+
+def _reproduce(root: Path | None, point: str) -> str:
     """Return the command that runs a point again; "" if the run's directory does not contain its options."""
+    if root is None:
+        return ""
     try:
         options = read_plan_data(root).get("options")
     except (MBridgeError, OSError):

@@ -44,12 +44,12 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
 
 
 def compare_points(
-    old: Path, new: Path, policy: GatePolicy, metric: str, today: date
-) -> tuple[GateResult, ComparisonTable]:
+    old: Path, new: Path, policy: GatePolicy, metric: str | None, today: date
+) -> tuple[GateResult, ComparisonTable | None]:
     """Judge one report against another, and return the table of a metric, too. BadInput: a report cannot be read."""
     before, after = _read([old]), _read([new])
     result = _compare(before, after, str(old), policy, today)
-    return result, tabulate(result, metric, before, after)
+    return result, None if metric is None else tabulate(result, metric, before, after)
 
 
 def _read(paths: Sequence[Path]) -> list[RunResult]:

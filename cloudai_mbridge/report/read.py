@@ -111,7 +111,14 @@ def _find_mistake(point: PointReport) -> str:
     nodes = point.environment.get("nodes")
     if nodes is not None and not (isinstance(nodes, list) and all(isinstance(node, str) for node in nodes)):
         return "environment.nodes: is not a list of texts"
-    return ""
+    numbers = [("world_size", point.world_size)]
+    numbers += [(f"attempts.{name}", each.get(name)) for each in point.attempts for name in ("gpus", "run_time_s")]
+    return next((f"{name}: is not a number below 1e15" for name, value in numbers if not _is_usual(value)), "")
+
+
+def _is_usual(value: Any) -> bool:
+    """Return whether a value can be part of sums; None can."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15)
 
 
 def _prefilled(point: Any) -> Any:

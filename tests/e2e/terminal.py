@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -23,7 +24,7 @@ class Terminal:
 
     def __init__(self, program: list[str], size: tuple[int, int], directory: Path, env: Mapping[str, str]) -> None:
         """size: lines and columns."""
-        self._written = b""
+        self._written, self._is_closing = b"", threading.Event()
         self._env = {**env, "TERM": "xterm-256color", "LINES": str(size[0]), "COLUMNS": str(size[1])}
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
@@ -42,11 +43,16 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        try:
-            while chunk := os.read(self._master, 1 << 16):
+        """Read until the program has closed its side, or `close`: a blocking read would keep the terminal open."""
+        while not self._is_closing.is_set():
+            if select.select([self._master], [], [], 0.05)[0]:
+                try:
+                    chunk = os.read(self._master, 1 << 16)
+                except OSError:  # the program has closed its side
+                    return
+                if not chunk:
+                    return
                 self._written += chunk
-        except OSError:  # the terminal was closed on either side
-            return
 
     @property
     def returncode(self) -> int | None:
@@ -72,6 +78,8 @@ class Terminal:
 
     def close(self) -> None:
         """Close the window."""
+        self._is_closing.set()
+        self._reader.join()
         os.close(self._master)
 
     def text(self) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from cloudai_mbridge.cli import cli
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&😀" + "p" * 300
 POLICY = 'name = "p"\nbaseline = "baseline.toml"\n'
@@ -149,6 +152,15 @@ def test_a_metric_that_the_policy_lacks_is_refused(mbridge: Any, tmp_path: Path)
     old = make_report(tmp_path / "a.json")
     done = mbridge("compare", old, old, "--metric", "tokens_per_s_per_gpu")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("metric", ["tflops_per_gpu", "loss_curve"])
+def test_a_policy_without_the_step_time_compares(mbridge: Any, tmp_path: Path, metric: str) -> None:
+    """The table is of its first metric that can be better, if any."""
+    (tmp_path / "p.toml").write_text(f'name = "p"\nbaseline = "b.toml"\n[[metrics]]\nname = "{metric}"\n')
+    old = make_report(tmp_path / "a.json")
+    done = mbridge("compare", old, make_report(tmp_path / "b.json", seed=2), "--policy", tmp_path / "p.toml")
+    assert done.returncode == 0, done.stderr
 
 
 def died(point: dict[str, Any]) -> None:
@@ -406,14 +418,14 @@ def test_what_is_not_a_file_is_not_replaced(mbridge: Any, tmp_path: Path, histor
 
 @pytest.mark.parametrize(("level", "code"), [(1.1, 10), (1.0, 2)])
 def test_a_page_that_cannot_be_drawn_leaves_the_verdict(
-    mbridge: Any, tmp_path: Path, policy: Path, history: Path, level: float, code: int
+    tmp_path: Path, policy: Path, history: Path, level: float, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = make_report(
-        tmp_path / "b.json", level, seed=3, change=lambda point: point["attempts"][0].update(run_time_s="long")
-    )
-    files = ("--html", tmp_path / "b.html", "--json", tmp_path / "g.json")
-    done = mbridge("gate", result, "--policy", policy, *files)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, f"exit code {code}")
+    monkeypatch.setattr("cloudai_mbridge.report.html.render.page_data", lambda *_: {}["part"])
+    result = make_report(tmp_path / "b.json", level, seed=3)
+    words = ["gate", result, "--policy", policy, "--html", tmp_path / "b.html", "--json", tmp_path / "g.json"]
+    done = CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False)
+    assert done.return_value == code
+    assert done.stdout.splitlines()[-1] == f"exit code {code}"
     assert done.stderr.startswith(
         f"error: {tmp_path / 'b.html'}: not written: {result}: lacks a part that the page shows"
     )

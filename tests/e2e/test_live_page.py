@@ -125,3 +125,6 @@ def test_the_last_page_of_a_run_that_nobody_drives(
     refused = mbridge("watch", run.root, "--html", tmp_path / "none" / "x.html", env=run.env)
     assert refused.returncode == 2
     assert "its directory does not exist" in refused.stderr
+    own = (run.root / "report.html").read_bytes()
+    assert mbridge("watch", run.root, "--html", run.root / "report.html", env=run.env).returncode == 2
+    assert (run.root / "report.html").read_bytes() == own, "it has the history of earlier runs"

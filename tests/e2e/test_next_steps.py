@@ -132,6 +132,17 @@ def test_only_steps_that_exist_are_named(gate: Any) -> None:
     assert gate(10, level=8.5, seed=2)["not_waived"]
 
 
+def test_a_report_without_runs_is_not_run(mbridge: Any, tmp_path: Path) -> None:
+    """Only rejected points: there is nothing to reproduce or promote, and the verdict is shown all the same."""
+    (tmp_path / "policy.toml").write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    old = make_report(tmp_path / "a.json")
+    assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
+    report = json.loads(old.read_text())
+    (tmp_path / "empty.json").write_text(json.dumps({**report, "points": []}))
+    done = mbridge("gate", tmp_path / "empty.json", "--policy", tmp_path / "policy.toml")
+    assert done.returncode == 11, done.stdout + done.stderr
+
+
 def test_a_change_of_all_points_has_one_promotion_and_one_waiver_a_metric(mbridge: Any, tmp_path: Path) -> None:
     names = [f"p{i}" for i in range(12)]
     old = write_points(tmp_path / "old.json", dict.fromkeys(names, 1.0), 100)

@@ -21,8 +21,15 @@ from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import as_json, some_point, some_rejected, some_report
 
 GONE = object()
-WRONG = (GONE, None, "\x1b[2Jx", -1, True, [3], {"a": 1}, "nan")
-JOB = {"number": 1, "job_id": "7", "run_time_s": 4.0, "started_at": "2026-01-01T00:00:00+00:00", "nodes": "n1"}
+WRONG = (GONE, None, "\x1b[2Jx", -1, 10**400, True, [3], {"a": 1}, "nan")
+JOB = {
+    "number": 1,
+    "gpus": 4,
+    "job_id": "7",
+    "run_time_s": 4.0,
+    "started_at": "2026-01-01T00:00:00+00:00",
+    "nodes": "n1",
+}
 KEY = {"id": "0" * 16, "fields": {"recipe": "gpt"}}
 
 

@@ -131,12 +131,14 @@ def gate(
 @run_argument("new", "NEW")
 @click.option("--policy", type=PATH, help="Policy that supplies metrics and limits; default: built-in.")
 @click.option(
-    "--metric", type=click.Choice(COMPARABLE_METRICS), default=PRIMARY, show_default=True, help="Metric of the table."
+    "--metric",
+    type=click.Choice(COMPARABLE_METRICS),
+    help=f"Metric of the table; default: {PRIMARY}, else the policy's first.",
 )
 @_output_options
 @click.option("--csv", type=PATH, help="Also write the table as CSV.")
 @click.option("--verbose", is_flag=True, help="Also print every metric of every point.")
-def compare(old: Path, new: Path, policy: Path | None, metric: str, verbose: bool, **files: Path | None) -> int:
+def compare(old: Path, new: Path, policy: Path | None, metric: str | None, verbose: bool, **files: Path | None) -> int:
     """Compare the results of NEW with those of OLD, point by point; the exit code is 0 whatever it finds.
 
     Either may be a report.json. In the table, ~ is no significant change.
@@ -145,10 +147,12 @@ def compare(old: Path, new: Path, policy: Path | None, metric: str, verbose: boo
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
-    if metric not in [each.name for each in terms.metrics]:
+    known = [each.name for each in terms.metrics if each.name in COMPARABLE_METRICS]
+    if metric not in (None, *known):
         raise BadInput(f"--metric {metric}: is not in the policy; add it to the [[metrics]] of --policy")
+    metric = metric or (PRIMARY if PRIMARY in known else next(iter(known), None))
     result, table = compare_points(old, new, terms, metric, datetime.now(UTC).date())
-    if files["json_file"] != _STDOUT:
+    if table is not None and files["json_file"] != _STDOUT:
         new_console().print(render_comparison(table))
     return _show(result, new, files, table, verbose=verbose)
 

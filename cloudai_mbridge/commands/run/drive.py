@@ -45,34 +45,36 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, de
 
     detach: end once everything possible is submitted, without a report.
     """
+    may_detach = not prepared.system.is_one_machine
     try:
-        return _drive(console, prepared, root, detach=detach)
+        with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
+            try:
+                with observer_for(console, prepared.plan, root) as observer:
+                    ask = observer.notice if sys.stdin.isatty() and sys.stdout.isatty() else None
+                    interrupts = Interrupts(ask, may_detach=may_detach, detaches=detach)
+                    choosers = choosers_for(pipeline.with_defaults(prepared), root)
+                    pipeline.execute(prepared, root, observer, choosers=choosers, interrupts=interrupts)
+            except Detached:
+                raise
+            except MBridgeError:
+                ended.report = _report_after_error(console, root)
+                raise
+            ended.report = show_report(console, root)
     except Detached as detached:
         console.print_line(str(detached))
         return OK
+    return OK if ended.report.succeeded else POINTS_FAILED
 
 
-def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, detach: bool) -> int:
-    may_detach = not prepared.system.is_one_machine
-    with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
-        try:
-            with observer_for(console, prepared.plan, root) as observer:
-                ask = observer.notice if sys.stdin.isatty() and sys.stdout.isatty() else None
-                interrupts = Interrupts(ask, may_detach=may_detach, detaches=detach)
-                choosers = choosers_for(pipeline.with_defaults(prepared), root)
-                pipeline.execute(prepared, root, observer, choosers=choosers, interrupts=interrupts)
-        except Detached:
-            raise
-        except MBridgeError:
-            try:
-                ended.report = show_report(console, root)
-                if ended.report.count(Verdict.CANCELLED):
-                    console.print_line(f"continue with: mbridge resume {root}")
-            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error is more informative
-                show_error(f"no report: {error}")
-            raise
-        ended.report = show_report(console, root)
-        return OK if ended.report.succeeded else POINTS_FAILED
+def _report_after_error(console: SteadyConsole, root: Path) -> RunReport | None:
+    try:
+        report = show_report(console, root)
+    except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error is more informative
+        show_error(f"no report: {error}")
+        return None
+    if report.count(Verdict.CANCELLED):
+        console.print_line(f"continue with: mbridge resume {root}")
+    return report
 
 
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> RunReport:

@@ -10,7 +10,7 @@ from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run.screen import Screen, observer_for
 from cloudai_mbridge.commands.run_names import run_argument
-from cloudai_mbridge.errors import OK, counted
+from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
@@ -37,6 +37,8 @@ def watch(root: Path, page: Path | None) -> int:
     console, plan = new_console(), read_plan(root, needs_secrets=False)
     if page is None:
         return _watch(console, plan, root, lambda: None)
+    if page.resolve().parent == root.resolve() and page.name in vars(type(ROOT_FILES)).values():
+        raise BadInput(f"--html: {page} is a file of the run itself; name another file")
     require_writable(page)
     writer = _PageWriter(page, root, plan)
     console.print_line(f"page: {page}")

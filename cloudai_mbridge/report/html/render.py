@@ -88,7 +88,7 @@ def log_links(report: Mapping[str, Any], root: Path, page: Path) -> dict[str, li
         names = dict.fromkeys((PurePosixPath(log).name, POINT_FILES.stderr)) if log else ()
         paths = {name: os.path.normpath(f"{start}/{point['key']}/{name}") for name in names}
         links[point["key"]] = [
-            {"name": name, "href": f"./{quote(path)}"}
+            {"name": name, "href": f"./{quote(os.fsencode(path))}"}
             for name, path in paths.items()
             if _is_log(root / point["key"] / name)
         ]

@@ -22,7 +22,7 @@ def ask(method: str, address: str, data: object = None) -> Any:
     """Send a request, and return the answer. A redirection does not get the token."""
     request = Request(address, json.dumps(data).encode() if data else None, method=method)
     request.add_header("Content-Type", "application/json")
-    request.add_unredirected_header("Authorization", f"Bearer {os.environ['COMMENT_TOKEN']}")
+    request.add_unredirected_header("Authorization", f"Bearer {os.environ['COMMENT_TOKEN'].strip()}")
     with urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
@@ -31,6 +31,8 @@ def earlier(comments: str) -> int | None:
     """Return the id of the comment of an earlier run, None without one."""
     page = 1
     while found := ask("GET", f"{comments}?per_page={PAGE}&page={page}"):
+        if not isinstance(found, list):
+            raise ValueError
         for comment in found:
             if (comment["body"] or "").startswith(MARK):
                 return int(comment["id"])
@@ -41,7 +43,9 @@ def earlier(comments: str) -> int | None:
 def main(file: Path) -> None:
     text = file.read_text(encoding="utf-8") if file.is_file() else "The benchmark ended before its gate."
     if len(text) > MOST:
-        text = text[: text.rfind("\n", 0, MOST)] + "\n\nThe rest is in the job's files."
+        text = text[: text.rfind("\n", 0, MOST)]
+        fences = re.findall("^`{3,}", text, re.MULTILINE)
+        text += f"\n{fences[-1] if len(fences) % 2 else ''}\n\nThe rest is in the job's files."
     job = next(filter(None, map(os.environ.get, ("JOB_URL", "CI_JOB_URL", "BUILD_URL"))), "")
     body = {"body": f"{MARK}\n{text}\n\n[The job]({job})"}
     comments = os.environ["COMMENTS"]
@@ -58,4 +62,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except (OSError, ValueError, KeyError, IndexError) as error:
-        sys.exit(f"ci/comment.py: the comment was not posted: {error!r}")
+        why = type(error).__name__ if isinstance(error, ValueError) else repr(error)  # its text may contain the token
+        sys.exit(f"ci/comment.py: the comment was not posted: {why}")
