@@ -92,7 +92,7 @@ def test_failed_runs_are_in_the_story_and_in_no_level(history: Command, tmp_path
         (("list",), "is not a file; make it with `mbridge history import RUN`"),
         (("trend",), "is not a file; make it with"),
         (("show", "x"), "is not a file; make it with"),
-        (("import", "nothing.json"), "'nothing.json': no such path, and no run's name"),
+        (("import", "nothing.json"), "'nothing.json': no such path, and no run with this prefix"),
         (("import",), "Missing argument 'RUN...'"),
         (("trend", "--metric", "step_time"), "--metric: 'step_time' is unknown; did you mean 'step_time_s'"),
         (("trend", "--last", "0"), "Invalid value for '--last'"),

@@ -9,12 +9,15 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.plan.launchers import EMBEDDED
 from cloudai_mbridge.schedulers.slurm import limits
 from cloudai_mbridge.schedulers.slurm.command import Answer
 from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
 
 SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-RUNS: list[Any] = [SimpleNamespace(test_id="t", time_limit="2:00:00", time_limit_s=7200.0, num_nodes=3, upstream=None)]
+RUNS: list[Any] = [
+    SimpleNamespace(test_id="t", time_limit="2:00:00", time_limit_s=7200.0, num_nodes=3, launcher=EMBEDDED)
+]
 MOUNTS = """/dev/vda1 / ext4 rw 0 0
 tmpfs /tmp tmpfs rw 0 0
 server:/home /home nfs4 rw 0 0
@@ -31,7 +34,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, config: str = "ClusterName = c\n", **sy
         return Answer(0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
 
     monkeypatch.setattr(limits, "run_command", fake)
-    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), RUNS)
+    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), [_LONG])
 
 
 def test_every_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +129,7 @@ def ask_accounting(
     return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), [_SHORT])[0]
 
 
-_SHORT: Any = SimpleNamespace(test_id="t", time_limit="5", time_limit_s=300.0, num_nodes=2, upstream=None)
+_SHORT: Any = SimpleNamespace(test_id="t", time_limit="5", time_limit_s=300.0, num_nodes=2, launcher=EMBEDDED)
 _USER = "None|c|lab|lab||normal||||\n"
 
 

@@ -15,6 +15,7 @@ from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.schedulers.slurm.command import run_command
 from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 
@@ -102,7 +103,7 @@ def parse_partitions(text: str) -> dict[str, PartitionLimits]:
 def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
     """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
     config = _config()
-    of_launcher = [word for run in runs if run.upstream is not None for word in _launcher_options(system, run)]
+    of_launcher = [word for run in runs if run.launcher is MEGATRON_BRIDGE for word in _launcher_options(system, run)]
     replaced = _replaced([*system.extra_sbatch_args, *of_launcher])
     plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
     lines, broken = list[str](), list[str]()
