@@ -34,7 +34,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, config: str = "ClusterName = c\n", **sy
         return Answer(0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
 
     monkeypatch.setattr(limits, "run_command", fake)
-    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), [_LONG])
+    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), RUNS)
 
 
 def test_every_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
