@@ -51,7 +51,8 @@ def test_two_ranks_hold_one_checkpoint() -> None:
         assert {f"{LAYER}.layernorm_mlp.layer_norm_weight", f"{LAYER}.self_attention.proj.bias"} <= marked
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-7), ("bf16", 1e-6)])  # measured: 0 and 2e-7
+# Measured: 0 or 1.2e-7 by processor, which is one unit in the last place of FP32, and 2e-7
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 2.4e-7), ("bf16", 1e-6)])
 def test_losses_are_those_of_the_usual_layers(dtype: str, tolerance: float) -> None:
     whole, usual = (train("dense", {"dtype": dtype, **fields}) for fields in (WHOLE, GPT3))
     assert differences(whole.losses, usual.losses) <= tolerance
