@@ -126,7 +126,7 @@ def selection_of(only: Sequence[str], failed_of: Path | None) -> Selection:
     """Return the points to run. only: expressions, of which one must match. failed_of: a run whose good points do not.
 
     InUse: a process holds that run. NothingRan: it is a dry run, or nothing was submitted.
-    BadInput: it is no run's directory, or its jobs have not ended.
+    BadInput: not a run's directory, or active jobs.
     """
     return Selection(tuple(only), None if failed_of is None else _past_points(Path(os.path.realpath(failed_of))))
 

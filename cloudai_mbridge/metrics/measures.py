@@ -43,7 +43,7 @@ class Measure:
 
     name: of the field.
     label, unit: in tables; equal if the label is the unit.
-    short: the label where there is little room.
+    short: label for narrow columns.
     direction: which change of it is for the worse.
     about: what it is, in a few words.
     step: field of a step that it is taken from; default: the measure's name.

@@ -51,7 +51,7 @@ ALL_POINTS = Selection()
 class _Part:
     """One condition of an expression: the value of an axis, or without an axis a name.
 
-    is_exact: a value or a test has this very text, so it is no pattern.
+    is_exact: the text of a value or a test, not a pattern.
     """
 
     text: str

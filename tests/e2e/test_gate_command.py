@@ -159,8 +159,13 @@ def test_a_policy_without_the_step_time_compares(mbridge: Any, tmp_path: Path, m
     """The table is of its first metric that can be better, if any."""
     (tmp_path / "p.toml").write_text(f'name = "p"\nbaseline = "b.toml"\n[[metrics]]\nname = "{metric}"\n')
     old = make_report(tmp_path / "a.json")
-    done = mbridge("compare", old, make_report(tmp_path / "b.json", seed=2), "--policy", tmp_path / "p.toml")
+    words = ("compare", old, make_report(tmp_path / "b.json", seed=2), "--policy", tmp_path / "p.toml")
+    done = mbridge(*words, "--json", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
+    has_table = json.loads((tmp_path / "out.json").read_text())["comparison"] is not None
+    assert has_table is (metric == "tflops_per_gpu")
+    assert mbridge(*words, "--csv", tmp_path / "out.csv").returncode == (0 if has_table else 2)
+    assert (tmp_path / "out.csv").exists() is has_table
 
 
 def died(point: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ EXCEEDED: dict[str, tuple[dict[str, Any], str, str]] = {
     "partition's nodes": ({"num_nodes": 4}, "", "test 't': num_nodes: 4 is more than partition main has (2)"),
     "account's time": ({"run": 'time_limit = "30"'}, 'account = "lab"', "is more than account lab allows (00:20:00)"),
     "account's nodes": ({"num_nodes": 2}, 'account = "lab"', "num_nodes: 2 is more than account lab allows (1)"),
-    "account": ({}, 'account = "nobody"', "account: 'nobody' is no account of root; use one of lab, root"),
+    "account": ({}, 'account = "nobody"', "account: 'nobody' is not an account of root; use one of lab, root"),
     "qos": ({}, 'extra_sbatch_args = ["--qos=gold"]', "QOS 'gold' is not open to root with account root; use one of"),
     "qos's time": (
         {"run": 'time_limit = "4:00:00"'},

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -120,7 +121,8 @@ def gate(
     result = result.with_notes(skipped)
     page = str(files["html"] or "")
     steps = next_steps(result, judged, loaded, today, reason=headline(result), by=_author(), page=page)
-    not_written = _show(result, given[0], files, steps, verbose=verbose)
+    document = GateDocument(**_facts(result), next_steps=steps)
+    not_written = _show(document, result, given[0], files, verbose=verbose)
     code = result.exit_code or not_written
     click.echo(f"exit code {code}", err=as_json)
     return code
@@ -151,10 +153,13 @@ def compare(old: Path, new: Path, policy: Path | None, metric: str | None, verbo
     if metric not in (None, *known):
         raise BadInput(f"--metric {metric}: is not in the policy; add it to the [[metrics]] of --policy")
     metric = metric or (PRIMARY if PRIMARY in known else next(iter(known), None))
+    if files["csv"] and metric is None:
+        raise BadInput("--csv: the policy has no metric for a table; add one of --metric to its [[metrics]]")
     result, table = compare_points(old, new, terms, metric, datetime.now(UTC).date())
     if table is not None and files["json_file"] != _STDOUT:
         new_console().print(render_comparison(table))
-    return _show(result, new, files, table, verbose=verbose)
+    document = ComparisonDocument(**_facts(result), comparison=table)
+    return _show(document, result, new, files, verbose=verbose)
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
@@ -171,22 +176,20 @@ def _author() -> str:
     return next(filter(None, map(os.environ.get, _AUTHORS)), None) or user_name()
 
 
+def _facts(result: GateResult) -> dict[str, Any]:
+    """Return the fields that the documents of gate and comparison share."""
+    return {**vars(result), "headline": headline(result), "exit_code": result.exit_code}
+
+
 def _show(
-    result: GateResult,
-    report: Path,
-    files: Mapping[str, Path | None],
-    more: NextSteps | ComparisonTable | None,
-    *,
-    verbose: bool,
+    document: GateDocument, result: GateResult, report: Path, files: Mapping[str, Path | None], *, verbose: bool
 ) -> int:
     """Print a result and write its files; return 0, or the exit code of a file that could not be written.
 
-    more: the next steps of a gate, or the table of a comparison, which is printed already.
+    The table of a comparison is printed already.
     """
-    as_json = files["json_file"] == _STDOUT
-    facts = {**vars(result), "headline": headline(result), "exit_code": result.exit_code}
-    table, steps = (more, None) if isinstance(more, ComparisonTable) else (None, more)
-    document = ComparisonDocument(**facts, comparison=table) if table else GateDocument(**facts, next_steps=steps)
+    as_json, steps = files["json_file"] == _STDOUT, document.next_steps
+    table = document.comparison if isinstance(document, ComparisonDocument) else None
     print_json(document) if as_json else _print(result, steps, verbose=verbose)
     formats: dict[str, Callable[[], str]] = {
         "json_file": lambda: f"{render_json(document)}\n",

@@ -49,7 +49,7 @@ def watch(root: Path, page: Path | None) -> int:
 
 
 class _PageWriter:
-    """Writes the page of a report as the run goes on; it is only replaced as a whole."""
+    """Writes the page of a report during a run, atomically."""
 
     def __init__(self, page: Path, root: Path, plan: ScenarioPlan) -> None:
         self._page, self._root, self._plan = page, root, plan

@@ -176,7 +176,7 @@ def _check_nodes(
 
 
 def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: Callable[[float], str]) -> str:
-    """Return how much of a limit is used; raise _LimitError if it is exceeded."""
+    """Return the used part of a limit; raise _LimitError if it is exceeded."""
     if lowest is None:
         return f"{text(asked)}, without a limit"
     if asked <= lowest.most:
@@ -195,7 +195,7 @@ def _lifts(access: _Access | None, replaced: Mapping[str, str], flag: str) -> bo
 
 
 def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
-    """Return the lowest limit, None if there is none. own: of the partition."""
+    """Return the lowest limit, None if unlimited. own: of the partition."""
     if is_lifted is None and asked > own.most:
         raise _UnknownError(f"a QOS may lift the limit of {own.owner}, which is exceeded")
     bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
@@ -258,7 +258,7 @@ def _words(option: str) -> list[str]:
 
 
 def _config() -> dict[str, str]:
-    """Return Slurm's configuration, empty if there is no answer."""
+    """Return Slurm's configuration, empty without an answer."""
     try:
         answer = run_command("scontrol", "show", "config", timeout_s=_QUICK_S)
     except ToolFailure:
@@ -318,7 +318,7 @@ def _association(
         raise _LimitError(f"{user} has no account in Slurm, which accepts no job without one; have one added")
     of_account = [row for row in rows if row["account"] == wanted.lower()]
     if not of_account:
-        raise _LimitError(f"{shown(wanted)} is no account of {user}; use one of {', '.join(known)}")
+        raise _LimitError(f"{shown(wanted)} is not an account of {user}; use one of {', '.join(known)}")
     partitions = system.default_partition.lower().split(",")
     found = [row for row in of_account if row["partition"].lower() in partitions]
     if found and len(partitions) > 1:

@@ -39,7 +39,7 @@ function axisColumn(axis) {
 }
 
 function logColumn() {
-  const cell = (run) => (run.logs.length ? logLinks(run) : numberCell(null, "there is no log"));
+  const cell = (run) => (run.logs.length ? logLinks(run) : numberCell(null, "no log"));
   return { id: "logs", title: "logs", kind: "no-print", key: (run) => run.logs.length || null, cell };
 }
 

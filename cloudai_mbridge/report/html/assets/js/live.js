@@ -1,4 +1,4 @@
-// The page of a run that goes on: it loads itself again, unless it is paused or somebody uses it just now.
+// The page of an active run: it reloads itself, except while it is paused or in use.
 
 const IN_USE_MS = 30_000;
 
