@@ -9,10 +9,10 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import NotRegular, TooLarge, copy_regular, open_regular, read_regular
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.compare.policy import load_policy
-from cloudai_mbridge.gate.history.file import open_for_writing
-from cloudai_mbridge.gate.results.read import read_results
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.history_file import open_for_writing
+from cloudai_mbridge.gate.policy import load_policy
+from cloudai_mbridge.gate.runs import read_results
 from cloudai_mbridge.logs import read_log
 from cloudai_mbridge.logs.tail import last_lines, tail_lines
 from cloudai_mbridge.models.loading.load import load_system

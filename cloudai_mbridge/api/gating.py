@@ -10,9 +10,9 @@ from typing import Any
 from cloudai_mbridge.api.results import Run, path_of
 from cloudai_mbridge.api.tables import Table, Tabular
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
-from cloudai_mbridge.gate.compare.verdict import GateResult, MetricVerdict, PointVerdict
-from cloudai_mbridge.gate.results.read import without_dry_runs
+from cloudai_mbridge.gate.policy import GatePolicy, load_policy
+from cloudai_mbridge.gate.runs import without_dry_runs
+from cloudai_mbridge.gate.verdict import GateResult, MetricVerdict, PointVerdict
 
 RunLike = Run | str | os.PathLike[str]
 _COLUMNS = {

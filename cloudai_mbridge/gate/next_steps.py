@@ -11,11 +11,10 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.files.toml_text import render_toml
-from cloudai_mbridge.gate.baseline.promote import Terms, propose, select
-from cloudai_mbridge.gate.baseline.promotion_rules import Limits
-from cloudai_mbridge.gate.compare.policy import LoadedPolicy
-from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, GREEN, GateResult, GateVerdict, PointVerdict
-from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.gate.policy import LoadedPolicy
+from cloudai_mbridge.gate.promotion import Limits, Terms, propose, select
+from cloudai_mbridge.gate.runs import RunResult, read_results
+from cloudai_mbridge.gate.verdict import EXIT_CODES, GREEN, GateResult, GateVerdict, PointVerdict
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
 

@@ -7,15 +7,20 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, NonePromoted, counted
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.compare.groups import group_by_point
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy, LoadedPolicy
-from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
-from cloudai_mbridge.gate.compare.verdict import GateResult
+from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.comparison import ComparisonTable, tabulate
-from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.read import RunResult, read_results, runs_of
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy, LoadedPolicy
+from cloudai_mbridge.gate.runs import (
+    ReferencePoint,
+    RunResult,
+    group_by_point,
+    read_results,
+    reference_from_runs,
+    runs_of,
+)
+from cloudai_mbridge.gate.verdict import GateResult
 from cloudai_mbridge.report.read import read_report
 
 LONGEST_WITHOUT = timedelta(days=31)  # before a first baseline is required

@@ -15,8 +15,7 @@ from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_on, trained_question
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
-from cloudai_mbridge.gate.results.read import RunResult, read_results
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.runs import METRICS, RunResult, read_results
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import load_recipe, recipe_names

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import cloudai_mbridge as mb
-from cloudai_mbridge.gate.compare.verdict import GateVerdict
+from cloudai_mbridge.gate.verdict import GateVerdict
 from tests.api.conftest import write_sweep
 
 pytestmark = pytest.mark.process

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from simulated_runs import simulated_run
 
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy
-from cloudai_mbridge.gate.compare.reference import reference_from_runs
-from cloudai_mbridge.gate.compare.verdict import GREEN, GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy
+from cloudai_mbridge.gate.runs import RunResult, reference_from_runs
+from cloudai_mbridge.gate.verdict import GREEN, GateVerdict
 
 STEPS, WARMUP = 50, 3
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.gate.trend.levels import Levels, find_levels
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.levels import Levels, find_levels
+from cloudai_mbridge.gate.runs import RunResult
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.report.model import comparability_id
 
@@ -40,7 +40,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 READ_REFERENCES = """
 import sys
 from pathlib import Path
-from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.gate.history import History
 with History(Path(sys.argv[1])) as store:
     found = [store.reference(key, last=20) for key in store.keys()]
 assert all(len(reference.runs) == 20 for reference in found)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.runs import RunResult
 from cloudai_mbridge.logs import StepRecord
 
 WARMUP = 2

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from cloudai_mbridge.gate.nodes.verdicts import NodeRun, judge_nodes
+from cloudai_mbridge.gate.nodes import NodeRun, judge_nodes
 
 Noise = Callable[[random.Random], float]
 RATE, SLOWDOWN, EFFECT, NOISE = 0.01, 0.03, 0.05, 0.01

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 from simulated_runs import noisy_steps, simulated_run
 
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy
-from cloudai_mbridge.gate.compare.reference import reference_from_runs
-from cloudai_mbridge.gate.compare.verdict import GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy
+from cloudai_mbridge.gate.runs import RunResult, reference_from_runs
+from cloudai_mbridge.gate.verdict import GateVerdict
 
 Rng = np.random.Generator
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.commands.gate.baseline import REFUSED
-from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.report.model import comparability_id
 from tests.forked import run_mbridge
 

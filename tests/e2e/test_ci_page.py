@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from cloudai_mbridge.errors import NonePromoted
-from cloudai_mbridge.gate.compare.policy import load_policy
+from cloudai_mbridge.gate.policy import load_policy
 from tests.e2e.ci_project import REPOSITORY, Project
 
 yaml = pytest.importorskip("yaml")
@@ -139,7 +139,7 @@ def test_the_page_can_be_followed(project: Project) -> None:
 
 
 def test_the_table_has_every_exit_code_of_the_gate() -> None:
-    from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, IMPROVEMENT_EXIT_CODE
+    from cloudai_mbridge.gate.verdict import EXIT_CODES, IMPROVEMENT_EXIT_CODE
 
     listed = {int(code) for code in re.findall(r"\*\*(\d+)\*\*", PAGE.read_text())}
     assert listed == {2, 3, NonePromoted.exit_code, IMPROVEMENT_EXIT_CODE, *EXIT_CODES.values()}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.gate.compare.policy import load_policy
-from cloudai_mbridge.gate.formats.gate import render_next_steps
 from cloudai_mbridge.gate.next_steps import NextSteps
+from cloudai_mbridge.gate.policy import load_policy
+from cloudai_mbridge.gate.renderings import render_next_steps
 from tests.e2e.ci_project import SCENARIO, Project
 from tests.e2e.test_gate_command import make_report, write_points
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.gate.history import History
 
 
 def main(history: str, reports: list[str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.runs import RunResult
 from cloudai_mbridge.logs import StepRecord
 
 NOISE = (0.0, 0.011, -0.008, 0.006, -0.012)  # of five runs, about 1 %

@@ -15,10 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.gate.baseline.file import read_bytes, render_baseline, replace_if_unchanged
-from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, value_to_toml
-from cloudai_mbridge.gate.baseline.promotion_rules import oddities
-from cloudai_mbridge.gate.baseline.read import load_baseline, summarize_metric
+from cloudai_mbridge.gate.baseline import (
+    Baseline,
+    BaselinePoint,
+    load_baseline,
+    read_bytes,
+    render_baseline,
+    replace_if_unchanged,
+    summarize_metric,
+    value_to_toml,
+)
+from cloudai_mbridge.gate.promotion import oddities
 from cloudai_mbridge.models.loading.test_files import is_baseline
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.report.model import comparability_id
@@ -262,10 +269,10 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.baseline.file import read_bytes, replace_if_unchanged
-from cloudai_mbridge.gate.baseline.model import Baseline
-from cloudai_mbridge.gate.baseline.file import render_baseline
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.baseline import read_bytes, replace_if_unchanged
+from cloudai_mbridge.gate.baseline import Baseline
+from cloudai_mbridge.gate.baseline import render_baseline
 
 path, writer = Path(sys.argv[1]), sys.argv[2]
 first = load_baseline(path).points[0]
@@ -294,7 +301,7 @@ def test_whoever_is_killed_leaves_the_old_file_whole(path: Path, call: str) -> N
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
+from cloudai_mbridge.gate.baseline import replace_if_unchanged
 os.{call} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 replace_if_unchanged(Path(sys.argv[1]), b"old", b"new" * 100000)
 """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cloudai_mbridge.gate.statistics.comparison import Comparison, Incomparable, compare_groups
+from cloudai_mbridge.gate.statistics import Comparison, compare_groups
 
 OLD, NEW = (1.00, 1.02, 0.99, 1.01, 0.985), (1.03, 1.06, 1.02, 1.05)
 
@@ -49,8 +49,8 @@ def test_a_single_run_has_to_be_off_by_more_than_an_outlier_would_be(swapped, ch
 
 def test_a_single_run_says_nothing_against_fewer_than_five():
     result = compare_groups(OLD[:4], [2.0])
-    assert isinstance(result, Incomparable)
-    assert "one run against 4" in result.reason
+    assert isinstance(result, str)
+    assert "one run against 4" in result
 
 
 def test_units_do_not_matter():
@@ -59,7 +59,7 @@ def test_units_do_not_matter():
 
 
 def test_one_run_a_side_says_nothing_unless_the_noise_is_assumed():
-    assert isinstance(compare_groups([1.0], [1.5]), Incomparable)
+    assert isinstance(compare_groups([1.0], [1.5]), str)
     found = compared([943.0], [597.0], assumed_noise=0.02)
     assert found.change == pytest.approx(597 / 943 - 1)
     assert found.p_smaller < 1e-9
@@ -74,8 +74,8 @@ def test_assumed_noise_never_replaces_noise_that_was_seen():
 def test_times_without_any_spread_are_suspicious(group):
     for sides in ((group, NEW), (NEW, group), (group, [1.1])):
         result = compare_groups(*sides)
-        assert isinstance(result, Incomparable)
-        assert "last digit" in result.reason
+        assert isinstance(result, str)
+        assert "last digit" in result
 
 
 def test_memory_may_be_the_same_in_every_run_and_a_little_noise_is_believed_in_all_the_same():
@@ -88,7 +88,7 @@ def test_memory_may_be_the_same_in_every_run_and_a_little_noise_is_believed_in_a
 
 
 def test_of_what_may_repeat_one_run_says_nothing():
-    assert isinstance(compare_groups([10.0] * 5, [11.0], noise_floor=0.01), Incomparable)
+    assert isinstance(compare_groups([10.0] * 5, [11.0], noise_floor=0.01), str)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_few_runs_do_not_make_a_small_spread(old, new):
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_what_is_no_positive_number_is_refused(bad):
     for sides in (([1.0, bad], NEW), (OLD, [bad])):
-        assert isinstance(compare_groups(*sides), Incomparable)
-    assert isinstance(compare_groups([], NEW), Incomparable)
+        assert isinstance(compare_groups(*sides), str)
+    assert isinstance(compare_groups([], NEW), str)
 
 
 def test_the_detectable_change_is_detected_in_four_of_five_cases():

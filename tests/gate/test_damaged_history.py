@@ -12,8 +12,8 @@ import pytest
 
 from cloudai_mbridge import cli
 from cloudai_mbridge.errors import Damaged, MBridgeError
-from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.trend.words import history_rows
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.trend import history_rows
 from tests.gate.history_data import make_point, write_report
 
 DEEP = "[" * 60 + "]" * 60

@@ -12,8 +12,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, Damaged
 from cloudai_mbridge.export.table import read_table
-from cloudai_mbridge.gate.compare.groups import group_by_point, why_not
-from cloudai_mbridge.gate.results.read import read_results
+from cloudai_mbridge.gate.runs import group_by_point, read_results, why_not
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.report.model import comparability_id

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
-from cloudai_mbridge.gate.history import file as history_file
-from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.results.read import read_report, read_results
+from cloudai_mbridge.gate import history_file
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.runs import read_report, read_results
 from tests.gate.history_data import ENVIRONMENT, make_point, write_report
 
 WRITER = Path(__file__).parent / "history_writer.py"
@@ -408,7 +408,7 @@ def test_a_report_that_changes_meanwhile_is_refused(
         write_report(path, [make_point(number=1)])
         return found
 
-    monkeypatch.setattr("cloudai_mbridge.gate.history.store.read_report", read_and_change)
+    monkeypatch.setattr("cloudai_mbridge.gate.history.read_report", read_and_change)
     with pytest.raises(ToolFailure, match="changed while it was read"):
         store.import_report(report)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudai_mbridge.gate.statistics.comparison import adjust
+from cloudai_mbridge.gate.statistics import adjust
 
 
 def closed(p_values: list[float], weights: list[float]) -> list[float]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy
-from cloudai_mbridge.gate.compare.reference import reference_from_runs
-from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy
+from cloudai_mbridge.gate.runs import RunResult, reference_from_runs
+from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict
 from cloudai_mbridge.logs import StepRecord
 from tests.gate.some_runs import KEY, NOISE, OTHER, make_run, runs
 

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.nodes.facts import OddFact, odd_facts
-from cloudai_mbridge.gate.nodes.verdicts import (
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.nodes import (
     NodeRun,
     NodesResult,
     NodeVerdict,
+    OddFact,
     judge_nodes,
+    odd_facts,
     runs_of_history,
     runs_on_nodes,
 )
-from cloudai_mbridge.gate.statistics.tail import Noise
+from cloudai_mbridge.gate.slow_nodes import Noise
 from tests.gate.history_data import make_point, write_report
 from tests.gate.some_runs import make_run
 

@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.compare.policy import (
-    GatePolicy,
-    Waiver,
-    default_metrics,
-    expired,
-    is_policy,
-    load_policy,
-    waiver_for,
-)
+from cloudai_mbridge.gate.policy import GatePolicy, Waiver, default_metrics, expired, is_policy, load_policy, waiver_for
 from cloudai_mbridge.models.loading.toml_source import read_toml
 
 REPOSITORY = Path(__file__).parents[2]

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
-from cloudai_mbridge.gate.baseline.promotion_rules import Limits
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.promotion import Limits, Proposal, Terms, difference, propose, select
+from cloudai_mbridge.gate.runs import RunResult
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.report.model import comparability_id
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.gate.baseline.promote import Terms, propose
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy
-from cloudai_mbridge.gate.compare.reference import reference_from_runs
-from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy
+from cloudai_mbridge.gate.promotion import Terms, propose
+from cloudai_mbridge.gate.runs import RunResult, reference_from_runs
+from cloudai_mbridge.gate.verdict import GateResult, GateVerdict
 from cloudai_mbridge.report.model import comparability_id
 from tests.gate.some_runs import make_run
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.results.read import read_results
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.runs import METRICS, read_results
 from cloudai_mbridge.metrics import capped_mean
 
 

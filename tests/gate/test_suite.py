@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudai_mbridge.gate.compare.judge import judge_results
-from cloudai_mbridge.gate.compare.policy import GatePolicy
-from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
-from cloudai_mbridge.gate.compare.suite import FEWEST_POINTS
-from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.gate.statistics.nights import night_numbers
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy
+from cloudai_mbridge.gate.runs import ReferencePoint, RunResult, reference_from_runs
+from cloudai_mbridge.gate.statistics import night_numbers
+from cloudai_mbridge.gate.suite import FEWEST_POINTS
+from cloudai_mbridge.gate.verdict import GateResult, GateVerdict
 from tests.gate.some_runs import KEY, make_run
 
 POINTS, RUNS, NOISE = 40, 5, 0.01

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudai_mbridge.gate.history.store import History, Series, SeriesRun
-from cloudai_mbridge.gate.results.values import METRICS, Direction
-from cloudai_mbridge.gate.trend.analysis import Effect, Trend, differences, effect_of, find_trend
-from cloudai_mbridge.gate.trend.levels import MIN_RUNS, find_levels
-from cloudai_mbridge.gate.trend.words import headline, history_rows, story, summary
+from cloudai_mbridge.gate.history import History, Series, SeriesRun
+from cloudai_mbridge.gate.levels import MIN_RUNS, find_levels
+from cloudai_mbridge.gate.runs import METRICS
+from cloudai_mbridge.gate.trend import (
+    Effect,
+    Trend,
+    differences,
+    effect_of,
+    find_trend,
+    headline,
+    history_rows,
+    story,
+    summary,
+)
+from cloudai_mbridge.metrics import Direction
 from tests.gate.history_data import ENVIRONMENT, START, make_point, write_report
 
 PUBLISHED = (943.0, 597.0, 934.0)  # GPT-OSS 120B on GB200, TFLOP/s/GPU, of three releases

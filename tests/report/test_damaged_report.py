@@ -12,8 +12,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.export.table import read_table
 from cloudai_mbridge.export.targets import csv
-from cloudai_mbridge.gate.compare.groups import group_by_point
-from cloudai_mbridge.gate.results.read import read_results
+from cloudai_mbridge.gate.runs import group_by_point, read_results
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import SCHEMA_VERSION
 from cloudai_mbridge.report.read import read_report

@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
-from cloudai_mbridge.gate.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
-from cloudai_mbridge.gate.formats.gate_messages import findings, headline
+from cloudai_mbridge.gate.renderings import (
+    findings,
+    headline,
+    render_gate,
+    render_gate_junit,
+    render_gate_markdown,
+    render_gate_table,
+)
+from cloudai_mbridge.gate.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&\x1b[31m😀" + "p" * 300
 SLOW = MetricVerdict("step_time_s", GateVerdict.REGRESSION, "+5.00 % (1 to 1.05)", "s", True, 1.0, 1.05, 0.05)

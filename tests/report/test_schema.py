@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.results.read import read_results
+from cloudai_mbridge.gate.runs import read_results
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report

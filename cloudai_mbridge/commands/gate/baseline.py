@@ -17,13 +17,10 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
-from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
-from cloudai_mbridge.gate.baseline.model import Baseline, as_list
-from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
-from cloudai_mbridge.gate.baseline.promotion_rules import Limits, oddities
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.compare.policy import default_metrics, load_policy
-from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.gate.baseline import Baseline, as_list, load_baseline, replace_if_unchanged
+from cloudai_mbridge.gate.policy import default_metrics, load_policy
+from cloudai_mbridge.gate.promotion import Limits, Proposal, Terms, difference, oddities, propose, select
+from cloudai_mbridge.gate.runs import read_results, without_dry_runs
 
 REFUSED = 15
 NOT_CONFIRMED = 16

@@ -20,21 +20,26 @@ from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
-from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
-from cloudai_mbridge.gate.comparison import COMPARABLE_METRICS, ComparisonTable
-from cloudai_mbridge.gate.formats.comparison import render_comparison, render_comparison_csv, render_comparison_markdown
-from cloudai_mbridge.gate.formats.gate import (
+from cloudai_mbridge.gate.comparison import (
+    COMPARABLE_METRICS,
+    ComparisonTable,
+    render_comparison,
+    render_comparison_csv,
+    render_comparison_markdown,
+)
+from cloudai_mbridge.gate.next_steps import NextSteps, next_steps
+from cloudai_mbridge.gate.policy import GatePolicy, load_policy
+from cloudai_mbridge.gate.renderings import (
+    headline,
     render_gate,
     render_gate_junit,
     render_gate_markdown,
     render_gate_table,
     render_next_steps,
 )
-from cloudai_mbridge.gate.formats.gate_messages import headline
-from cloudai_mbridge.gate.next_steps import NextSteps, next_steps
-from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
-from cloudai_mbridge.gate.results.values import PRIMARY
+from cloudai_mbridge.gate.runs import read_results, without_dry_runs
+from cloudai_mbridge.gate.verdict import GateResult, GateVerdict
+from cloudai_mbridge.metrics import PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
@@ -244,7 +249,7 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
 
 def _confirm(results: Sequence[Path], result: GateResult, repeats: int, console: SteadyConsole) -> list[Confirmation]:
     """Rerun every inconclusive point, from the last result that contains it."""
-    from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER  # numpy
+    from cloudai_mbridge.gate.slow_nodes import TOGETHER  # numpy
 
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
     where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}

@@ -16,16 +16,14 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.gate.history.insert import FAILED
-from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported
-from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun
-from cloudai_mbridge.gate.results.read import without_dry_runs
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.history import DEFAULT_METRIC, FAILED, History, Imported
+from cloudai_mbridge.gate.history_file import StoredPoint, StoredRun
+from cloudai_mbridge.gate.runs import METRICS, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.gate.trend.analysis import Trend, Trends
+    from cloudai_mbridge.gate.trend import Trend, Trends
 
 CHANGED = 10  # same as for a regression found by a gate
 DEFAULT_HISTORY = Path("results/history.sqlite")
@@ -195,14 +193,14 @@ def _trends(store: History, pattern: str, metric: str, last: int, options: dict[
     keys = {key: points for key, points in store.keys().items() if fnmatch.filter(points, pattern)}
     if not keys:
         raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
-    from cloudai_mbridge.gate.trend.analysis import Trends, find_trend  # numpy, for this command only
+    from cloudai_mbridge.gate.trend import Trends, find_trend  # numpy, for this command only
 
     found = (find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items())
     return Trends(tuple(found))
 
 
 def _show_trends(console: SteadyConsole, trends: "Sequence[Trend]") -> None:
-    from cloudai_mbridge.gate.trend.words import headline, story, summary
+    from cloudai_mbridge.gate.trend import headline, story, summary
 
     for trend in trends:
         console.print_line(printable(headline(trend)), "bold" if trend.is_changed else "")

@@ -15,13 +15,13 @@ from cloudai_mbridge.commands.options import JSON, PATH, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
-from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.gate.runs import read_results, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.gate.nodes.verdicts import NodesResult
+    from cloudai_mbridge.gate.nodes import NodesResult
 
 _SHOWN, _MOST_ODD = 4, 20
 SLOW_NODES = 10  # same as for a regression found by a gate
@@ -86,9 +86,8 @@ def _judged(
     results: Sequence[Path], false_alarm_rate: float, slowdown: float, history: Path | None = None
 ) -> "NodesResult":
     # numpy, only for this group
-    from cloudai_mbridge.gate.history.store import History
-    from cloudai_mbridge.gate.nodes.facts import odd_facts
-    from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_of_history, runs_on_nodes
+    from cloudai_mbridge.gate.history import History
+    from cloudai_mbridge.gate.nodes import judge_nodes, odd_facts, runs_of_history, runs_on_nodes
 
     given, skipped = without_dry_runs(results)
     read = [run for path in given for run in read_results(path)]

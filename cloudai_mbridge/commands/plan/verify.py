@@ -117,7 +117,7 @@ def _link(path: Path) -> Finding | None:
 
 # The gate's modules are imported only if one of its files exists
 def _is_policy(source: TomlSource) -> bool:
-    from cloudai_mbridge.gate.compare.policy import is_policy
+    from cloudai_mbridge.gate.policy import is_policy
 
     return is_policy(source)
 
@@ -159,7 +159,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if kind == "policy":
         return _describe_policy(path)
     if kind == "baseline":
-        from cloudai_mbridge.gate.baseline.read import load_baseline
+        from cloudai_mbridge.gate.baseline import load_baseline
 
         return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
     if (template := template_of(read_toml(path))) != TEMPLATE:
@@ -190,7 +190,7 @@ def _counted(path: Path, test: LoadedTest, context: _Context) -> str:
 
 
 def _describe_policy(path: Path) -> str:
-    from cloudai_mbridge.gate.compare.policy import load_policy
+    from cloudai_mbridge.gate.policy import load_policy
 
     loaded = load_policy(path)
     reference = loaded.baseline_path or loaded.history_path

@@ -19,8 +19,7 @@ from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.errors import OK, MBridgeError, counted
 from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
 from cloudai_mbridge.files.text import clipped, visible
-from cloudai_mbridge.gate.results.read import RunResult, read_results
-from cloudai_mbridge.gate.results.values import METRICS, Metric
+from cloudai_mbridge.gate.runs import METRICS, Metric, RunResult, read_results
 from cloudai_mbridge.plan.find import find_runs
 from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status

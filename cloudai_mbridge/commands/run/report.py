@@ -14,7 +14,7 @@ from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run.drive import show_report
 from cloudai_mbridge.commands.run_names import RUN_TEXT, as_run
 from cloudai_mbridge.errors import OK, POINTS_FAILED
-from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report
@@ -72,7 +72,7 @@ def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, 
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from cloudai_mbridge.gate.trend.words import history_rows  # numpy, only for this command
+    from cloudai_mbridge.gate.trend import history_rows  # numpy, only for this command
 
     with History(path) as store:
         return history_rows(store, report)

@@ -32,13 +32,13 @@ DOCUMENTS: Mapping[str, str] = {
     "gate": "commands.gate.gate:GateDocument",
     "compare": "commands.gate.gate:ComparisonDocument",
     "baseline promote": "commands.gate.baseline:Promotion",
-    "baseline show": "gate.baseline.model:Baseline",
+    "baseline show": "gate.baseline:Baseline",
     "baseline check": "commands.gate.baseline:BaselineCheck",
     "history import": "commands.gate.history:ImportedReports",
     "history list": "commands.gate.history:StoredPoints",
     "history show": "commands.gate.history:StoredRuns",
-    "history trend": "gate.trend.analysis:Trends",
-    "nodes show": "gate.nodes.verdicts:NodesResult",
+    "history trend": "gate.trend:Trends",
+    "nodes show": "gate.nodes:NodesResult",
 }
 
 

@@ -10,7 +10,7 @@ import click
 
 from cloudai_mbridge.commands.setup.json_schemas import COMMANDS, document_schema
 from cloudai_mbridge.errors import OK
-from cloudai_mbridge.gate.compare.policy import GatePolicy
+from cloudai_mbridge.gate.policy import GatePolicy
 from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenario_schema, system_schema, toml_schema
 
 KINDS: Mapping[str, Callable[[], Schema]] = {

@@ -18,7 +18,7 @@ from cloudai_mbridge.estimate.point import STAND_IN, assumptions_for, groups_of
 from cloudai_mbridge.estimate.request import gpu_on
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
-from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.gate.runs import RunResult, read_results
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.report.read import find_report

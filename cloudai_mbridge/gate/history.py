@@ -1,29 +1,232 @@
-"""History of all imported finished runs, in an append-only SQLite file.
+"""Import of a report's runs: each at most once, and as failed if a gate would exclude it.
+
+History of all imported finished runs, in an append-only SQLite file.
 
 Runs that `import_report` returns as added are on disk when it returns, and stored once, however often and by however
 many processes the report is imported. Failed runs are kept for the record; levels and references use good runs only.
 """
 
+import hashlib
 import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
-from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues, Values
-from cloudai_mbridge.gate.history.file import damage, failures, open_for_reading, open_for_writing, transaction
-from cloudai_mbridge.gate.history.insert import FAILED, digest_of, insert_report, insert_run, take_runs
-from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun, read_table, read_texts, read_values
-from cloudai_mbridge.gate.results.read import SUCCESS, RunResult, runs_of
-from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY
+from cloudai_mbridge.files.json_text import is_deep
+from cloudai_mbridge.files.regular import open_regular, read_chunks
+from cloudai_mbridge.gate.history_file import (
+    StoredPoint,
+    StoredRun,
+    damage,
+    failures,
+    open_for_reading,
+    open_for_writing,
+    read_table,
+    read_texts,
+    read_values,
+    transaction,
+)
+from cloudai_mbridge.gate.runs import (
+    METRICS,
+    OF_FLOPS,
+    SUCCESS,
+    ReferencePoint,
+    RunResult,
+    RunValues,
+    Values,
+    is_value_of,
+    runs_of,
+    why_not,
+)
+from cloudai_mbridge.metrics import PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.report.model import SCHEMA_VERSION, comparability_id
 from cloudai_mbridge.report.read import read_report
+from cloudai_mbridge.training.credentials.scrub import without_users
+
+FAILED = "failed"
+_SLACK = timedelta(days=1)  # of clocks and zones
+_LARGEST = 2**63 - 1  # SQLite's largest integer
+
+
+def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list[RunResult], dict[str, int]]:
+    """Return the runs of a report to import, and the number of rejected runs by reason. now: UTC.
+
+    `ended_at` of imported runs is UTC, and its text sorts by time.
+
+    BadInput: an invalid time, a number that is too large, or a table that is nested too deep.
+    """
+    taken, left_out = [], Counter[str]()
+    for run in runs:
+        if why := _left_out(run):
+            left_out[why] += 1
+            continue
+        ended_at = _utc(run, path)
+        if ended_at > now + _SLACK:
+            left_out["that ended more than a day in the future"] += 1
+            continue
+        taken.append(replace(_as_stored(run, path), ended_at=ended_at.isoformat(timespec="milliseconds")))
+    return taken, dict(left_out)
+
+
+def _left_out(run: RunResult) -> str:
+    if run.verdict not in (SUCCESS, FAILED):
+        return run.verdict
+    if not run.comparability_id and not run.comparability:
+        return "without a comparability key"
+    if comparability_id(run.comparability) != run.comparability_id:
+        return "whose comparability id is not the digest of its fields"
+    return ""
+
+
+def _as_stored(run: RunResult, path: str) -> RunResult:
+    """Return the run, as failed if a gate would exclude it."""
+    for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
+        if abs(number) > _LARGEST:
+            raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
+    for name, table in (("environment", run.environment), ("comparability", run.comparability)):
+        if is_deep(dict(table)):
+            raise BadInput(f"{path}: {run.point}: {name} is nested too deep; write the report again")
+    why = why_not(run) if run.is_success else ""
+    return replace(run, verdict=FAILED, reasons=(*run.reasons, why)) if why else run
+
+
+def _utc(run: RunResult, path: str) -> datetime:
+    """Return the end time of a run. A time without a zone is UTC."""
+    try:
+        time = datetime.fromisoformat(run.ended_at)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadInput(
+            f"{path}: {run.point}: ended_at: {run.ended_at!r} is not an ISO 8601 time; write the report again"
+        ) from None
+
+
+def insert_report(
+    db: sqlite3.Connection,
+    runs: Sequence[RunResult],
+    taken: Sequence[RunResult],
+    digest: str,
+    path: str,
+    not_chosen: Iterable[str] = (),
+) -> int:
+    """Insert a report with its points, unless it exists, and return its id.
+
+    not_chosen: points that it left out; the scenario still has them.
+    """
+    found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
+    if found:
+        return int(found[0])
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    ended_at = max((run.ended_at for run in taken), default=None)
+    scenario, system = (_text(runs[0].scenario), _text(runs[0].system)) if runs else (None, None)
+    cursor = db.execute(
+        "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (digest, _text(path), now, ended_at, scenario, system, SCHEMA_VERSION),
+    )
+    db.executemany(
+        "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        [
+            *((cursor.lastrowid, run.run_id, _text(run.point)) for run in runs),
+            *((cursor.lastrowid, _text(f"left out: {point}"), _text(point)) for point in not_chosen),
+        ],
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["added", "known", "rejudged"]:
+    """Insert a run unless it exists. A run that failed once stays failed, whatever a later report contains."""
+    verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
+    if verdicts & {run.verdict, FAILED}:
+        return "known"
+    if verdicts:
+        db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
+    db.execute(
+        "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
+        (_text(run.comparability_id), _json(run.comparability)),
+    )
+    cursor = db.execute(
+        "INSERT INTO runs (run_id, report, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
+        " environment, warmup_steps, num_steps, flops_formula, flops_per_step)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            run.run_id,
+            report,
+            _text(run.point),
+            _text(run.scenario),
+            _text(run.system),
+            _text(run.comparability_id),
+            run.verdict,
+            _json(run.reasons),
+            run.ended_at,
+            _json(run.nodes),
+            _commit(run.environment),
+            _environment(db, run.environment),
+            run.warmup_steps,
+            run.num_steps,
+            _text(run.flops_formula) if run.flops_formula is not None else None,
+            run.flops_per_step,
+        ),
+    )
+    measured = run.values.items()
+    db.executemany(
+        "INSERT INTO metrics VALUES (?, ?, ?)",
+        [
+            (cursor.lastrowid, name, values[0] if len(values) == 1 else _json(values))
+            for name, values in measured
+            if is_value_of(name, values)
+        ],
+    )
+    return "rejudged" if verdicts else "added"
+
+
+def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
+    """Return the id of an environment, which most runs share. Nodes are stored per run; logins are removed."""
+    fields = without_users(_json({name: value for name, value in environment.items() if name != "nodes"}))
+    digest = hashlib.sha256(fields.encode()).hexdigest()
+    db.execute(
+        "INSERT INTO environments (sha256, fields) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING", (digest, fields)
+    )
+    return int(db.execute("SELECT id FROM environments WHERE sha256 = ?", (digest,)).fetchone()[0])
+
+
+def _commit(environment: Mapping[str, Any]) -> str | None:
+    """Return the commit of the run's checkout, else of its first repository."""
+    repositories = environment.get("repositories")
+    for source in (environment.get("git"), *(repositories if isinstance(repositories, list) else ())):
+        if isinstance(source, Mapping) and isinstance(source.get("commit"), str):
+            return _text(source["commit"])
+    return None
+
+
+def digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file; "" if it cannot be read: reading it later raises the error."""
+    try:
+        with open_regular(file) as opened:
+            digest = hashlib.sha256()
+            for chunk in read_chunks(opened):
+                digest.update(chunk)
+            return digest.hexdigest()
+    except OSError:
+        return ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _text(value: str) -> str:
+    """Replace lone surrogates, from JSON escapes or file names, which UTF-8 cannot encode."""
+    return value.encode("utf-8", errors="replace").decode()
+
 
 DEFAULT_METRIC = PRIMARY
 _LAST_RUN_ID = "\U0010ffff"

@@ -131,3 +131,7 @@ class GateResult:
         if self.verdict is GateVerdict.IMPROVEMENT and self.improvement_fails:
             return IMPROVEMENT_EXIT_CODE
         return EXIT_CODES[self.verdict]
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:+.2f} %"

@@ -1,4 +1,12 @@
-"""Noise between the runs of a point, estimated from its own runs and from all other points.
+"""Statistics of a gate: comparisons of two groups of runs, the noise of many points, nights.
+
+Values are compared as logarithms, so that changes are relative and the noise of a faster run is the same share of it.
+Each run is one value: steps within a run are correlated, and even a thousand steps do not show the noise between runs.
+With two runs or more on both sides, a change has to pass two t-tests: Welch's, which errs for few runs against many
+with normal noise, and Student's, which errs for few runs against many with skewed noise; each is safe if the other is
+not. A single run is compared with the prediction for one more run from five runs or more of the other side. It might be
+an outlier, for example on a slow node, so it must be unlikely under any distribution of that spread (Cantelli's
+inequality).
 
 Ten runs estimate the variance of their point badly. The variances of forty points show how much points differ in noise
 at all: each variance is modelled as drawn around a common variance, s0², with d0 degrees of freedom, and shrinks
@@ -8,20 +16,28 @@ posterior. A point may also be noisier than all others, with a small probability
 A t-test errs for skewed noise if one side has fewer runs than the other. So a change must also be unlikely if runs are
 gamma-distributed with the skewness of all points.
 
-Sources: Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004), the moderated t-test; Phipson et
-al., Annals of Applied Statistics 10 (2016), robust against outlying variances. docs/benchmarks.md has error rates.
+Sources: Welch, Biometrika 34 (1947); Hahn and Meeker, Statistical Intervals (1991), prediction of one observation;
+Cantelli's one-sided form of Chebyshev's inequality; Smyth, Statistical Applications in Genetics and Molecular Biology 3
+(2004), the moderated t-test; Phipson et al., Annals of Applied Statistics 10 (2016), robust against outlying variances.
+tests/benchmarks/gate_curves.py measures the error rates, docs/benchmarks.md has them.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import digamma, expit, gammaln, stdtr
+from scipy.special import digamma, expit, gammaln, ndtr, ndtri, stdtr, stdtrit
 from scipy.stats import kstat
 
+_POWER = 0.8
+_FEWEST_TO_PREDICT = 5
+# Two runs hardly determine their spread, and five may all have missed the slow node of a single run
+FEW_RUNS, NOISE_OF_FEW = 3, 0.01
 _PRIOR_DEGREES = (3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 1e6)
 _EQUAL_NOISE = 4.0  # prior odds of equal noise against any other d0
 _PRIOR_FACTORS = (0.8, 0.9, 1.0, 1.11, 1.25)  # how far s0² may be from its estimate
@@ -31,6 +47,30 @@ _WINSORIZED = 2.5  # robust standard deviations
 _MAD_TO_SD = 1.4826
 _NO_SKEWNESS, _MOST_SKEWED = 0.05, 2.0  # an exponential distribution has 2
 _STEPS_PER_SD, _REACH = 64, 32  # of the grid of a density
+_BETWEEN_NIGHTS = timedelta(hours=6)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard error of a difference of log means, with its degrees of freedom (infinite if it was assumed).
+
+    is_single: one run is compared with several.
+    """
+
+    standard_error: float
+    degrees: float
+    is_single: bool = False
+
+    def tail(self, difference: float) -> float:
+        """Return the one-sided p-value of a difference."""
+        ratio = difference / self.standard_error
+        tail = float(ndtr(-ratio) if math.isinf(self.degrees) else stdtr(self.degrees, -ratio))
+        return max(tail, 1 / (1 + ratio * ratio)) if self.is_single and ratio > 0 else tail
+
+    def reach(self, confidence: float) -> float:
+        """Return the one-sided margin of error of the difference."""
+        is_normal = math.isinf(self.degrees)
+        return float(ndtri(confidence) if is_normal else stdtrit(self.degrees, confidence)) * self.standard_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +123,115 @@ def _solve(tail: Callable[[float], float], probability: float, step: float) -> f
     if tail(high) > probability:
         return high
     return float(brentq(lambda at: tail(at) - probability, low, high, xtol=1e-12 * step, rtol=1e-12))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The change from a baseline to a result.
+
+    change: relative, positive = larger. lower, upper: one-sided bounds of it at the requested confidence.
+    p_larger, p_smaller: one-sided p-values.
+    """
+
+    baseline: float
+    value: float
+    change: float
+    lower: float
+    upper: float
+    p_larger: float
+    p_smaller: float
+    spreads: tuple[Spread | SharedSpread | SkewedSpread, ...]
+
+    def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
+        """Return the growth of the value that is detected with a power of 80 %.
+
+        margin: growth below which nothing is reported.
+        """
+        found = []
+        for spread in self.spreads:
+            needed = spread.reach(1 - false_alarm_rate)
+            if isinstance(spread, Spread) and spread.is_single:
+                needed = max(needed, spread.standard_error * math.sqrt(1 / false_alarm_rate - 1))
+            found.append(growth(max(needed, math.log1p(margin)) + spread.reach(_POWER)))
+        return max(found)
+
+
+def compare_groups(
+    baseline: Sequence[float],
+    values: Sequence[float],
+    confidence: float = 0.95,
+    *,
+    assumed_noise: float | None = None,
+    noise_floor: float = 0.0,
+) -> Comparison | str:
+    """Compare positive values, one per run; or return the reason why they cannot be compared.
+
+    assumed_noise: relative standard deviation between runs, used only if each side has one run.
+    noise_floor: lower limit of the noise, for metrics that are often identical to the last digit (memory, losses).
+    With 0, identical values mean copied or rounded numbers, and are incomparable.
+    """
+    if not baseline or not values:
+        return "a side has no run"
+    if not all(math.isfinite(x) and x > 0 for x in (*baseline, *values)):
+        return "a value is not a positive number"
+    old, new = np.log(np.asarray(baseline, dtype=float)), np.log(np.asarray(values, dtype=float))
+    spreads = _spreads(old, new, assumed_noise, noise_floor)
+    if isinstance(spreads, str):
+        return spreads
+    difference = float(new.mean() - old.mean())
+    reach = max(spread.reach(confidence) for spread in spreads)
+    return Comparison(
+        baseline=math.exp(old.mean()),
+        value=math.exp(new.mean()),
+        change=growth(difference),
+        lower=growth(difference - reach),
+        upper=growth(difference + reach),
+        p_larger=max(spread.tail(difference) for spread in spreads),
+        p_smaller=max(spread.tail(-difference) for spread in spreads),
+        spreads=spreads,
+    )
+
+
+def _spreads(
+    old: np.ndarray, new: np.ndarray, assumed_noise: float | None, noise_floor: float
+) -> tuple[Spread, ...] | str:
+    groups = [group for group in (old, new) if len(group) > 1]
+    both = 1 / len(old) + 1 / len(new)
+    if not groups:
+        if assumed_noise is None:
+            return "there is one run on each side, and no estimate of the noise between runs"
+        return (Spread(assumed_noise * math.sqrt(both), math.inf),)
+    if not noise_floor and any(float(np.ptp(group)) == 0 for group in groups):
+        return "runs have the same value to the last digit, as copied or rounded numbers have"
+    if len(groups) == 1 and (noise_floor or len(groups[0]) < _FEWEST_TO_PREDICT):
+        needed = "several" if noise_floor else f"{_FEWEST_TO_PREDICT} others"
+        return f"there is one run against {len(groups[0])}; a single one needs {needed}"
+    degrees = sum(len(group) - 1 for group in groups)
+    least = max(noise_floor, NOISE_OF_FEW if min(len(old), len(new)) < FEW_RUNS else 0.0) ** 2
+    pooled = sum(float(group.var(ddof=1)) * (len(group) - 1) for group in groups) / degrees
+    students = Spread(math.sqrt(max(pooled, least) * both), degrees, is_single=len(groups) == 1)
+    if len(groups) == 1 or pooled == 0:
+        return (students,)
+    parts = [float(group.var(ddof=1)) / len(group) for group in groups]
+    weights = sum(part**2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True))
+    return (students, Spread(math.sqrt(sum(parts)), sum(parts) ** 2 / weights))  # the second is Welch's
+
+
+def growth(difference: float) -> float:
+    """Return the relative change of a difference of logarithms."""
+    return math.expm1(max(-700.0, min(difference, 700.0)))
+
+
+def adjust(p_values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return adjusted p-values: all at or below the limit are jointly significant. Weights are positive shares."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i] / weights[i])
+    remaining, highest = sum(weights), 0.0
+    adjusted = [1.0] * len(p_values)
+    for i in order:
+        highest = max(highest, min(1.0, p_values[i] * max(remaining / weights[i], 1.0)))
+        adjusted[i] = highest
+        remaining -= weights[i]
+    return adjusted
 
 
 @dataclass(frozen=True)
@@ -188,3 +337,22 @@ def _log_characteristic(skewness: float, t: np.ndarray) -> np.ndarray:
         return -(t**2) / 2 + 0j
     root = 2 / skewness  # of the shape, with the sign of the skewness
     return -(root**2) * np.log1p(-1j * t / root) - 1j * t * root
+
+
+def night_numbers(ended: Sequence[str]) -> np.ndarray:
+    """Return the night number of each run; a pause of more than six hours starts a new night. -1 if unknown."""
+    moments: dict[int, datetime] = {}
+    for i, text in enumerate(ended):
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            continue
+        if moment.tzinfo is not None:
+            moments[i] = moment
+    numbers = np.full(len(ended), -1)
+    order = sorted(moments, key=lambda i: moments[i])
+    night = 0
+    for previous, i in pairwise([order[0], *order] if order else []):
+        night += moments[i] - moments[previous] > _BETWEEN_NIGHTS
+        numbers[i] = night
+    return numbers

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.runs import METRICS
 from cloudai_mbridge.models.base import ExactModel, NotBlank
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import validate

@@ -1,1 +1,0 @@
-"""Baseline files: read, check, write, and promote runs into them."""

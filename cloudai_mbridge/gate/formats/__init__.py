@@ -1,1 +1,0 @@
-"""Results of a gate as text, Markdown and JUnit XML."""

@@ -1,1 +1,0 @@
-"""History of all imported runs, in an append-only SQLite file."""

@@ -1,1 +1,0 @@
-"""Nodes: detection of slow nodes from many runs on different sets of nodes."""

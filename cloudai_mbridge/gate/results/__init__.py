@@ -1,1 +1,0 @@
-"""Read the runs of report.json files, and check their digests."""

@@ -1,1 +1,0 @@
-"""Trend of a series of runs: levels, changes, drifts."""
