@@ -1,12 +1,9 @@
-"""Old against new: a row per point for one metric, and the geometric mean of the changes.
-
-Table of old against new: on a terminal, as Markdown, and as CSV.
-"""
+"""Old against new for one metric: a row per point and the geometric mean, on a terminal, as Markdown, and as CSV."""
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
@@ -14,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.gate.runs import METRICS, RunResult, group_by_point, noise_of
-from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict, PointVerdict, percent
+from cloudai_mbridge.gate.runs import METRICS, PointRuns, RunResult, group_by_point, noise_of
+from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, PointVerdict, percent
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.metrics import Direction
 from cloudai_mbridge.report.formats.markdown_text import inline
@@ -24,6 +21,13 @@ from cloudai_mbridge.report.formats.text import with_error
 
 COMPARABLE_METRICS = tuple(name for name, metric in METRICS.items() if metric.direction is not Direction.SAME)
 FAILED, INCOMPLETE, ONLY_OLD, ONLY_NEW = "failed", "incomplete", "only in old", "only in new"
+_NO_CHANGE = "~"
+_MEAN = "geometric mean"
+_COLUMNS = ("point", "old", "new", "change", "runs")
+_CSV = (
+    *("metric", "unit", "point", "excluded", "old", "old_noise", "new", "new_noise"),
+    *("change", "is_significant", "num_old", "num_new"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,27 +70,15 @@ class ComparisonTable:
     change: float | None
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One of the results: the metric's values of the good runs by point, and the points with failed runs."""
-
-    values: Mapping[str, Sequence[float]]
-    failed: frozenset[str]
-
-    def numbers(self, point: str) -> tuple[float | None, float | None, int]:
-        """Return the mean, the noise, and the number of runs."""
-        values = self.values.get(point, ())
-        return (geometric_mean(values) if values else None), noise_of(values), len(values)
-
-
 def tabulate(result: GateResult, metric: str, old: Sequence[RunResult], new: Sequence[RunResult]) -> ComparisonTable:
     """Return the table of a metric, in the order of the runs. result: of the comparison of these runs."""
-    before, after = _side(metric, old), _side(metric, new)
-    points = [_row(point, metric, before, after) for point in result.points]
-    known = {point.point for point in points}
-    points += [_unmatched(name, before, after, FAILED) for name in sorted(before.failed) if name not in known]
-    order = {name: place for place, name in enumerate(dict.fromkeys(run.point for run in (*old, *new)))}
-    points.sort(key=lambda point: order[point.point])
+    before, after = ({point.point: point for point in group_by_point(runs)[0]} for runs in (old, new))
+    verdicts = {point.point: point for point in result.points}
+    points = []
+    for name in dict.fromkeys(run.point for run in (*old, *new)):
+        sides = before.get(name, PointRuns(name)), after.get(name, PointRuns(name))
+        if name in verdicts or sides[0].failed:
+            points.append(_compare(metric, *sides, verdicts.get(name)))
     reasons = [point.excluded for point in points if point.excluded]
     pairs = [(p.old, p.new, p.change) for p in points if not p.excluded]
     olds, news, changes = zip(*pairs, strict=True) if pairs else ((), (), ())
@@ -95,30 +87,33 @@ def tabulate(result: GateResult, metric: str, old: Sequence[RunResult], new: Seq
         unit=METRICS[metric].unit,
         points=tuple(points),
         excluded={reason: reasons.count(reason) for reason in dict.fromkeys(reasons)},
-        old=_mean(olds),
-        new=_mean(news),
+        old=geometric_mean(olds) if olds else None,
+        new=geometric_mean(news) if news else None,
         change=math.expm1(fmean(math.log1p(change) for change in changes)) if changes else None,
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return geometric_mean(values) if values else None
-
-
-def _side(metric: str, runs: Iterable[RunResult]) -> _Side:
-    points, _ = group_by_point(runs)
-    found = {point.point: [METRICS[metric].of(run) for run in point.good] for point in points}
-    values = {name: [value[0] for value in of_runs if value] for name, of_runs in found.items()}
-    return _Side(values, frozenset(point.point for point in points if point.failed))
-
-
-def _row(point: PointVerdict, name: str, before: _Side, after: _Side) -> ComparedPoint:
-    metric = next((metric for metric in point.metrics if metric.metric == name), None)
-    excluded = _excluded(point, metric, before, after)
+def _compare(name: str, before: PointRuns, after: PointRuns, point: PointVerdict | None) -> ComparedPoint:
+    """Compare a metric of a point. point: its verdict, None if all its runs on the old side failed."""
+    metric = next((metric for metric in point.metrics if metric.metric == name), None) if point else None
+    old, new = ([run.values[name][0] for run in side.good if name in run.values] for side in (before, after))
+    failed = [values for side, values in ((before, old), (after, new)) if side.failed]
+    if failed:
+        excluded = INCOMPLETE if all(failed) else FAILED
+    elif not after.good:
+        excluded = ONLY_OLD
+    elif metric is not None and metric.verdict is not GateVerdict.NOT_RUN and metric.change is not None:
+        excluded = ""
+    elif metric is None and not before.good:
+        excluded = ONLY_NEW
+    else:
+        excluded = str(metric.verdict if metric else point.verdict if point else GateVerdict.NOT_RUN)
     if metric is None or metric.change is None:
-        return _unmatched(point.point, before, after, excluded)
+        numbers = [(geometric_mean(values) if values else None, noise_of(values), len(values)) for values in (old, new)]
+        (mean, noise, num_old), (new_mean, new_noise, num_new) = numbers
+        return ComparedPoint(before.point, excluded, mean, new_mean, noise, new_noise, None, False, num_old, num_new)
     return ComparedPoint(
-        point=point.point,
+        point=before.point,
         excluded=excluded,
         old=metric.baseline,
         new=metric.value,
@@ -129,34 +124,6 @@ def _row(point: PointVerdict, name: str, before: _Side, after: _Side) -> Compare
         num_old=metric.num_baseline_runs,
         num_new=metric.num_runs,
     )
-
-
-def _unmatched(name: str, before: _Side, after: _Side, excluded: str) -> ComparedPoint:
-    (old, old_noise, num_old), (new, new_noise, num_new) = before.numbers(name), after.numbers(name)
-    return ComparedPoint(name, excluded, old, new, old_noise, new_noise, None, False, num_old, num_new)
-
-
-def _excluded(point: PointVerdict, metric: MetricVerdict | None, before: _Side, after: _Side) -> str:
-    """Return the reason why a point is not in the mean, "" if it is."""
-    name = point.point
-    sides = [side for side in (before, after) if name in side.failed]
-    if sides:
-        return INCOMPLETE if all(side.values.get(name) for side in sides) else FAILED
-    if name not in after.values:
-        return ONLY_OLD
-    if metric is not None and metric.verdict is not GateVerdict.NOT_RUN and metric.change is not None:
-        return ""
-    is_new = name not in before.values and metric is None
-    return ONLY_NEW if is_new else str((metric or point).verdict)
-
-
-_NO_CHANGE = "~"
-_MEAN = "geometric mean"
-_COLUMNS = ("point", "old", "new", "change", "runs")
-_CSV = (
-    *("metric", "unit", "point", "excluded", "old", "old_noise", "new", "new_noise"),
-    *("change", "is_significant", "num_old", "num_new"),
-)
 
 
 def render_comparison(table: ComparisonTable) -> Table:
@@ -200,14 +167,10 @@ def render_comparison_csv(table: ComparisonTable) -> str:
         row = {"metric": table.metric, "unit": table.unit, **vars(point)}
         if point is mean:
             row |= dict.fromkeys(("is_significant", "num_old", "num_new"))
-        writer.writerow({name: _cell(value) for name, value in row.items()})
+        else:
+            row["is_significant"] = str(point.is_significant).lower()
+        writer.writerow({name: spreadsheet_text(v) if isinstance(v, str) else v for name, v in row.items()})
     return text.getvalue()
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return spreadsheet_text(value) if isinstance(value, str) else value
 
 
 def _title(table: ComparisonTable) -> str:
@@ -222,17 +185,14 @@ def _caption(table: ComparisonTable) -> str:
 
 def _rows(table: ComparisonTable) -> Iterator[tuple[str, ...]]:
     for point in table.points:
-        old, new = _value(point.old, point.old_noise), _value(point.new, point.new_noise)
-        yield point.point, old, new, _change(point), f"{point.num_old}+{point.num_new}"
+        change = point.excluded
+        if not point.excluded and point.change is not None:
+            change = percent(point.change) if point.is_significant else _NO_CHANGE
+        sides = _value(point.old, point.old_noise), _value(point.new, point.new_noise)
+        yield point.point, *sides, change, f"{point.num_old}+{point.num_new}"
     change = "" if table.change is None else percent(table.change)
     num = len(table.points) - sum(table.excluded.values())
     yield f"{_MEAN} of {counted(num, 'point')}", _value(table.old, None), _value(table.new, None), change, ""
-
-
-def _change(point: ComparedPoint) -> str:
-    if point.excluded or point.change is None:
-        return point.excluded
-    return percent(point.change) if point.is_significant else _NO_CHANGE
 
 
 def _value(value: float | None, noise: float | None) -> str:

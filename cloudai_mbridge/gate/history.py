@@ -1,9 +1,8 @@
-"""Import of a report's runs: each at most once, and as failed if a gate would exclude it.
-
-History of all imported finished runs, in an append-only SQLite file.
+"""History of all imported finished runs, in an append-only SQLite file.
 
 Runs that `import_report` returns as added are on disk when it returns, and stored once, however often and by however
-many processes the report is imported. Failed runs are kept for the record; levels and references use good runs only.
+many processes the report is imported. Failed runs are kept for the record, and so are runs that a gate would exclude;
+levels and references use good runs only.
 """
 
 import hashlib
@@ -16,11 +15,11 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.files.json_text import is_deep
-from cloudai_mbridge.files.regular import open_regular, read_chunks
+from cloudai_mbridge.files.regular import open_regular
 from cloudai_mbridge.gate.history_file import (
     StoredPoint,
     StoredRun,
@@ -51,184 +50,10 @@ from cloudai_mbridge.report.model import SCHEMA_VERSION, comparability_id
 from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.training.credentials.scrub import without_users
 
+DEFAULT_METRIC = PRIMARY
 FAILED = "failed"
 _SLACK = timedelta(days=1)  # of clocks and zones
 _LARGEST = 2**63 - 1  # SQLite's largest integer
-
-
-def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list[RunResult], dict[str, int]]:
-    """Return the runs of a report to import, and the number of rejected runs by reason. now: UTC.
-
-    `ended_at` of imported runs is UTC, and its text sorts by time.
-
-    BadInput: an invalid time, a number that is too large, or a table that is nested too deep.
-    """
-    taken, left_out = [], Counter[str]()
-    for run in runs:
-        if why := _left_out(run):
-            left_out[why] += 1
-            continue
-        ended_at = _utc(run, path)
-        if ended_at > now + _SLACK:
-            left_out["that ended more than a day in the future"] += 1
-            continue
-        taken.append(replace(_as_stored(run, path), ended_at=ended_at.isoformat(timespec="milliseconds")))
-    return taken, dict(left_out)
-
-
-def _left_out(run: RunResult) -> str:
-    if run.verdict not in (SUCCESS, FAILED):
-        return run.verdict
-    if not run.comparability_id and not run.comparability:
-        return "without a comparability key"
-    if comparability_id(run.comparability) != run.comparability_id:
-        return "whose comparability id is not the digest of its fields"
-    return ""
-
-
-def _as_stored(run: RunResult, path: str) -> RunResult:
-    """Return the run, as failed if a gate would exclude it."""
-    for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
-        if abs(number) > _LARGEST:
-            raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
-    for name, table in (("environment", run.environment), ("comparability", run.comparability)):
-        if is_deep(dict(table)):
-            raise BadInput(f"{path}: {run.point}: {name} is nested too deep; write the report again")
-    why = why_not(run) if run.is_success else ""
-    return replace(run, verdict=FAILED, reasons=(*run.reasons, why)) if why else run
-
-
-def _utc(run: RunResult, path: str) -> datetime:
-    """Return the end time of a run. A time without a zone is UTC."""
-    try:
-        time = datetime.fromisoformat(run.ended_at)
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise BadInput(
-            f"{path}: {run.point}: ended_at: {run.ended_at!r} is not an ISO 8601 time; write the report again"
-        ) from None
-
-
-def insert_report(
-    db: sqlite3.Connection,
-    runs: Sequence[RunResult],
-    taken: Sequence[RunResult],
-    digest: str,
-    path: str,
-    not_chosen: Iterable[str] = (),
-) -> int:
-    """Insert a report with its points, unless it exists, and return its id.
-
-    not_chosen: points that it left out; the scenario still has them.
-    """
-    found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
-    if found:
-        return int(found[0])
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    ended_at = max((run.ended_at for run in taken), default=None)
-    scenario, system = (_text(runs[0].scenario), _text(runs[0].system)) if runs else (None, None)
-    cursor = db.execute(
-        "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (digest, _text(path), now, ended_at, scenario, system, SCHEMA_VERSION),
-    )
-    db.executemany(
-        "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        [
-            *((cursor.lastrowid, run.run_id, _text(run.point)) for run in runs),
-            *((cursor.lastrowid, _text(f"left out: {point}"), _text(point)) for point in not_chosen),
-        ],
-    )
-    return int(cursor.lastrowid or 0)
-
-
-def insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["added", "known", "rejudged"]:
-    """Insert a run unless it exists. A run that failed once stays failed, whatever a later report contains."""
-    verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
-    if verdicts & {run.verdict, FAILED}:
-        return "known"
-    if verdicts:
-        db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
-    db.execute(
-        "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
-        (_text(run.comparability_id), _json(run.comparability)),
-    )
-    cursor = db.execute(
-        "INSERT INTO runs (run_id, report, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
-        " environment, warmup_steps, num_steps, flops_formula, flops_per_step)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            run.run_id,
-            report,
-            _text(run.point),
-            _text(run.scenario),
-            _text(run.system),
-            _text(run.comparability_id),
-            run.verdict,
-            _json(run.reasons),
-            run.ended_at,
-            _json(run.nodes),
-            _commit(run.environment),
-            _environment(db, run.environment),
-            run.warmup_steps,
-            run.num_steps,
-            _text(run.flops_formula) if run.flops_formula is not None else None,
-            run.flops_per_step,
-        ),
-    )
-    measured = run.values.items()
-    db.executemany(
-        "INSERT INTO metrics VALUES (?, ?, ?)",
-        [
-            (cursor.lastrowid, name, values[0] if len(values) == 1 else _json(values))
-            for name, values in measured
-            if is_value_of(name, values)
-        ],
-    )
-    return "rejudged" if verdicts else "added"
-
-
-def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
-    """Return the id of an environment, which most runs share. Nodes are stored per run; logins are removed."""
-    fields = without_users(_json({name: value for name, value in environment.items() if name != "nodes"}))
-    digest = hashlib.sha256(fields.encode()).hexdigest()
-    db.execute(
-        "INSERT INTO environments (sha256, fields) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING", (digest, fields)
-    )
-    return int(db.execute("SELECT id FROM environments WHERE sha256 = ?", (digest,)).fetchone()[0])
-
-
-def _commit(environment: Mapping[str, Any]) -> str | None:
-    """Return the commit of the run's checkout, else of its first repository."""
-    repositories = environment.get("repositories")
-    for source in (environment.get("git"), *(repositories if isinstance(repositories, list) else ())):
-        if isinstance(source, Mapping) and isinstance(source.get("commit"), str):
-            return _text(source["commit"])
-    return None
-
-
-def digest_of(file: Path) -> str:
-    """Return the SHA-256 of a file; "" if it cannot be read: reading it later raises the error."""
-    try:
-        with open_regular(file) as opened:
-            digest = hashlib.sha256()
-            for chunk in read_chunks(opened):
-                digest.update(chunk)
-            return digest.hexdigest()
-    except OSError:
-        return ""
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _text(value: str) -> str:
-    """Replace lone surrogates, from JSON escapes or file names, which UTF-8 cannot encode."""
-    return value.encode("utf-8", errors="replace").decode()
-
-
-DEFAULT_METRIC = PRIMARY
 _LAST_RUN_ID = "\U0010ffff"
 _FIELDS = tuple(each.name for each in fields(StoredRun) if each.name not in ("environment", "values"))
 _COLUMNS = ", ".join({"comparability_id": "key", "commit": "git_commit"}.get(name, name) for name in _FIELDS)
@@ -247,16 +72,19 @@ class Imported:
     rejudged: int = 0
 
 
-class SeriesRun(NamedTuple):
-    """A good run with the value of one metric, of a curve its end; None if it has none. A trend reads very many."""
+@dataclass(frozen=True)
+class NamedRun:
+    """A run as a person finds it again."""
 
     run_id: str
     point: str
     ended_at: str
-    nodes: tuple[str, ...]
     commit: str | None
-    environment: Mapping[str, Any]
-    value: float | None
+    nodes: tuple[str, ...]
+
+
+# A good run with its environment and the value of one metric, of a curve its end; None if it has none
+SeriesRun = tuple[NamedRun, Mapping[str, Any], float | None]
 
 
 @dataclass(frozen=True)
@@ -291,22 +119,22 @@ class History(AbstractContextManager["History"]):
         ToolFailure: the history cannot be written, or the report changes meanwhile.
         """
         file = path / ROOT_FILES.report if path.is_dir() else path
-        digest = digest_of(file)
+        digest = _digest_of(file)
         report, source = read_report(path)
-        if digest_of(file) != digest:
+        if _digest_of(file) != digest:
             raise ToolFailure(f"{file}: changed while it was read; import it again")
         return self.add(runs_of(report, source), digest, str(path), [point.name for point in report.left_out])
 
     def add(self, runs: Iterable[RunResult], digest: str, path: str, not_chosen: Iterable[str] = ()) -> Imported:
         """Import the final runs of a report with this SHA-256 and path. not_chosen: its points that were left out."""
         runs = list(runs)
-        taken, left_out = take_runs(runs, path, datetime.now(UTC))
+        taken, left_out = _take(runs, path, datetime.now(UTC))
         with failures(self.path):
             db = self._writer
             try:
                 with transaction(db):
-                    report = insert_report(db, runs, taken, digest, path, not_chosen)
-                    counts = Counter[str](insert_run(db, run, report) for run in taken)
+                    report = _insert_report(db, runs, taken, digest, path, not_chosen)
+                    counts = Counter[str](_insert_run(db, run, report) for run in taken)
             except OverflowError as error:
                 raise BadInput(f"{path}: holds a number that is too large ({error}); write the report again") from None
         return Imported(counts["added"], counts["known"], left_out, counts["rejudged"])
@@ -368,15 +196,15 @@ class History(AbstractContextManager["History"]):
             (metric, comparability_id, SUCCESS, last),
         )
         needed = rows[0][:2] if rows and metric == OF_FLOPS else None
-        runs = []
+        runs: list[SeriesRun] = []
         with damage(self.path):
             environments = self._environments(row[3] for row in rows)
             for *formula, stored, environment, run_id, point, ended_at, nodes, commit in reversed(rows):
                 value = _end(metric, stored) if needed in (None, tuple(formula)) else None
-                facts = read_texts(nodes), commit, environments[environment]
-                runs.append(SeriesRun(run_id, point, ended_at, *facts, value))
+                run = NamedRun(run_id, point, ended_at, commit, read_texts(nodes))
+                runs.append((run, environments[environment], value))
         num_good = self._count(comparability_id, SUCCESS, "")
-        num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
+        num_failed = self._count(comparability_id, FAILED, runs[0][0].ended_at if runs else "")
         return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
 
     def reference(
@@ -389,16 +217,19 @@ class History(AbstractContextManager["History"]):
         runs = self._others(without, last, comparability_id=comparability_id, point=point)
         if not runs:
             return None
-        last_run = runs[-1]
-        formula = _formula(last_run)
+        newest, kept = runs[-1], []
+        for run in runs:  # without TFLOP/s if its FLOPs were counted by another formula
+            is_same = (run.flops_formula, run.flops_per_step) == (newest.flops_formula, newest.flops_per_step)
+            values = {name: value for name, value in run.values.items() if is_same or name != OF_FLOPS}
+            kept.append(RunValues(run.run_id, values, run.ended_at, run.nodes))
         return ReferencePoint(
-            point=last_run.point,
-            comparability_id=last_run.comparability_id,
+            point=newest.point,
+            comparability_id=newest.comparability_id,
             comparability=self.fields(comparability_id),
-            flops_formula=last_run.flops_formula,
-            flops_per_step=last_run.flops_per_step,
-            runs=tuple(_run_values(run, formula) for run in runs),
-            environment={**last_run.environment, "nodes": list(last_run.nodes)},
+            flops_formula=newest.flops_formula,
+            flops_per_step=newest.flops_per_step,
+            runs=tuple(kept),
+            environment={**newest.environment, "nodes": list(newest.nodes)},
         )
 
     def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
@@ -486,12 +317,157 @@ def _end(metric: str, stored: Any) -> float | None:
     return None if stored is None else read_values(metric, stored)[-1]
 
 
-def _formula(row: StoredRun) -> tuple[str | None, float | None]:
-    return row.flops_formula, row.flops_per_step
+def _take(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list[RunResult], dict[str, int]]:
+    """Return the runs of a report to import, and the number of rejected runs by reason. now: UTC.
+
+    Runs that a gate would exclude are failed. `ended_at` of imported runs is UTC, and its text sorts by time.
+
+    BadInput: an invalid time, a number that is too large, or a table that is nested too deep.
+    """
+    taken, left_out = [], Counter[str]()
+    for run in runs:
+        if run.verdict not in (SUCCESS, FAILED):
+            left_out[run.verdict] += 1
+            continue
+        if not run.comparability_id and not run.comparability:
+            left_out["without a comparability key"] += 1
+            continue
+        if comparability_id(run.comparability) != run.comparability_id:
+            left_out["whose comparability id is not the digest of its fields"] += 1
+            continue
+        try:
+            time = datetime.fromisoformat(run.ended_at)  # a time without a zone is UTC
+            ended_at = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise BadInput(
+                f"{path}: {run.point}: ended_at: {run.ended_at!r} is not an ISO 8601 time; write the report again"
+            ) from None
+        if ended_at > now + _SLACK:
+            left_out["that ended more than a day in the future"] += 1
+            continue
+        for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
+            if abs(number) > _LARGEST:
+                raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
+        for name, table in (("environment", run.environment), ("comparability", run.comparability)):
+            if is_deep(dict(table)):
+                raise BadInput(f"{path}: {run.point}: {name} is nested too deep; write the report again")
+        if run.is_success and (why := why_not(run)):
+            run = replace(run, verdict=FAILED, reasons=(*run.reasons, why))
+        taken.append(replace(run, ended_at=ended_at.isoformat(timespec="milliseconds")))
+    return taken, dict(left_out)
 
 
-def _run_values(run: StoredRun, formula: tuple[str | None, float | None]) -> RunValues:
-    """Return the values of a run, without TFLOP/s if its FLOPs were counted by another formula."""
-    is_same = _formula(run) == formula
-    values = {name: value for name, value in run.values.items() if is_same or name != OF_FLOPS}
-    return RunValues(run.run_id, values, run.ended_at, run.nodes)
+def _insert_report(
+    db: sqlite3.Connection,
+    runs: Sequence[RunResult],
+    taken: Sequence[RunResult],
+    digest: str,
+    path: str,
+    not_chosen: Iterable[str] = (),
+) -> int:
+    """Insert a report with its points, unless it exists, and return its id.
+
+    not_chosen: points that it left out; the scenario still has them.
+    """
+    found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
+    if found:
+        return int(found[0])
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    ended_at = max((run.ended_at for run in taken), default=None)
+    scenario, system = (_text(runs[0].scenario), _text(runs[0].system)) if runs else (None, None)
+    cursor = db.execute(
+        "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (digest, _text(path), now, ended_at, scenario, system, SCHEMA_VERSION),
+    )
+    db.executemany(
+        "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        [
+            *((cursor.lastrowid, run.run_id, _text(run.point)) for run in runs),
+            *((cursor.lastrowid, _text(f"left out: {point}"), _text(point)) for point in not_chosen),
+        ],
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def _insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["added", "known", "rejudged"]:
+    """Insert a run unless it exists. A run that failed once stays failed, whatever a later report contains."""
+    verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
+    if verdicts & {run.verdict, FAILED}:
+        return "known"
+    if verdicts:
+        db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
+    db.execute(
+        "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
+        (_text(run.comparability_id), _json(run.comparability)),
+    )
+    cursor = db.execute(
+        "INSERT INTO runs (run_id, report, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
+        " environment, warmup_steps, num_steps, flops_formula, flops_per_step)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            run.run_id,
+            report,
+            _text(run.point),
+            _text(run.scenario),
+            _text(run.system),
+            _text(run.comparability_id),
+            run.verdict,
+            _json(run.reasons),
+            run.ended_at,
+            _json(run.nodes),
+            _commit(run.environment),
+            _environment(db, run.environment),
+            run.warmup_steps,
+            run.num_steps,
+            _text(run.flops_formula) if run.flops_formula is not None else None,
+            run.flops_per_step,
+        ),
+    )
+    measured = run.values.items()
+    db.executemany(
+        "INSERT INTO metrics VALUES (?, ?, ?)",
+        [
+            (cursor.lastrowid, name, values[0] if len(values) == 1 else _json(values))
+            for name, values in measured
+            if is_value_of(name, values)
+        ],
+    )
+    return "rejudged" if verdicts else "added"
+
+
+def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
+    """Return the id of an environment, which most runs share. Nodes are stored per run; logins are removed."""
+    fields = without_users(_json({name: value for name, value in environment.items() if name != "nodes"}))
+    digest = hashlib.sha256(fields.encode()).hexdigest()
+    db.execute(
+        "INSERT INTO environments (sha256, fields) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING", (digest, fields)
+    )
+    return int(db.execute("SELECT id FROM environments WHERE sha256 = ?", (digest,)).fetchone()[0])
+
+
+def _commit(environment: Mapping[str, Any]) -> str | None:
+    """Return the commit of the run's checkout, else of its first repository."""
+    repositories = environment.get("repositories")
+    for source in (environment.get("git"), *(repositories if isinstance(repositories, list) else ())):
+        if isinstance(source, Mapping) and isinstance(source.get("commit"), str):
+            return _text(source["commit"])
+    return None
+
+
+def _digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file; "" if it cannot be read: reading it later raises the error."""
+    try:
+        with open_regular(file) as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _text(value: str) -> str:
+    """Replace lone surrogates, from JSON escapes or file names, which UTF-8 cannot encode."""
+    return value.encode("utf-8", errors="replace").decode()

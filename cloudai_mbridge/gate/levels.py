@@ -1,20 +1,16 @@
-"""Fit levels to a series between given edges, in logarithms, and test the difference between neighbours.
+"""Levels of a series: change points, drift, departure of the last runs. Numbers only, in logarithms.
+
+ruptures proposes change points, by least squares with clipped spikes. A proposal is kept if its levels differ by more
+than `min_effect`, and by more standard errors than a threshold that covers all places. The threshold was calibrated by
+simulation (tests/benchmarks/history.py): normal, heavy-tailed, skewed and autocorrelated noise. The noise is the spread
+of the runs around their own levels, so a step does not hide itself.
 
 Outliers are clipped before squaring: centres are means of clipped runs, and the noise is the larger of two robust
 estimates. Levels do not explain a slow drift, or a last run far outside its level; both are tested separately.
 
-Source: Mann and Kendall's test and Theil and Sen's slope, as in https://doi.org/10.1080/01621459.1968.10480934.
-
-
-Levels of a series: change points, drift, departure of the last runs. Numbers only.
-
-ruptures proposes change points, by least squares on logarithms with clipped spikes. A proposal is kept if its levels
-differ by more than `min_effect`, and by more standard errors than a threshold that covers all places. The threshold was
-calibrated by simulation (tests/benchmarks/history.py): normal, heavy-tailed, skewed and autocorrelated noise. The noise
-is the spread of the runs around their own levels, so a step does not hide itself.
-
 Sources: Killick et al. 2012 (https://doi.org/10.1080/01621459.2012.737745) for the penalised search; Hansen 2000
-(https://doi.org/10.1111/1468-0262.00124) for the range of places.
+(https://doi.org/10.1111/1468-0262.00124) for the range of places; Mann and Kendall's test and Theil and Sen's slope, as
+in https://doi.org/10.1080/01621459.1968.10480934.
 """
 
 import math
@@ -35,8 +31,51 @@ MIN_DRIFT_RUNS = 20
 _DRIFT_Z = 3.7
 _MIN_DEPARTURE_RUNS = 5
 _MAX_DEPARTURE_RUNS = 4
+MIN_EFFECT = 0.01
+MIN_RUNS = 8  # fewer cannot show two levels of at least three runs
+_PENALTY = 2.0  # times log(n): low, since proposals are tested
+_PLACE_LIKELIHOOD = 7.35  # 95 % of Hansen's likelihood ratio
+_ASSUMED_Z = 4.5
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LevelShift:
+    """A change of level, or the departure of the last run, or the last few, far from the level: not yet a level.
+
+    index: the first run of the new level. earliest, latest: where it may have been as well (95 %). change: relative,
+    positive = larger; interval: of it (95 %), None of a departure. back_to: index of the step that left the level which
+    is back, if one is.
+    """
+
+    index: int
+    earliest: int
+    latest: int
+    before: float
+    after: float
+    change: float
+    interval: tuple[float, float] | None
+    back_to: int | None = None
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Levels of a series. unknown: reason for no result, else "". noise: relative standard deviation of a run,
+    None where it was assumed.
+
+    starts: the first run of every level; values: the levels, of one that drifts where it started. now: the last one.
+    drift: the first run of a slow change that no step explains, and the relative change per run.
+    """
+
+    unknown: str = ""
+    noise: float | None = None
+    starts: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    now: float | None = None
+    steps: tuple[LevelShift, ...] = ()
+    departure: LevelShift | None = None
+    drift: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,16 +102,16 @@ def _center(part: Floats, noise: float) -> float:
     return float(np.mean(np.clip(part, middle - 2 * noise, middle + 2 * noise)))
 
 
-def fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> LevelFit:
+def _fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> LevelFit:
     """Fit levels between the edges. noise: a first estimate, for clipping."""
     parts = [y[a:b] for a, b in pairwise(edges)]
     centers = np.array([_center(part, noise) for part in parts])
     residuals = y - np.repeat(centers, np.diff(edges))
     freedom = max(len(y) - len(parts), 1)
-    spread = max(spread_of(residuals) * math.sqrt(len(y) / freedom), NOISE_FLOOR)
+    spread = max(_spread_of(residuals) * math.sqrt(len(y) / freedom), NOISE_FLOOR)
     clipped = np.clip(residuals, -OUTLIER * spread, OUTLIER * spread)
     spread = max(spread, math.sqrt(float(np.sum(clipped**2)) / freedom))
-    inflation = inflation_of(clipped, len(parts))
+    inflation = _inflation_of(clipped, len(parts))
     strengths = [
         _difference(a, b, centers[i : i + 2], spread) / (spread * inflation * math.sqrt(1 / len(a) + 1 / len(b)))
         for i, (a, b) in enumerate(pairwise(parts))
@@ -90,7 +129,7 @@ def _difference(before: Floats, after: Floats, centers: Floats, noise: float) ->
     return min(there, back)
 
 
-def inflation_of(residuals: Floats, num_levels: int) -> float:
+def _inflation_of(residuals: Floats, num_levels: int) -> float:
     """Return the inflation of a mean's standard error by autocorrelation. The estimate is low by half an error."""
     total = float(np.sum(residuals**2))
     if total == 0:
@@ -101,39 +140,19 @@ def inflation_of(residuals: Floats, num_levels: int) -> float:
     return math.sqrt((1 + phi) / (1 - phi))
 
 
-def spread_of(values: Floats) -> float:
+def _spread_of(values: Floats) -> float:
     """Return the standard deviation of values around zero, estimated robustly by their median."""
     return 1.4826 * float(np.median(np.abs(values)))
 
 
-def despiked(y: Floats, noise: float) -> Floats:
+def _despiked(y: Floats, noise: float) -> Floats:
     """Clip values far from the median of the five runs around them. A level of three runs or more is kept."""
     around = np.lib.stride_tricks.sliding_window_view(np.pad(y, 2, mode="reflect"), 5)
     medians = np.median(around, axis=1)
     return np.clip(y, medians - 2.5 * noise, medians + 2.5 * noise)
 
 
-@dataclass(frozen=True)
-class Departure:
-    """The last run, or the last few, far outside the level: not yet a level. change: relative to the level.
-
-    back_to: as of a LevelShift.
-    """
-
-    index: int
-    change: float
-    back_to: int | None = None
-
-
-@dataclass(frozen=True)
-class LevelDrift:
-    """A slow change of the runs from `start` on that no step explains. per_run: relative."""
-
-    start: int
-    per_run: float
-
-
-def find_drift(y: Floats, noise: float, min_effect: float, steps: LevelFit) -> float | None:
+def _find_drift(y: Floats, noise: float, min_effect: float, steps: LevelFit) -> float | None:
     """Return the change per run if a drift explains the runs better than the steps, or any single step."""
     if len(y) < MIN_DRIFT_RUNS or len({math.copysign(1, change) for change in np.diff(steps.centers)}) > 1:
         return None
@@ -153,12 +172,12 @@ def _cost(residuals: Floats, noise: float) -> float:
 
 
 def _best_single_step(y: Floats, noise: float) -> LevelFit:
-    clipped = despiked(y, noise)
+    clipped = _despiked(y, noise)
     n = np.arange(1, len(y))
     sums = np.cumsum(clipped)
     gain = sums[:-1] ** 2 / n + (sums[-1] - sums[:-1]) ** 2 / (len(y) - n)
     place = MIN_LEVEL_RUNS + int(np.argmax(gain[MIN_LEVEL_RUNS - 1 : len(y) - MIN_LEVEL_RUNS]))
-    return fit_levels((0, place, len(y)), y, noise)
+    return _fit_levels((0, place, len(y)), y, noise)
 
 
 def _monotone_slope(y: Floats) -> float | None:
@@ -174,8 +193,8 @@ def _monotone_slope(y: Floats) -> float | None:
     slope = float(np.median(rises / (second - first)))
     residuals = y - slope * time
     residuals = residuals - np.median(residuals)
-    limit = 3 * max(spread_of(residuals), NOISE_FLOOR)
-    return slope if z / inflation_of(np.clip(residuals, -limit, limit), 2) > _DRIFT_Z else None
+    limit = 3 * max(_spread_of(residuals), NOISE_FLOOR)
+    return slope if z / _inflation_of(np.clip(residuals, -limit, limit), 2) > _DRIFT_Z else None
 
 
 def _may_be_monotone(y: Floats) -> bool:
@@ -188,63 +207,23 @@ def _may_be_monotone(y: Floats) -> bool:
     return abs(correlation) * math.sqrt(n - 1) > _DRIFT_Z - 1
 
 
-def find_departure(residuals: Floats, min_effect: float) -> Departure | None:
-    """Find a departure of the last few runs, else of fewer: each far out, and further than any run of the level."""
+def _find_departure(residuals: Floats, min_effect: float) -> tuple[int, float] | None:
+    """Find a departure of the last few runs, else of fewer: each far out, and further than any run of the level.
+
+    Return its first run and the relative change.
+    """
     for count in range(_MAX_DEPARTURE_RUNS, 0, -1):
         level, last = residuals[:-count], residuals[-count:]
         if len(level) < _MIN_DEPARTURE_RUNS or not (np.all(last > 0) or np.all(last < 0)):
             continue
-        noise = max(spread_of(level), math.sqrt(float(np.mean(level**2))), NOISE_FLOOR)
+        noise = max(_spread_of(level), math.sqrt(float(np.mean(level**2))), NOISE_FLOOR)
         limit, further = (4.5, 2.0) if count == 1 else (3.5, 1.0)
         limit *= (1 + 6 / len(level)) * math.sqrt(1 + 1 / len(level))
         nearest = float(np.min(np.abs(last)))
         change = math.expm1(float(np.mean(last)))
         if nearest > max(limit * noise, further * float(np.max(np.abs(level)))) and abs(change) >= min_effect:
-            return Departure(len(level), change)
+            return len(level), change
     return None
-
-
-MIN_EFFECT = 0.01
-MIN_RUNS = 8  # fewer cannot show two levels of at least three runs
-_PENALTY = 2.0  # times log(n): low, since proposals are tested
-_PLACE_LIKELIHOOD = 7.35  # 95 % of Hansen's likelihood ratio
-_ASSUMED_Z = 4.5
-
-
-@dataclass(frozen=True)
-class LevelShift:
-    """A change of level.
-
-    index: the first run of the new level. earliest, latest: where it may have been as well (95 %). change: relative,
-    positive = larger; interval: of it (95 %). back_to: index of the step that left the level which is back, if one is.
-    """
-
-    index: int
-    earliest: int
-    latest: int
-    before: float
-    after: float
-    change: float
-    interval: tuple[float, float]
-    back_to: int | None = None
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Levels of a series. unknown: reason for no result, else "". noise: relative standard deviation of a run,
-    None where it was assumed.
-
-    starts: the first run of every level; values: the levels, of one that drifts where it started. now: the last one.
-    """
-
-    unknown: str = ""
-    noise: float | None = None
-    starts: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
-    now: float | None = None
-    steps: tuple[LevelShift, ...] = ()
-    departure: Departure | None = None
-    drift: LevelDrift | None = None
 
 
 def find_levels(
@@ -270,40 +249,41 @@ def threshold(num_runs: int) -> float:
 
 
 def _measured(y: Floats, min_effect: float) -> Levels:
-    noise = max(spread_of(np.diff(y)) / math.sqrt(2), NOISE_FLOOR)
+    noise = max(_spread_of(np.diff(y)) / math.sqrt(2), NOISE_FLOOR)
     fit = _place(_pruned(_propose(y, noise), y, noise, min_effect), y, noise)
     drift = _drift_at_the_end(fit, y, noise, min_effect)
     if drift is not None:
-        y = y - drift.per_run * np.maximum(np.arange(len(y)) - drift.start, 0)
-        fit = fit_levels((*(edge for edge in fit.edges if edge <= drift.start), len(y)), y, noise)
+        start, per_run = drift
+        y = y - per_run * np.maximum(np.arange(len(y)) - start, 0)
+        fit = _fit_levels((*(edge for edge in fit.edges if edge <= start), len(y)), y, noise)
     return _levels(fit, y, min_effect, drift)
 
 
-def _drift_at_the_end(fit: LevelFit, y: Floats, noise: float, min_effect: float) -> LevelDrift | None:
+def _drift_at_the_end(fit: LevelFit, y: Floats, noise: float, min_effect: float) -> tuple[int, float] | None:
     """Return the drift that starts at the earliest level from which it explains the runs better than steps."""
     for i, start in enumerate(fit.edges[:-1]):
         edges = tuple(edge - start for edge in fit.edges[i:])
-        per_run = find_drift(y[start:], noise, min_effect, fit_levels(edges, y[start:], noise))
+        per_run = _find_drift(y[start:], noise, min_effect, _fit_levels(edges, y[start:], noise))
         if per_run is not None:
-            return LevelDrift(start, per_run)
+            return start, per_run
     return None
 
 
-def _levels(fit: LevelFit, y: Floats, min_effect: float, drift: LevelDrift | None = None) -> Levels:
+def _levels(fit: LevelFit, y: Floats, min_effect: float, drift: tuple[int, float] | None = None) -> Levels:
     """Convert a fit of values without drift to levels of runs."""
     start = fit.edges[-2]
-    departure = find_departure(fit.residuals(y)[start:], min_effect)
-    if departure is not None:
-        value = float(fit.centers[-1]) + math.log1p(departure.change)
-        back_to = _near_level(fit, value, len(y) - start - departure.index, min_effect)
-        departure = Departure(departure.index + start, departure.change, back_to)
     values = tuple(math.exp(center) for center in fit.centers.tolist())
-    drifted = 1.0 if drift is None else math.exp(drift.per_run * (len(y) - 1 - start))
+    now = values[-1] * (1.0 if drift is None else math.exp(drift[1] * (len(y) - 1 - start)))
+    departure = None
+    if found := _find_departure(fit.residuals(y)[start:], min_effect):
+        index, change = found[0] + start, found[1]
+        back_to = _near_level(fit, float(fit.centers[-1]) + math.log1p(change), len(y) - index, min_effect)
+        departure = LevelShift(index, index, index, now, now * (1 + change), change, None, back_to)
     return Levels(
         noise=fit.noise,
         starts=fit.edges[:-1],
         values=values,
-        now=values[-1] * drifted,
+        now=now,
         steps=tuple(_shift(fit, y, i, min_effect) for i in range(len(values) - 1)),
         departure=departure,
         drift=drift,
@@ -314,20 +294,20 @@ def _propose(y: Floats, noise: float) -> tuple[int, ...]:
     """Return the edges that minimise squared distances to the levels, plus a penalty for each edge."""
     from ruptures import KernelCPD  # not at the top: it imports all of scipy.stats, which takes most of a second
 
-    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit((despiked(y, noise) / noise)[:, None])
+    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit((_despiked(y, noise) / noise)[:, None])
     return (0, *map(int, search.predict(pen=_PENALTY * math.log(len(y)))))
 
 
 def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> LevelFit:
     """Remove the weakest edge until all remaining edges are significant and large enough."""
-    fit, limit = fit_levels(edges, y, noise), threshold(len(y))
+    fit, limit = _fit_levels(edges, y, noise), threshold(len(y))
     while len(fit.strengths):
         effects = np.abs(np.expm1(np.diff(fit.centers)))
         bad = np.flatnonzero((fit.strengths < limit) | (effects < min_effect))
         if not len(bad):
             break
         weakest = int(bad[np.argmin(fit.strengths[bad])])
-        fit = fit_levels(fit.edges[: weakest + 1] + fit.edges[weakest + 2 :], y, noise)
+        fit = _fit_levels(fit.edges[: weakest + 1] + fit.edges[weakest + 2 :], y, noise)
     return fit
 
 
@@ -340,7 +320,7 @@ def _place(fit: LevelFit, y: Floats, noise: float) -> LevelFit:
         low, high = max(edges[i], first) + MIN_LEVEL_RUNS, edges[i + 2] - MIN_LEVEL_RUNS
         if low <= high:
             edges[i + 1] = low + int(np.argmin(costs[low - first : high - first + 1]))
-    return fit if tuple(edges) == fit.edges else fit_levels(tuple(edges), y, noise)
+    return fit if tuple(edges) == fit.edges else _fit_levels(tuple(edges), y, noise)
 
 
 def _place_costs(fit: LevelFit, y: Floats, i: int) -> Floats:

@@ -171,10 +171,10 @@ def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str
 def runs_of_history(history: History, without: Container[str] = ()) -> list[NodeRun]:
     """Return the good runs of a history with known nodes. without: ids of runs to exclude."""
     found = [
-        (key, run.ended_at, run.nodes, run.value)
+        (key, run.ended_at, run.nodes, value)
         for key in sorted(history.keys())
-        for run in history.series(key, PRIMARY, _MOST_RUNS).runs
-        if run.value and run.nodes and run.run_id not in without
+        for run, _, value in history.series(key, PRIMARY, _MOST_RUNS).runs
+        if value and run.nodes and run.run_id not in without
     ]
     nights = night_numbers([ended for _, ended, _, _ in found])
     return [

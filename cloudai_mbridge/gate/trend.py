@@ -1,6 +1,6 @@
-"""Trend of a series of runs: runs at which the level changed, their environment differences, current level.
+"""Trend of a series of runs: runs at which the level changed, their environment differences, the current level.
 
-A trend as human-readable sentences. Names are as in the reports: the caller makes them printable.
+Also as sentences. Names are as in the reports: the caller makes them printable.
 """
 
 from collections import Counter
@@ -10,13 +10,17 @@ from enum import StrEnum
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, Series, SeriesRun
-from cloudai_mbridge.gate.levels import MIN_EFFECT, Departure, Levels, LevelShift, find_levels
+from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, NamedRun, Series, SeriesRun
+from cloudai_mbridge.gate.levels import MIN_EFFECT, Levels, find_levels
 from cloudai_mbridge.gate.runs import METRICS, SUCCESS, changed
 from cloudai_mbridge.gate.verdict import percent
 from cloudai_mbridge.metrics import Direction
 
 _MAX_SHOWN = 6
+_MAX_DIFFERENCES = 12
+_COMMIT_DIGITS = 12
+RUN_ID_DIGITS = 10
+LAST = 500  # runs of a key in a report
 
 
 class Effect(StrEnum):
@@ -25,17 +29,6 @@ class Effect(StrEnum):
     WORSE = "worse"
     BETTER = "better"
     CHANGED = "changed"
-
-
-@dataclass(frozen=True)
-class NamedRun:
-    """A run as a person finds it again."""
-
-    run_id: str
-    point: str
-    ended_at: str
-    commit: str | None
-    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -108,25 +101,28 @@ def find_trend(
     series: Series, points: Sequence[str] = (), *, min_effect: float = MIN_EFFECT, assumed_noise: float | None = None
 ) -> Trend:
     """Find the trend of a series. min_effect, assumed_noise: relative, see `find_levels`."""
-    metric = series.metric
-    runs = [run for run in series.runs if run.value is not None]
-    values = [run.value for run in runs if run.value is not None]
+    measured = [each for each in series.runs if each[2] is not None]
+    runs, values = [run for run, _, _ in measured], [value for _, _, value in measured if value is not None]
     levels = find_levels(values, min_effect=min_effect, assumed_noise=assumed_noise)
-    direction = METRICS[metric].direction
+    metric = METRICS[series.metric]
+    drift = None
+    if levels.drift is not None:
+        start, per_run = levels.drift
+        drift = TrendDrift(runs[start], effect_of(per_run * 100, metric.direction), per_run * 100)
     return Trend(
-        points=tuple(points) or tuple(sorted({run.point for run in series.runs})),
+        points=tuple(points) or tuple(sorted({run.point for run, _, _ in series.runs})),
         comparability_id=series.comparability_id,
-        metric=metric,
-        unit=METRICS[metric].unit,
+        metric=series.metric,
+        unit=metric.unit,
         num_runs=len(runs),
         first_ended_at=runs[0].ended_at if runs else "",
         last_ended_at=runs[-1].ended_at if runs else "",
-        unknown=f"no good run has {metric}" if not runs else levels.unknown,
+        unknown=levels.unknown if runs else f"no good run has {series.metric}",
         level=levels.now,
         noise=levels.noise,
-        changes=tuple(_changes(levels, runs, direction)),
-        drift=_drift(levels, runs, direction),
-        notes=tuple(_notes(series, runs, levels)),
+        changes=tuple(_changes(levels, measured, metric.direction)),
+        drift=drift,
+        notes=tuple(_notes(series, runs, values, levels)),
     )
 
 
@@ -139,54 +135,45 @@ def effect_of(change: float, direction: Direction) -> Effect:
 
 def differences(before: SeriesRun, after: SeriesRun) -> tuple[str, ...]:
     """Diff the environments, points and nodes of two runs, one text per difference: name old -> new."""
-    facts = changed(_flat(before.environment), _flat(after.environment))
-    found = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in sorted(facts.items())]
-    if before.point != after.point:
-        found.append(f"point {before.point} -> {after.point}")
-    signs = (("+", set(after.nodes) - set(before.nodes)), ("-", set(before.nodes) - set(after.nodes)))
-    if listed := [_listed(sign, nodes) for sign, nodes in signs if nodes]:
+    (old_run, old_facts, _), (new_run, new_facts, _) = before, after
+    facts = changed(_flat(old_facts), _flat(new_facts))
+    found = [
+        f"{name} {' -> '.join('(unknown)' if value is None else str(value) for value in pair)}"
+        for name, pair in sorted(facts.items())
+    ]
+    if old_run.point != new_run.point:
+        found.append(f"point {old_run.point} -> {new_run.point}")
+    old, new = set(old_run.nodes), set(new_run.nodes)
+    listed = []
+    for sign, names in (("+", sorted(new - old)), ("-", sorted(old - new))):
+        listed += [f"{sign}{name}" for name in names[:_MAX_SHOWN]]
+        listed += [f"and {len(names) - _MAX_SHOWN} more"] if len(names) > _MAX_SHOWN else []
+    if listed:
         found.append(f"nodes {' '.join(listed)}")
     return tuple(found)
 
 
 def _changes(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> Iterator[Change]:
-    for shift, end in zip(levels.steps, (*levels.starts[2:], len(runs)), strict=False):
-        yield _change(
-            shift,
-            runs,
-            direction,
-            before=shift.before,
-            after=shift.after,
-            num_runs=end - shift.index,
-            interval=shift.interval,
-            earliest=runs[shift.earliest].run_id,
-            latest=runs[shift.latest].run_id,
+    steps = (*levels.steps, *([levels.departure] if levels.departure else ()))
+    for step, end in zip(steps, (*levels.starts[2:], len(runs), len(runs)), strict=False):
+        is_level = step.interval is not None
+        yield Change(
+            run=runs[step.index][0],
+            effect=effect_of(step.change, direction),
+            change=step.change,
+            before=step.before,
+            after=step.after,
+            num_runs=end - step.index,
+            interval=step.interval,
+            earliest=runs[step.earliest][0].run_id if is_level else "",
+            latest=runs[step.latest][0].run_id if is_level else "",
+            differences=differences(runs[step.index - 1], runs[step.index]),
+            back_before="" if step.back_to is None else runs[step.back_to][0].run_id,
+            is_level=is_level,
         )
-    if (found := levels.departure) is not None:
-        level, num_runs = levels.now or levels.values[-1], len(runs) - found.index
-        after = level * (1 + found.change)
-        yield _change(found, runs, direction, before=level, after=after, num_runs=num_runs, is_level=False)
 
 
-def _change(found: LevelShift | Departure, runs: Sequence[SeriesRun], direction: Direction, **more: Any) -> Change:
-    return Change(
-        run=_named(runs[found.index]),
-        effect=effect_of(found.change, direction),
-        change=found.change,
-        differences=differences(runs[found.index - 1], runs[found.index]),
-        back_before="" if found.back_to is None else runs[found.back_to].run_id,
-        **more,
-    )
-
-
-def _drift(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> TrendDrift | None:
-    if levels.drift is None:
-        return None
-    per_100 = levels.drift.per_run * 100
-    return TrendDrift(_named(runs[levels.drift.start]), effect_of(per_100, direction), per_100)
-
-
-def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> Iterator[str]:
+def _notes(series: Series, runs: Sequence[NamedRun], values: Sequence[float], levels: Levels) -> Iterator[str]:
     if (older := series.num_good - len(series.runs)) > 0:
         yield f"the last {len(series.runs)} runs were looked at, and {older} older ones were not; see --last"
     if series.num_failed:
@@ -195,14 +182,10 @@ def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> Iterato
         yield f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out"
     if shared := sum(number for number in Counter(run.ended_at for run in runs).values() if number > 1):
         yield f"{shared} runs have identical times; they are in the order of their import"
-    if len(runs) > 1 and len({run.value for run in runs}) == 1:
+    if len(runs) > 1 and len(set(values)) == 1:
         yield f"all {len(runs)} runs have the very same value: nothing is known of the noise"
     if not levels.unknown and levels.noise is None:
         yield "the noise is assumed, not measured"
-
-
-def _named(run: SeriesRun) -> NamedRun:
-    return NamedRun(run.run_id, run.point, run.ended_at, run.commit, run.nodes)
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -215,22 +198,6 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     for key, item in value.items():
         found |= _flat(item, f"{name}.{key}" if name else str(key))
     return found
-
-
-def _shown(value: Any) -> str:
-    return "(unknown)" if value is None else str(value)
-
-
-def _listed(sign: str, nodes: set[str]) -> str:
-    names = sorted(nodes)
-    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    return " ".join(f"{sign}{name}" for name in names[:_MAX_SHOWN]) + more
-
-
-_MAX_DIFFERENCES = 12
-_COMMIT_DIGITS = 12
-RUN_ID_DIGITS = 10
-LAST = 500  # runs of a key in a report
 
 
 def headline(trend: Trend) -> str:
@@ -251,9 +218,8 @@ def story(trend: Trend) -> list[tuple[str, Effect | None]]:
     for change in trend.changes:
         lines.append((_change_text(change, trend.unit), change.effect))
         lines += [(f"  {line}", None) for line in _about(change)]
-    if trend.drift is not None:
-        drift = trend.drift
-        text = f"{drift.effect}: drifts by {percent(drift.per_100_runs)} per 100 runs since run {_run(drift.run)}"
+    if (drift := trend.drift) is not None:
+        text = f"{drift.effect}: drifts by {percent(drift.per_100_runs)} per 100 runs since run {_run_text(drift.run)}"
         lines.append((text, drift.effect))
     lines += [(f"note: {note}", None) for note in trend.notes]
     return lines
@@ -277,20 +243,20 @@ def _state(trend: Trend) -> str:
 
 def _change_text(change: Change, unit: str) -> str:
     values = f"{_value(change.before, unit)} -> {_value(change.after, unit)}"
+    runs, back = counted(change.num_runs, "run"), change.back_before[:RUN_ID_DIGITS]
     if not change.is_level:
         which = "the last run departs" if change.num_runs == 1 else f"the last {change.num_runs} runs depart"
-        runs = counted(change.num_runs, "run")
-        near = f"; near the level of before run {_short(change.back_before)}" if change.back_before else ""
+        near = f"; near the level of before run {back}" if back else ""
         return (
             f"{change.effect}: {which} from the level by {percent(change.change)} ({runs}: not yet a level):"
-            f" {values}, from run {_run(change.run)}{near}"
+            f" {values}, from run {_run_text(change.run)}{near}"
         )
     low, high = change.interval or (change.change, change.change)
     text = (
-        f"{change.effect}: {percent(change.change)} ({percent(low)} to {percent(high)}) from run {_run(change.run)}"
-        f" on, for {counted(change.num_runs, 'run')}: {values}"
+        f"{change.effect}: {percent(change.change)} ({percent(low)} to {percent(high)}) from run"
+        f" {_run_text(change.run)} on, for {runs}: {values}"
     )
-    return f"{text}; back at the level of before run {_short(change.back_before)}" if change.back_before else text
+    return f"{text}; back at the level of before run {back}" if back else text
 
 
 def _about(change: Change) -> Iterator[str]:
@@ -305,15 +271,12 @@ def _about(change: Change) -> Iterator[str]:
     else:
         yield "its report differs in nothing from that of the run before"
     if change.earliest != change.latest:
-        yield f"it may have been anywhere from run {_short(change.earliest)} to run {_short(change.latest)}"
+        earliest, latest = change.earliest[:RUN_ID_DIGITS], change.latest[:RUN_ID_DIGITS]
+        yield f"it may have been anywhere from run {earliest} to run {latest}"
 
 
-def _run(run: NamedRun) -> str:
-    return f"{_short(run.run_id)} ({run.ended_at[:16].replace('T', ' ')})"
-
-
-def _short(run_id: str) -> str:
-    return run_id[:RUN_ID_DIGITS]
+def _run_text(run: NamedRun) -> str:
+    return f"{run.run_id[:RUN_ID_DIGITS]} ({run.ended_at[:16].replace('T', ' ')})"
 
 
 def _value(x: float, unit: str) -> str:
@@ -323,7 +286,7 @@ def _value(x: float, unit: str) -> str:
 def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the last good runs of every comparability key of a report, with the changes of their step time.
 
-    report: as in report.json.
+    A change has the lines that the command prints. report: as in report.json.
 
     BadInput: the history cannot be read.
     """
@@ -332,23 +295,19 @@ def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, 
     for key in keys:
         trend = find_trend(history.series(key, DEFAULT_METRIC, LAST))
         changes = {change.run.run_id: change for change in trend.changes}
-        rows += [
-            {
-                "run_id": run.run_id,
-                "point": run.point,
-                "comparability_id": run.comparability_id,
-                "ended_at": run.ended_at,
-                "commit": run.commit,
-                "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
-                **_change_row(changes.get(run.run_id), trend.unit),
-            }
-            for run in history.runs(comparability_id=key, verdict=SUCCESS, last=LAST)
-        ]
+        for run in history.runs(comparability_id=key, verdict=SUCCESS, last=LAST):
+            change = changes.get(run.run_id)
+            rows.append(
+                {
+                    "run_id": run.run_id,
+                    "point": run.point,
+                    "comparability_id": run.comparability_id,
+                    "ended_at": run.ended_at,
+                    "commit": run.commit,
+                    "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
+                    "is_change": change is not None,
+                    "words": "" if change is None else _change_text(change, trend.unit),
+                    "about": [] if change is None else list(_about(change)),
+                }
+            )
     return rows
-
-
-def _change_row(change: Change | None, unit: str) -> dict[str, Any]:
-    """Return the fields of a change for the page: the lines that the command prints."""
-    if change is None:
-        return {"is_change": False, "words": "", "about": []}
-    return {"is_change": True, "words": _change_text(change, unit), "about": list(_about(change))}
