@@ -1,8 +1,8 @@
-"""Content of a baseline file: per point its runs, a summary of its metrics, and its promotion.
+"""Baseline file: its content, and reading and writing it.
 
-Read a baseline file. A gate compares with the values of its runs; a file inconsistent with them is refused.
-
-Write a baseline as text with a reviewable diff, and only over the file that it was made from.
+Per point it holds its runs, a summary of its metrics, and its promotion. A gate compares with the values of its runs; a
+file inconsistent with them is refused. It is written as text with a reviewable diff, and only over the file that it was
+made from.
 """
 
 import contextlib
@@ -35,7 +35,21 @@ from cloudai_mbridge.models.loading.load import validate
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.report.model import comparability_id
 
+BASELINE_VERSION = 1
 _AS_JSON = "json"
+_VALUE_DIGITS, _NOISE_DIGITS = 6, 3
+_VALUE_SLACK, _NOISE_SLACK = 1e-5, 1e-2  # relative; above the rounding error
+_NO_NOISE = 1e-9
+_EDITED = "promote again instead of editing"
+_FACTS = ("device", "driver", "cuda", "nccl", "python")
+# Tables with their names; none for arbitrary names
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    **{"git": ("commit", "dirty"), "benchmark": ("commit", "dirty"), "image": ("name", "digest")},
+    **{"packages": (), "variables": ()},
+}
+_LONGEST = 1000  # characters
+_SEVERAL = "(several values)"
+_LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
 
 Name = Annotated[str, Field(min_length=1)]  # as in the report, also with surrounding blanks
 Number = Annotated[float, Field(gt=0)]
@@ -153,32 +167,30 @@ class Baseline(ExactModel):
 
     def references(self) -> tuple[ReferencePoint, ...]:
         """Return the reference points for a gate."""
-        return tuple(
-            ReferencePoint(
-                point=point.point,
-                comparability_id=point.comparability_id,
-                comparability=point.comparability,
-                flops_formula=point.flops_formula,
-                flops_per_step=point.flops_per_step,
-                runs=tuple(map(_run_values, point.runs)),
-                bounds={m.name: (m.bounds.lower, m.bounds.upper) for m in point.metrics if m.bounds is not None},
-                environment=point.environment,
+        found = []
+        for point in self.points:
+            runs = []
+            for run in point.runs:
+                values = {name: tuple(as_list(value)) for name, value in run.values.items()}
+                runs.append(RunValues(run.run_id, values, run.ended_at, tuple(run.nodes)))
+            found.append(
+                ReferencePoint(
+                    point=point.point,
+                    comparability_id=point.comparability_id,
+                    comparability=point.comparability,
+                    flops_formula=point.flops_formula,
+                    flops_per_step=point.flops_per_step,
+                    runs=tuple(runs),
+                    bounds={m.name: (m.bounds.lower, m.bounds.upper) for m in point.metrics if m.bounds is not None},
+                    environment=point.environment,
+                )
             )
-            for point in self.points
-        )
+        return tuple(found)
 
 
 def as_list(value: Value) -> list[float]:
     """Return the numbers of a value: a single number, or the points of a curve."""
     return value if isinstance(value, list) else [value]
-
-
-def _run_values(run: BaselineRun) -> RunValues:
-    values = {name: tuple(as_list(value)) for name, value in run.values.items()}
-    return RunValues(run.run_id, values, run.ended_at, tuple(run.nodes))
-
-
-BASELINE_VERSION = 1
 
 
 def load_baseline(path: Path) -> Baseline:
@@ -198,12 +210,6 @@ def load_baseline(path: Path) -> Baseline:
         if baseline.point(point.point) is not point:
             raise BadInput(f"{source.where(('points', i, 'point'))}: {point.point!r} appears twice; remove one")
     return baseline
-
-
-_VALUE_DIGITS, _NOISE_DIGITS = 6, 3
-_VALUE_SLACK, _NOISE_SLACK = 1e-5, 1e-2  # relative; above the rounding error
-_NO_NOISE = 1e-9
-_EDITED = "promote again instead of editing"
 
 
 def summarize_metric(values: Sequence[Value]) -> tuple[Value, float | None]:
@@ -265,16 +271,6 @@ def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-_FACTS = ("device", "driver", "cuda", "nccl", "python")
-_TABLES: Mapping[str, tuple[str, ...]] = {
-    **{"git": ("commit", "dirty"), "benchmark": ("commit", "dirty"), "image": ("name", "digest")}
-}
-_NAMED = ("packages", "variables")  # tables with arbitrary names
-_LONGEST = 1000  # characters
-_SEVERAL = "(several values)"
-_LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
-
-
 def summarize_environments(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the facts that all environments share, and a note on the facts that differ. At least one is required."""
     facts = [_facts(environment) for environment in environments]
@@ -297,10 +293,8 @@ def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Return the allowed facts by path; anything else in a report is dropped."""
     found: dict[tuple[str, ...], Any] = {(name,): environment.get(name) for name in _FACTS}
     for table, names in _TABLES.items():
-        found |= {(table, name): _mapping(environment.get(table)).get(name) for name in names}
-    for table in _NAMED:
         named = _mapping(environment.get(table))
-        found |= {(table, str(name)): named[name] for name in sorted(named, key=str)}
+        found |= {(table, str(name)): named.get(name) for name in names or sorted(named, key=str)}
     found = {path: _clean(value) for path, value in found.items() if _is_fact(value)}
     repositories = environment.get("repositories")
     if isinstance(repositories, list) and repositories:
@@ -364,19 +358,13 @@ def _locked(path: Path) -> Iterator[None]:
     while not is_held:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if is_held := _is_at(file.fileno(), path):
+            with contextlib.suppress(FileNotFoundError):  # another process may have removed it meanwhile
+                is_held = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            if is_held:
                 try:
                     yield
                 finally:  # while it is held: a waiting process sees that it is gone, and locks a new one
                     path.unlink(missing_ok=True)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the open file still has this name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def render_baseline(baseline: Baseline) -> str:
@@ -399,21 +387,19 @@ def _point(point: BaselinePoint) -> Table:
     if not point.accepted:
         del head["accepted"]
     metrics = sorted(point.metrics, key=lambda metric: list(METRICS).index(metric.name))
-    runs = sorted(point.runs, key=lambda run: (run.ended_at, run.run_id))
+    runs = []
+    for run in sorted(point.runs, key=lambda run: (run.ended_at, run.run_id)):
+        values = {name: run.values[name] for name in METRICS if name in run.values}
+        runs.append({**run.model_dump(exclude={"values"}), "values": values})
     table = tomlkit.table()
     table.trivia.indent = "\n"
     table.update(head)
     table.add("metrics", one_per_line(metric.model_dump(mode="json", exclude_none=True) for metric in metrics))
-    table.add("runs", one_per_line(map(_run, runs)))
+    table.add("runs", one_per_line(runs))
     table.add("comparability", _table({name: value_to_toml(value) for name, value in point.comparability.items()}))
     if point.environment:
         table.add("environment", _table(point.environment))
     return table
-
-
-def _run(run: BaselineRun) -> Mapping[str, Any]:
-    values = {name: run.values[name] for name in METRICS if name in run.values}
-    return {**run.model_dump(exclude={"values"}), "values": values}
 
 
 def _table(facts: Mapping[str, Any]) -> Table:

@@ -3,16 +3,15 @@
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.gate.policy import LoadedPolicy
-from cloudai_mbridge.gate.promotion import Limits, Terms, propose, select
+from cloudai_mbridge.gate.promotion import MAX_NOISE, Terms, propose, select
 from cloudai_mbridge.gate.runs import RunResult, read_results
 from cloudai_mbridge.gate.verdict import EXIT_CODES, GREEN, GateResult, GateVerdict, PointVerdict
 from cloudai_mbridge.plan import ROOT_FILES
@@ -79,12 +78,17 @@ def next_steps(
     point = _worst(result)
     source = next((run.source for run in reversed(runs) if run.point == point), runs[-1].source if runs else None)
     root = None if source is None else Path(source).parent
+    own_page = root / ROOT_FILES.report_html if root else None
+    if not page and own_page and own_page.is_file():
+        page = str(own_page)
+    commits = [str(commit) for commit in result.environment_changes.get("benchmark.commit", ())]
+    are_known = len(commits) == 2 and all(map(_COMMIT.fullmatch, commits))
     accept, not_accepted = _accept(result, paths, runs, loaded, today, reason)
     waiver, not_waived = _waiver(result, today, reason, by)
     return NextSteps(
         point=point,
-        page=page or _own_page(root),
-        commits=_commits(result.environment_changes),
+        page=page,
+        commits=shlex.join(["git", "log", "--oneline", "..".join(commits)]) if are_known else "",
         reproduce=_reproduce(root, point),
         accept=accept,
         not_accepted=not_accepted,
@@ -98,21 +102,11 @@ def _worst(result: GateResult) -> str:
     """Return the worst point; for a change of all points, the largest change."""
     order = list(EXIT_CODES)
     red = [point for point in result.points if point.verdict not in GREEN] or result.points
-    return min(red, key=lambda point: (order.index(point.verdict), -_size(point))).point if red else ""
 
+    def size(point: PointVerdict) -> float:
+        return max((abs(m.change) for m in point.metrics if m.change is not None), default=0.0)
 
-def _size(point: PointVerdict) -> float:
-    return max((abs(m.change) for m in point.metrics if m.change is not None), default=0.0)
-
-
-def _commits(changes: Mapping[str, Any]) -> str:
-    pair = [str(commit) for commit in changes.get("benchmark.commit", ())]
-    is_known = len(pair) == 2 and all(map(_COMMIT.fullmatch, pair))
-    return shlex.join(["git", "log", "--oneline", "..".join(pair)]) if is_known else ""
-
-
-def _own_page(root: Path | None) -> str:
-    return str(root / ROOT_FILES.report_html) if root and (root / ROOT_FILES.report_html).is_file() else ""
+    return min(red, key=lambda point: (order.index(point.verdict), -size(point))).point if red else ""
 
 
 def _reproduce(root: Path | None, point: str) -> str:
@@ -130,7 +124,6 @@ def _accept(
     result: GateResult, paths: Sequence[Path], runs: Sequence[RunResult], loaded: LoadedPolicy, today: date, reason: str
 ) -> tuple[str, str]:
     """Return the command that promotes the results, and the reason if it would be refused."""
-    is_worse = result.verdict is GateVerdict.REGRESSION
     wanted = {GateVerdict.REGRESSION, GateVerdict.NOT_COMPARABLE}
     if result.improvement_fails:
         wanted.add(GateVerdict.IMPROVEMENT)
@@ -143,12 +136,13 @@ def _accept(
     if loaded.baseline_path is None:
         return "", "the reference is a history, to which `mbridge history import` adds results"
     flags = {
-        "accept_regression": is_worse,
+        "accept_regression": result.verdict is GateVerdict.REGRESSION,
         "accept_change": any(verdicts.get(name) is GateVerdict.NOT_COMPARABLE for name in names),
     }
     own = names if len(names) < len(every) and len(names) <= _MOST_NAMES else []
-    limits = Limits(max_noise=loaded.policy.max_noise or Limits().max_noise)
-    terms = Terms("author", f"{today}T00:00:00+00:00", reason, limits, loaded.policy.metrics, **flags)
+    noise = loaded.policy.max_noise or MAX_NOISE
+    at, metrics = f"{today}T00:00:00+00:00", loaded.policy.metrics
+    terms = Terms("author", at, reason, max_noise=noise, metrics=metrics, **flags)
     try:
         refusals = propose(loaded.baseline_path, select(runs, own), terms).refusals
     except BadInput as error:
@@ -157,17 +151,14 @@ def _accept(
         point, reasons = next(iter(refusals.items()))
         return "", f"not possible yet: {point}: {reasons[0]}"
     words = [
-        *("mbridge", "baseline", "promote", *map(_as_argument, paths)),
+        *("mbridge", "baseline", "promote"),
+        *(f"./{path}" if str(path).startswith("-") else str(path) for path in paths),
         *("--baseline", str(loaded.baseline_path), "--policy", str(loaded.path)),
         *(word for name in own for word in ("--point", name)),
         *(f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given),
         *("--reason", reason),
     ]
     return shlex.join(words), ""
-
-
-def _as_argument(path: Path) -> str:
-    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _waiver(result: GateResult, today: date, reason: str, by: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.history import History
-from cloudai_mbridge.gate.runs import METRICS, Originals, RunResult, why_not
+from cloudai_mbridge.gate.runs import Originals, RunResult, why_not
 from cloudai_mbridge.gate.slow_nodes import (
     SLOW,
     TOGETHER,
@@ -146,14 +146,12 @@ def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str
 
     The runs of a point in one report are a cell: between reports software may have changed.
     """
-    originals, ids = Originals(), set[str]()
-    found, unknown = [], 0
+    originals, found, unknown = Originals(), [], 0
     left_out: Counter[str] = Counter()
     for run in results:
-        value = METRICS[PRIMARY].of(run)
-        if run.run_id in ids or originals.of(run) is not None:
+        value = run.values.get(PRIMARY)
+        if originals.of(run) is not None:
             continue
-        ids.add(run.run_id)
         originals.add(run)
         reason = why_not(run)
         if reason or value is None:
@@ -225,10 +223,7 @@ def judge_nodes(
 
     false_alarm_rate: family-wise, of the verdict slow.
     """
-    counts: dict[str, int] = {}
-    for run in runs:
-        for node in dict.fromkeys(run.nodes):
-            counts[node] = counts.get(node, 0) + 1
+    counts = Counter(node for run in runs for node in dict.fromkeys(run.nodes))
     runs, taken = _across_nights(runs)
     cells = {cell: number for number, cell in enumerate(dict.fromkeys(run.cell for run in runs))}
     result = NodesResult((), None, len(runs), false_alarm_rate, slowdown, tuple(notes))
@@ -258,7 +253,9 @@ def judge_nodes(
         found += [NodeResult(name, effect.growth, effect.interval(), verdict, effect.runs) for name in together]
     known = {node.node for node in found}
     found += [NodeResult(name, None, None, NodeVerdict.TOO_FEW, counts[name]) for name in counts if name not in known]
-    return replace(result, nodes=_in_order(found), noise=effects.noise, notes=tuple(notes))
+    order = list(NodeVerdict)
+    found.sort(key=lambda node: (order.index(node.verdict), -(node.effect or 0.0), node.node))
+    return replace(result, nodes=tuple(found), noise=effects.noise, notes=tuple(notes))
 
 
 def _without_far_below(
@@ -278,8 +275,3 @@ def _without_far_below(
         values[kept], kept_cells, [nodes[run] for run in kept.tolist()], np.ones(len(kept)), 0.0, taken
     )
     return {name: effect for names, effect in of_kept.others.items() for name in names.split(TOGETHER)}
-
-
-def _in_order(nodes: Iterable[NodeResult]) -> tuple[NodeResult, ...]:
-    order = list(NodeVerdict)
-    return tuple(sorted(nodes, key=lambda node: (order.index(node.verdict), -(node.effect or 0.0), node.node)))

@@ -1,7 +1,4 @@
-"""A gate's result as sentences: one for the whole, one for each point that is not green.
-
-Result of a gate: on a terminal, as Markdown for a CI's step summary, and as JUnit XML.
-"""
+"""Result of a gate: as sentences, on a terminal, as Markdown for a CI's step summary, and as JUnit XML."""
 
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -21,6 +18,22 @@ from cloudai_mbridge.metrics import PRIMARY
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
 from cloudai_mbridge.report.formats.markdown_text import fenced, inline
 
+_STYLES = {
+    GateVerdict.PASS: "green",
+    GateVerdict.IMPROVEMENT: "bold green",
+    GateVerdict.REGRESSION: "bold red",
+    GateVerdict.INCONCLUSIVE: "yellow",
+    GateVerdict.NOT_COMPARABLE: "yellow",
+    GateVerdict.NOT_RUN: "red",
+}
+_SIGNS = {
+    **dict.fromkeys(GateVerdict, "⚠️"),
+    **{GateVerdict.PASS: "✅", GateVerdict.IMPROVEMENT: "🚀", GateVerdict.REGRESSION: "❌"},
+}
+_COLUMNS = ("point", "metric", "verdict", "reference", "result", "change", "why")
+_MOST_ROWS = 2000  # of about 400 bytes each: GitHub refuses more than 1 MiB
+_MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 8, 3
+_WHOLE = "(the point)"
 INCOMPLETE = "incomplete"
 _OF_SEVERAL: Mapping[GateVerdict, str] = {
     GateVerdict.NOT_COMPARABLE: "are not comparable, such as",
@@ -35,7 +48,12 @@ def headline(result: GateResult) -> str:
     if not result.points:
         return "there is no point to judge"
     if result.verdict is GateVerdict.PASS:
-        return _all_pass(result)
+        metrics = [metric for point in result.rows for metric in point.metrics]
+        worse = "slower" if any(metric.metric == PRIMARY for metric in metrics) else "worse"
+        where = result.reference.partition(" ")[0]
+        reference = f"the {where}" if where in ("baseline", "history") else result.reference
+        waived = "; a regression is waived" if any(metric.waived for metric in metrics) else ""
+        return f"no point is {worse} than {reference} ({counted(len(result.points), 'point')}){waived}"
     together = [point for point in rows if point in result.shared]
     if together:
         return sentence(together[0], together[0].point)
@@ -96,15 +114,6 @@ def conclusion(result: GateResult) -> str:
     return f"{verdict.upper()}: {points}; false-alarm rate at most {result.false_alarm_rate:.1%}"
 
 
-def _all_pass(result: GateResult) -> str:
-    metrics = [metric for point in result.rows for metric in point.metrics]
-    worse = "slower" if any(metric.metric == PRIMARY for metric in metrics) else "worse"
-    where = result.reference.partition(" ")[0]
-    reference = f"the {where}" if where in ("baseline", "history") else result.reference
-    waived = "; a regression is waived" if any(metric.waived for metric in metrics) else ""
-    return f"no point is {worse} than {reference} ({counted(len(result.points), 'point')}){waived}"
-
-
 def _kind(points: Sequence[PointVerdict]) -> str:
     """Return the predicate of a sentence about several points with one verdict."""
     metrics = [_decisive(point) for point in points]
@@ -146,43 +155,22 @@ def _names(points: Sequence[PointVerdict]) -> dict[str, str]:
     }
 
 
-_STYLES = {
-    GateVerdict.PASS: "green",
-    GateVerdict.IMPROVEMENT: "bold green",
-    GateVerdict.REGRESSION: "bold red",
-    GateVerdict.INCONCLUSIVE: "yellow",
-    GateVerdict.NOT_COMPARABLE: "yellow",
-    GateVerdict.NOT_RUN: "red",
-}
-_SIGNS = {GateVerdict.PASS: "✅", GateVerdict.IMPROVEMENT: "🚀", GateVerdict.REGRESSION: "❌"}
-_DOUBT = "⚠️"
-_COLUMNS = ("point", "metric", "verdict", "reference", "result", "change", "why")
-_MOST_ROWS = 2000  # of about 400 bytes each: GitHub refuses more than 1 MiB
-_MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 8, 3
-_WHOLE = "(the point)"
-
-
 def render_gate(result: GateResult) -> list[tuple[str, str]]:
     """Return lines with their styles: the headline, the points that are not green, and other notable facts."""
     found = findings(result)
     lines = [(headline(result), _STYLES[result.verdict])]
-    lines += [(text, _STYLES[verdict]) for text, verdict in _lines(found)]
+    for point, text in found[:_MOST_LINES]:
+        metrics = [metric for metric in decisive_metrics(point) if not metric.words.startswith("follows")]
+        also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
+        if len(found) > 1:
+            lines.append((f"  {text}{_bounds(metrics[0]) if metrics else ''}{also}", _STYLES[point.verdict]))
+        elif metrics:  # its sentence is the headline
+            lines.append((f"  {metrics[0].metric}: {metrics[0].words}{also}", _STYLES[point.verdict]))
     rest = len(found) - _MOST_LINES
     lines += [(f"  and {rest} more", "")] if rest > 0 else []
     lines += [(text, "") for text in _also(result)]
     lines += [(f"{conclusion(result)}; compared with {result.reference}", "dim")]
     return [(printable(text), style) for text, style in lines]
-
-
-def _lines(found: Sequence[tuple[PointVerdict, str]]) -> Iterator[tuple[str, GateVerdict]]:
-    """Yield a line per finding; for a single finding, whose sentence is the headline, its numbers."""
-    for point, text in found[:_MOST_LINES]:
-        metrics = [metric for metric in decisive_metrics(point) if not metric.words.startswith("follows")]
-        also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
-        if len(found) > 1:
-            yield f"  {text}{_bounds(metrics[0]) if metrics else ''}{also}", point.verdict
-        elif metrics:
-            yield f"  {metrics[0].metric}: {metrics[0].words}{also}", point.verdict
 
 
 def _bounds(metric: MetricVerdict) -> str:
@@ -194,19 +182,15 @@ def _bounds(metric: MetricVerdict) -> str:
 
 def _also(result: GateResult) -> Iterator[str]:
     """Yield a few lines: waived metrics, outlier runs in green points, changes, and notes."""
-    yield from _few([f"waived: {p.point} {m.metric}: {m.waived}" for p in result.rows for m in p.metrics if m.waived])
-    yield from _few([f"{p.point}: {text}" for p in result.rows if p.verdict in GREEN for text in p.words])
-    changes = [f"{name} {old} -> {new}" for name, (old, new) in _changes(result)]
-    if changes:
-        more = len(changes) - _MOST_CHANGES
-        yield f"changed: {'; '.join(changes[:_MOST_CHANGES])}{f'; and {more} more' if more > 0 else ''}"
-    yield from _few([f"note: {note}" for note in result.notes])
-
-
-def _few(texts: Sequence[str]) -> Iterator[str]:
-    yield from texts[:_MOST_OTHERS]
-    if len(texts) > _MOST_OTHERS:
-        yield f"and {len(texts) - _MOST_OTHERS} more such lines (--verbose)"
+    waived = [f"waived: {p.point} {m.metric}: {m.waived}" for p in result.rows for m in p.metrics if m.waived]
+    outliers = [f"{p.point}: {text}" for p in result.rows if p.verdict in GREEN for text in p.words]
+    changes = [f"{name} {old} -> {new}" for name, (old, new) in result.environment_changes.items()]
+    more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+    changed = [f"changed: {'; '.join(changes[:_MOST_CHANGES])}{more}"] if changes else []
+    for texts in (waived, outliers, changed, [f"note: {note}" for note in result.notes]):
+        yield from texts[:_MOST_OTHERS]
+        if len(texts) > _MOST_OTHERS:
+            yield f"and {len(texts) - _MOST_OTHERS} more such lines (--verbose)"
 
 
 def render_next_steps(steps: NextSteps | None) -> list[str]:
@@ -229,7 +213,8 @@ def render_gate_table(result: GateResult) -> RenderableType:
         name = printable(point.point)
         for metric in point.metrics:
             old, new, change = _numbers(metric)
-            verdict = Text(f"{metric.verdict} (waived)", style="yellow") if metric.waived else _styled(metric.verdict)
+            verdict = Text(str(metric.verdict), style=_STYLES[metric.verdict])
+            verdict = Text(f"{metric.verdict} (waived)", style="yellow") if metric.waived else verdict
             detectable = "" if metric.detectable is None else f"{metric.detectable:.1%}"
             table.add_row(
                 *(Text(name), Text(metric.metric), verdict),
@@ -238,13 +223,10 @@ def render_gate_table(result: GateResult) -> RenderableType:
         for text in point.words:
             verdict = Text(verdict_text(point), style=_STYLES[point.verdict])
             table.add_row(Text(name), "", verdict, "", "", "", "", Text(printable(text)))
-    changes = [Text(printable(f"changed: {name}: {old} → {new}")) for name, (old, new) in _changes(result)]
+    found = result.environment_changes.items()
+    changes = [Text(printable(f"changed: {name}: {old} → {new}")) for name, (old, new) in found]
     notes = [Text(f"note: {printable(note)}") for note in result.notes]
     return Group(table, *changes, *notes)
-
-
-def _styled(verdict: GateVerdict) -> Text:
-    return Text(str(verdict), style=_STYLES[verdict])
 
 
 def _numbers(metric: MetricVerdict) -> tuple[str, str, str]:
@@ -259,10 +241,6 @@ def _why(metric: MetricVerdict) -> str:
     return f"{metric.words}; {metric.waived}" if metric.waived else metric.words
 
 
-def _changes(result: GateResult) -> Iterator[tuple[str, tuple[str, str]]]:
-    return ((str(name), (str(old), str(new))) for name, (old, new) in result.environment_changes.items())
-
-
 def render_gate_markdown(result: GateResult, steps: NextSteps | None = None) -> str:
     """Render the headline, a line per point that is not green, the conclusion, the next steps, and the details.
 
@@ -271,19 +249,24 @@ def render_gate_markdown(result: GateResult, steps: NextSteps | None = None) -> 
     worst_first = sorted(result.rows, key=lambda point: point.verdict in GREEN)
     rows = [row for point in worst_first for row in _markdown_rows(point)]
     remarks = [f"{len(rows) - _MOST_ROWS} more rows are left out"] if len(rows) > _MOST_ROWS else []
-    remarks += [f"changed: {inline(name)}: {inline(old)} → {inline(new)}" for name, (old, new) in _changes(result)]
+    for name, pair in result.environment_changes.items():
+        remarks.append(f"changed: {inline(name)}: {' → '.join(inline(str(value)) for value in pair)}")
+    step_lines = []  # a line per step, with its command in a block
+    for title, language, text in steps.titled() if steps else ():
+        step_lines += [f"**{inline(title)}**{'' if language else f': {inline(text)}'}", ""]
+        step_lines += [fenced(text, language), ""] if language else []
     found = findings(result)
     found = found if len(found) > 1 else []  # a single finding is the title
     more = [f"- and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     lines = [
-        f"# {_sign(result.verdict)} {inline(headline(result))}",
+        f"# {_SIGNS[result.verdict]} {inline(headline(result))}",
         "",
         *(f"- {inline(text)}" for _, text in found[:_MOST_LINES]),
         *more,
         *([""] if found else []),
         inline(f"Gate {result.policy}: {conclusion(result)}; compared with {result.reference}"),
         "",
-        *_markdown_steps(steps),
+        *step_lines,
         f"| {' | '.join(_COLUMNS)} |",
         "|---|---|---|---:|---:|---:|---|",
         *(f"| {' | '.join(row)} |" for row in rows[:_MOST_ROWS]),
@@ -293,24 +276,12 @@ def render_gate_markdown(result: GateResult, steps: NextSteps | None = None) -> 
     return "\n".join(lines) + "\n"
 
 
-def _markdown_steps(steps: NextSteps | None) -> Iterator[str]:
-    """Yield a line per step, with its command in a block."""
-    for title, language, text in steps.titled() if steps else ():
-        yield f"**{inline(title)}**{'' if language else f': {inline(text)}'}"
-        yield ""
-        yield from (fenced(text, language), "") if language else ()
-
-
-def _sign(verdict: GateVerdict) -> str:
-    return _SIGNS.get(verdict, _DOUBT)
-
-
 def _markdown_rows(point: PointVerdict) -> Iterator[tuple[str, ...]]:
     name = inline(point.point)
     for text in point.words:
-        yield (name, "", f"{_sign(point.verdict)} {verdict_text(point)}", "", "", "", inline(text))
+        yield (name, "", f"{_SIGNS[point.verdict]} {verdict_text(point)}", "", "", "", inline(text))
     for metric in point.metrics:
-        verdict = f"{_sign(metric.verdict)} {metric.verdict}{' (waived)' if metric.waived else ''}"
+        verdict = f"{_SIGNS[metric.verdict]} {metric.verdict}{' (waived)' if metric.waived else ''}"
         old, new, change = _numbers(metric)
         yield (name, inline(metric.metric), verdict, inline(old), inline(new), change, inline(_why(metric)))
 
@@ -321,7 +292,24 @@ def render_gate_junit(result: GateResult) -> str:
     All other metrics that are not green are failures.
     """
     root = ET.Element("testsuites", name=visible(f"gate {result.policy}"))
-    root.extend(map(_suite, result.rows))
+    for point in result.rows:
+        suite = ET.SubElement(root, "testsuite", name=visible(point.point))
+        # Of the point itself, which fails whenever the point is not green
+        case = ET.SubElement(suite, "testcase", name=_WHOLE, classname=visible(point.point))
+        if point.verdict not in GREEN:
+            text = sentence(point, point.point)
+            ET.SubElement(case, "failure", message=visible(text), type=str(point.verdict))
+        for metric in point.metrics:
+            case = ET.SubElement(suite, "testcase", name=metric.metric, classname=visible(point.point))
+            if metric.waived:
+                ET.SubElement(case, "skipped", message=visible(metric.waived))
+            elif metric.verdict in GREEN:
+                ET.SubElement(case, "system-out").text = visible(metric.words)
+            elif metric.decides:
+                ET.SubElement(case, "failure", message=visible(metric.words), type=str(metric.verdict))
+            else:
+                ET.SubElement(case, "skipped", message=visible(f"{metric.verdict}: {metric.words}"))
+        set_counts(suite)
     if not result.points:
         suite = ET.SubElement(root, "testsuite", name="gate")
         case = ET.SubElement(suite, "testcase", name="(any point)", classname="gate")
@@ -329,27 +317,3 @@ def render_gate_junit(result: GateResult) -> str:
         set_counts(suite)
     set_counts(root)
     return xml_text(root)
-
-
-def _suite(point: PointVerdict) -> ET.Element:
-    """Return the cases of the point itself, which fails whenever the point is not green, and of its metrics."""
-    suite = ET.Element("testsuite", name=visible(point.point))
-    case = ET.SubElement(suite, "testcase", name=_WHOLE, classname=visible(point.point))
-    if point.verdict not in GREEN:
-        text = sentence(point, point.point)
-        ET.SubElement(case, "failure", message=visible(text), type=str(point.verdict))
-    for metric in point.metrics:
-        _add_metric(ET.SubElement(suite, "testcase", name=metric.metric, classname=visible(point.point)), metric)
-    set_counts(suite)
-    return suite
-
-
-def _add_metric(case: ET.Element, metric: MetricVerdict) -> None:
-    if metric.waived:
-        ET.SubElement(case, "skipped", message=visible(metric.waived))
-    elif metric.verdict in GREEN:
-        ET.SubElement(case, "system-out").text = visible(metric.words)
-    elif metric.decides:
-        ET.SubElement(case, "failure", message=visible(metric.words), type=str(metric.verdict))
-    else:
-        ET.SubElement(case, "skipped", message=visible(f"{metric.verdict}: {metric.words}"))

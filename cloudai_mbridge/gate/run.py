@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -29,12 +29,18 @@ LONGEST_WITHOUT = timedelta(days=31)  # before a first baseline is required
 def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judgements: int = 1) -> GateResult:
     """Judge the reports of the same benchmark, taken together, against the policy's baseline or history.
 
-    BadInput: a report, the baseline or the history cannot be read.
+    NonePromoted: no baseline has been promoted yet. BadInput: a report, the baseline or the history cannot be read.
     """
     reports = [read_report(path) for path in paths]
     results = [run for report, file in reports for run in runs_of(report, file)]
     left_out = {point.name: point.reason for report, _ in reports for point in report.left_out}
-    references, where = references_for(policy, results, today)
+    if (path := policy.baseline_path) is not None:
+        references, where = _from_baseline(path, policy.path, results, today), f"baseline {path.name}"
+    else:
+        path, history = policy.history_path, policy.policy.history
+        assert path is not None  # a policy names a baseline or a history
+        assert history is not None
+        references, where = _from_history(path, history.last, results), f"history {path.name}"
     return judge_results(
         policy.policy, references, results, where=where, today=today, num_judgements=num_judgements, left_out=left_out
     )
@@ -77,25 +83,12 @@ def _compare(
     return judge_results(policy, references, after, where=where, today=today).with_notes(notes)
 
 
-def references_for(
-    loaded: LoadedPolicy, results: Sequence[RunResult], today: date
-) -> tuple[Sequence[ReferencePoint], str]:
-    """Return the references that a policy names, and their name.
+def _from_baseline(path: Path, policy: Path, results: Sequence[RunResult], today: date) -> Sequence[ReferencePoint]:
+    """Return the references of a baseline. Errors name the command that makes a first baseline.
 
     NonePromoted: the baseline marks itself as not promoted yet, and its deadline has not passed.
-    BadInput: they cannot be read, or the baseline is missing. Both name the command that makes a first baseline.
+    BadInput: it cannot be read, or is missing.
     """
-    if loaded.baseline_path is not None:
-        return _from_baseline(
-            loaded.baseline_path, loaded.path, results, today
-        ), f"baseline {loaded.baseline_path.name}"
-    history = loaded.policy.history
-    assert loaded.history_path is not None  # a policy names a baseline or a history
-    assert history is not None
-    return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
-
-
-def _from_baseline(path: Path, policy: Path, results: Sequence[RunResult], today: date) -> Sequence[ReferencePoint]:
     sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RUN..."
     remedy = (
         f"make the first of good runs with: mbridge baseline promote {sources}"
@@ -126,18 +119,16 @@ def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[R
     found: dict[str, ReferencePoint] = {}
     with History(path) as history:
         for run in results:
-            if run.point not in found and (reference := _reference_of(history, run, last, own)) is not None:
+            if run.point in found:
+                continue
+            # The same point, else the same work under another name, else the point's earlier work
+            reference = history.reference_for(run.point, last, without=own)
+            if reference is None or reference.comparability_id != run.comparability_id:
+                reference = history.reference(run.comparability_id, last, without=own) or reference
+            if reference is not None:
                 found[run.point] = reference
         for scenario, system in {(run.scenario, run.system) for run in results}:
             for point in history.points_expected(scenario, system, without=own):
                 if point not in found and (reference := history.reference_for(point, last, without=own)) is not None:
                     found[point] = reference
     return list(found.values())
-
-
-def _reference_of(history: History, run: RunResult, last: int, own: Collection[str]) -> ReferencePoint | None:
-    """Return the runs of the same point, else of the same work under another name, else of the point's earlier work."""
-    named = history.reference_for(run.point, last, without=own)
-    if named is not None and named.comparability_id == run.comparability_id:
-        return named
-    return history.reference(run.comparability_id, last, without=own) or named

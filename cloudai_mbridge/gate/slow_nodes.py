@@ -7,10 +7,8 @@ Then nodes whose removal does not significantly worsen the fit are eliminated, a
 node without a cell that has runs both with and without it gives no evidence: the cell itself might be slow. Nodes that
 only ran together are treated as one node.
 
-
-Permutation p-value for several runs of one node being slow, for noise of any shape.
-
-One run may be far above the others: with a heavy tail, that is little evidence. A slow node's runs are all above. So
+For noise of any shape, a permutation p-value tells how likely several slow runs of one node are. One run may be far
+above the others: with a heavy tail, that is little evidence. A slow node's runs are all above. So
 the second slowest run is tested, or the third and so on. The probability that a node has as many of the slowest runs
 follows from counting, for any noise. Their distance above all others adds evidence, but no more than for noise with the
 tails of Student's t with 3 degrees of freedom, or of the exponential distribution.
@@ -30,6 +28,9 @@ _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
 _MAYBE = 2.5  # standard errors: threshold for trying a node, so that it does not hide others
 _EXPLAINS = 0.7  # share of a run's excess over its cell that a node's effect must reach to explain it
+_TAIL = 3  # power
+_UNDERRATED = 0.01
+_LIKELY = 10  # multiple of the rate at which a node is called slow
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,10 @@ def find_slow_nodes(
             for name in _least_needed(slow, fitted, runs_of)
         }
         least = min(without, key=lambda name: without[name].squares)
-        if _is_needed(without[least], fitted, degrees - len(slow), rate / len(names)) and (
-            fitted.slow[least].effect > SLOW
-        ):
+        left = max(degrees - len(slow), 1)
+        variance, rise = fitted.squares / left, max(without[least].squares - fitted.squares, 0.0)
+        ratio = math.sqrt(rise / variance) if variance > 0 else 0.0
+        if ratio >= stdtrit(left, 1 - rate / len(names)) and fitted.slow[least].effect > SLOW:
             break
         slow.remove(least)
         fitted = without[least]
@@ -146,14 +148,7 @@ def _least_needed(slow: Sequence[str], fitted: NodeEffects, runs_of: Mapping[str
     return [*shared, *sorted(alone, key=lambda name: ratios[name])[:1]]
 
 
-def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: float) -> bool:
-    """Return whether the fit without a node is significantly worse."""
-    variance = fitted.squares / max(degrees, 1)
-    ratio = math.sqrt(max(without.squares - fitted.squares, 0.0) / variance) if variance > 0 else 0.0
-    return bool(ratio >= stdtrit(max(degrees, 1), 1 - rate))
-
-
-def own_runs(nodes: Sequence[Sequence[str]], found: NodeEffects, above: np.ndarray) -> dict[str, list[int]]:
+def _own_runs(nodes: Sequence[Sequence[str]], found: NodeEffects, above: np.ndarray) -> dict[str, list[int]]:
     """Return the runs of each slow node that no other slow, possibly slow or hidden node explains.
 
     above: how far each run is above its cell.
@@ -265,11 +260,6 @@ class _Problem:
         return columns
 
 
-_TAIL = 3  # power
-_UNDERRATED = 0.01
-_LIKELY = 10  # multiple of the rate at which a node is called slow
-
-
 def slow_beyond_the_noise(
     values: np.ndarray,
     cells: np.ndarray,
@@ -283,16 +273,16 @@ def slow_beyond_the_noise(
     Arguments as in `find_slow_nodes`; num_nodes: number of candidate nodes.
     """
     residuals, _ = _residuals(values - found.of_runs, cells)
-    runs_of, names = own_runs(nodes, found, residuals + found.of_runs), list(found.slow)
+    runs_of, names = _own_runs(nodes, found, residuals + found.of_runs), list(found.slow)
     chances, likely, before = dict[str, float](), set(names), None
     while likely != before:  # nodes unlikely to be slow belong to the noise, too
         before = likely
         effects = np.array([found.slow[name].effect * (name in likely) for name in names])
         of_runs = effects @ found.columns if names else np.zeros(len(values))
         residuals, spread = _residuals(values - of_runs, cells)
-        noise = Noise((residuals * spread)[spread > 0])
+        noise = (residuals * spread)[spread > 0]
         above = (residuals + of_runs) / np.where(spread > 0, spread, 1.0)
-        chances = {name: noise.exceeds(above[runs_of[name]]) for name in likely}
+        chances = {name: chance_of(above[runs_of[name]], noise) for name in likely}
         likely = {name for name in likely if chances[name] <= _LIKELY * rate / num_nodes}
     return {name for name, chance in chances.items() if chance <= rate / num_nodes}
 
@@ -311,29 +301,23 @@ def _residuals(values: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.nd
     return residuals, np.where(sizes > 1, np.sqrt(sizes / np.maximum(sizes - 1, 1)), 0.0)[cells]
 
 
-class Noise:
-    """The distribution of a run's residual."""
+def chance_of(values: np.ndarray, noise: np.ndarray) -> float:
+    """Return the p-value of several runs of a node being this far above, 1 if it has only one run.
 
-    def __init__(self, residuals: np.ndarray) -> None:
-        """Take residuals of mean zero, at least two."""
-        self._ordered, self._sd = np.sort(residuals), float(np.std(residuals))
-
-    def exceeds(self, values: np.ndarray) -> float:
-        """Return the p-value of several runs of a node being this far above, 1 if it has only one run.
-
-        values: its runs, whose residuals are part of the noise, with its own effect removed.
-        """
-        number, least = len(values), 1.0
-        for rank, value in enumerate(sorted(values, reverse=True), 1):
-            if rank > 1:  # each rank is another test
-                least = min(least, (number - 1) * math.comb(number, rank) * self._as_many(float(value), rank))
-        return least
-
-    def _as_many(self, value: float, number: int) -> float:
-        size, largest = len(self._ordered), float(self._ordered[-1])
-        above = size - int(np.searchsorted(self._ordered, value))
-        slowest = math.prod((above + number - i) / (size - i) for i in range(number))
+    values: its runs. noise: the residuals of all runs, of mean zero, at least two: those of the node's runs are part of
+    it, with its own effect removed.
+    """
+    ordered, sd = np.sort(noise), float(np.std(noise))
+    size, largest = len(ordered), float(ordered[-1])
+    number, least = len(values), 1.0
+    # Each rank is another test; a single run tells nothing
+    for rank, value in list(enumerate(sorted(map(float, values), reverse=True), 1))[1:]:
+        above = size - int(np.searchsorted(ordered, value))
+        chance = math.prod((above + rank - i) / (size - i) for i in range(rank))
         if above:
-            return min(slowest, 1.0)
-        fall = math.exp((largest - value) / self._sd) if self._sd > 0 else 0.0
-        return slowest * max((largest / value) ** _TAIL, fall) ** number
+            chance = min(chance, 1.0)
+        else:
+            fall = math.exp((largest - value) / sd) if sd > 0 else 0.0
+            chance *= max((largest / value) ** _TAIL, fall) ** rank
+        least = min(least, (number - 1) * math.comb(number, rank) * chance)
+    return least

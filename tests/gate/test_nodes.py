@@ -20,7 +20,7 @@ from cloudai_mbridge.gate.nodes import (
     runs_of_history,
     runs_on_nodes,
 )
-from cloudai_mbridge.gate.slow_nodes import Noise
+from cloudai_mbridge.gate.slow_nodes import chance_of
 from tests.gate.history_data import make_point, write_report
 from tests.gate.some_runs import make_run
 
@@ -138,16 +138,16 @@ def test_one_fast_run_alone_makes_no_node_normal(rounds: int) -> None:
 
 def test_how_probable_the_slowest_runs_of_one_node_are() -> None:
     """As often as two of 512 runs are the slowest, if they hardly are; then less, as t and exponential say."""
-    noise = Noise(norm.ppf((np.arange(512) + 0.5) / 512))
+    noise = norm.ppf((np.arange(512) + 0.5) / 512)
     largest = norm.ppf(511.5 / 512)
-    assert noise.exceeds(np.array([9.0, 1.0001 * largest])) == pytest.approx(2 / 512 / 511, rel=0.01)
-    assert noise.exceeds(np.array([9.0, 0.9999 * largest])) == pytest.approx(6 / 512 / 511, rel=0.01)
-    assert noise.exceeds(np.array([9.0, 2 * largest])) == pytest.approx(2 / 512 / 511 / 2**6, rel=0.1)
-    assert noise.exceeds(np.array([9.0])) == 1
-    assert noise.exceeds(np.array([9.0, -9.0])) == 1
-    three = noise.exceeds(np.array([3.0, 3.0, 3.0]))
-    assert three < noise.exceeds(np.array([3.0, 3.0, -1.0])) < 0.01
-    assert Noise(np.zeros(8)).exceeds(np.array([0.01, 0.01])) == 0
+    assert chance_of(np.array([9.0, 1.0001 * largest]), noise) == pytest.approx(2 / 512 / 511, rel=0.01)
+    assert chance_of(np.array([9.0, 0.9999 * largest]), noise) == pytest.approx(6 / 512 / 511, rel=0.01)
+    assert chance_of(np.array([9.0, 2 * largest]), noise) == pytest.approx(2 / 512 / 511 / 2**6, rel=0.1)
+    assert chance_of(np.array([9.0]), noise) == 1
+    assert chance_of(np.array([9.0, -9.0]), noise) == 1
+    three = chance_of(np.array([3.0, 3.0, 3.0]), noise)
+    assert three < chance_of(np.array([3.0, 3.0, -1.0]), noise) < 0.01
+    assert chance_of(np.array([0.01, 0.01]), np.zeros(8)) == 0
 
 
 @pytest.mark.parametrize("name", ["normal", "heavy", "skewed"])
@@ -164,8 +164,8 @@ def test_two_slow_runs_of_a_node_are_as_rare_as_they_are_said_to_be(name: str) -
         runs = samples[name]()
         slowest = int(runs.min(axis=1).argmax())
         without_effect = runs[slowest] - runs[slowest].mean()
-        noise = Noise(np.concatenate([np.delete(runs, slowest, axis=0).ravel(), without_effect]))
-        found += noise.exceeds(runs[slowest]) <= rate / 64
+        noise = np.concatenate([np.delete(runs, slowest, axis=0).ravel(), without_effect])
+        found += chance_of(runs[slowest], noise) <= rate / 64
     assert found <= 1.5 * rate * times
 
 

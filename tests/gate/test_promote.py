@@ -15,7 +15,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.judge import judge_results
 from cloudai_mbridge.gate.policy import GatePolicy, MetricPolicy
-from cloudai_mbridge.gate.promotion import Limits, Proposal, Terms, difference, propose, select
+from cloudai_mbridge.gate.promotion import Proposal, Terms, difference, propose, select
 from cloudai_mbridge.gate.runs import RunResult
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.report.model import comparability_id
@@ -216,9 +216,9 @@ def test_what_is_refused(path: Path, spoil: Spoil, words: str) -> None:
 
 
 def test_limits_may_be_moved(path: Path) -> None:
-    assert not _propose(path, _runs(n=3), replace(TERMS, limits=Limits(min_runs=3))).refusals
-    assert not _propose(path, _runs(0.1), replace(TERMS, limits=Limits(max_noise=0.2))).refusals
-    assert "6 runs" in _reasons(path, _runs(), replace(TERMS, limits=Limits(min_runs=6)))
+    assert not _propose(path, _runs(n=3), replace(TERMS, min_runs=3)).refusals
+    assert not _propose(path, _runs(0.1), replace(TERMS, max_noise=0.2)).refusals
+    assert "6 runs" in _reasons(path, _runs(), replace(TERMS, min_runs=6))
 
 
 def test_losses_and_memory_may_be_the_same_in_every_run(path: Path) -> None:
@@ -379,13 +379,13 @@ def test_names_that_were_swapped_are_compared_by_their_work(path: Path) -> None:
 
 
 def test_laxer_limits_are_noted(path: Path) -> None:
-    assert _propose(path, _runs(n=3), replace(TERMS, limits=Limits(min_runs=3))).notes == (
+    assert _propose(path, _runs(n=3), replace(TERMS, min_runs=3)).notes == (
         "--min-runs 3: the rule is 5; with fewer, the noise is hardly known",
     )
-    assert _propose(path, _runs(), replace(TERMS, limits=Limits(max_noise=0.1))).notes == (
+    assert _propose(path, _runs(), replace(TERMS, max_noise=0.1)).notes == (
         "--max-noise 0.1: the rule is 0.02; with more, less is detected",
     )
-    assert _propose(path, _runs(), replace(TERMS, limits=Limits(min_runs=5, max_noise=0.01))).notes == ()
+    assert _propose(path, _runs(), replace(TERMS, min_runs=5, max_noise=0.01)).notes == ()
 
 
 def test_runs_of_one_day_are_noted(path: Path) -> None:

@@ -19,7 +19,7 @@ from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.gate.baseline import Baseline, as_list, load_baseline, replace_if_unchanged
 from cloudai_mbridge.gate.policy import default_metrics, load_policy
-from cloudai_mbridge.gate.promotion import Limits, Proposal, Terms, difference, oddities, propose, select
+from cloudai_mbridge.gate.promotion import MAX_NOISE, MIN_RUNS, Proposal, Terms, difference, oddities, propose, select
 from cloudai_mbridge.gate.runs import read_results, without_dry_runs
 
 REFUSED = 15
@@ -71,11 +71,11 @@ def baseline() -> None:
 @click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
 @click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
 @click.option("--policy", type=PATH, help="Policy that supplies margins and tolerances; default: built-in.")
-@click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
+@click.option("--min-runs", type=click.IntRange(min=2), default=MIN_RUNS, show_default=True, help="Runs per point.")
 @click.option(
     "--max-noise",
     type=Number(min=0, max=1, min_open=True),
-    help=f"Relative standard deviation of the step time between runs; default: the policy's, or {Limits().max_noise}.",
+    help=f"Relative standard deviation of the step time between runs; default: the policy's, or {MAX_NOISE}.",
 )
 @click.option("--accept-regression", is_flag=True, help="Also promote runs that are worse; say why with --reason.")
 @click.option(
@@ -157,12 +157,13 @@ def _terms(
     if not reason.strip():
         raise BadInput("--reason: must not be empty; give the reason for the new baseline")
     terms = load_policy(policy).policy if policy else None
-    max_noise = max_noise or (terms.max_noise if terms else None) or Limits().max_noise
+    max_noise = max_noise or (terms.max_noise if terms else None) or MAX_NOISE
     return Terms(
         by=(by or user_name()).strip() or "unknown",
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason.strip(),
-        limits=Limits(min_runs=min_runs, max_noise=max_noise),
+        min_runs=min_runs,
+        max_noise=max_noise,
         metrics=terms.metrics if terms else default_metrics(),
         **accept,
     )
