@@ -1,7 +1,4 @@
-"""The history file: its tables, and opening it safely.
-
-Stored points and runs of a history, and parsing of its texts and numbers.
-"""
+"""The history file: its tables and stored records, and opening it safely."""
 
 import contextlib
 import sqlite3
@@ -25,7 +22,7 @@ _OF_THE_MACHINE = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_TOOBIG),
 }
-_MOST_SAID = 200  # SQLite quotes a whole table
+_MOST_SAID, _MOST_SHOWN = 200, 40  # SQLite quotes a whole table
 _MAGIC = b"SQLite format 3\0"
 
 _TABLES = (
@@ -125,7 +122,15 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         raise ToolFailure(f"{path.parent}: cannot be made ({error.strerror})") from None
     with _opened(path, "mode=rwc") as db:
         _is_history(db, path)
-        _to_wal(db)
+        # A write-ahead log: readers and a writer do not wait for each other. SQLite does not wait here
+        end = time.monotonic() + BUSY_TIMEOUT_S
+        while db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         with transaction(db):
@@ -229,39 +234,18 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
             f"{path}: has version {version} of before the first release, {SCHEMA_VERSION} is needed; import the reports"
             " again, into a file that does not exist yet"
         )
-    _check_schema(db, path)
-    return True
-
-
-def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Raise Damaged unless tables and views match `_TABLES`, and all triggers match `_TRIGGERS`: SQL is not data."""
+    # Tables, views and triggers must be those of `_TABLES` and `_TRIGGERS`: SQL is not data
     rows = db.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
     found = {name: _words(sql) for kind, name, sql in rows if kind in ("table", "view")}
-    for name, statement in _DEFINITIONS.items():
-        if found.get(name) != statement:
-            raise Damaged(f"{path}: is damaged (the table {name!r} is not one that mbridge made); {_REMEDY}")
-    for kind, name, sql in rows:
-        if kind == "trigger" and _words(sql) not in _TRIGGERS:
-            raise Damaged(f"{path}: is damaged (the trigger {name!r} is not one that mbridge made); {_REMEDY}")
+    alien = [("table", name) for name, statement in _DEFINITIONS.items() if found.get(name) != statement]
+    alien += [(kind, name) for kind, name, sql in rows if kind == "trigger" and _words(sql) not in _TRIGGERS]
+    for kind, name in alien:
+        raise Damaged(f"{path}: is damaged (the {kind} {name!r} is not one that mbridge made); {_REMEDY}")
+    return True
 
 
 def _words(statement: str | None) -> str:
     return " ".join((statement or "").split())
-
-
-def _to_wal(db: sqlite3.Connection) -> None:
-    """Switch to a write-ahead log: readers and a writer do not wait for each other. SQLite does not wait here."""
-    end = time.monotonic() + BUSY_TIMEOUT_S
-    while db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
-_MOST_SHOWN = 40
 
 
 @dataclass(frozen=True)

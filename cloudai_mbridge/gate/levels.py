@@ -97,15 +97,12 @@ class LevelFit:
         return self.noise * self.inflation * math.sqrt(1 / before + 1 / after)
 
 
-def _center(part: Floats, noise: float) -> float:
-    middle = np.median(part)
-    return float(np.mean(np.clip(part, middle - 2 * noise, middle + 2 * noise)))
-
-
 def _fit_levels(edges: tuple[int, ...], y: Floats, noise: float) -> LevelFit:
     """Fit levels between the edges. noise: a first estimate, for clipping."""
     parts = [y[a:b] for a, b in pairwise(edges)]
-    centers = np.array([_center(part, noise) for part in parts])
+    middles = [np.median(part) for part in parts]
+    clipped_parts = [np.clip(part, c - 2 * noise, c + 2 * noise) for part, c in zip(parts, middles, strict=True)]
+    centers = np.array([float(np.mean(part)) for part in clipped_parts])
     residuals = y - np.repeat(centers, np.diff(edges))
     freedom = max(len(y) - len(parts), 1)
     spread = max(_spread_of(residuals) * math.sqrt(len(y) / freedom), NOISE_FLOOR)
@@ -159,8 +156,11 @@ def _find_drift(y: Floats, noise: float, min_effect: float, steps: LevelFit) -> 
     per_run = _monotone_slope(y)
     if per_run is None or abs(math.expm1(per_run * (len(y) - 1))) < min_effect:
         return None
-    if len(steps.edges) == 2:
-        steps = _best_single_step(y, noise)
+    if len(steps.edges) == 2:  # the best single step
+        n, sums = np.arange(1, len(y)), np.cumsum(_despiked(y, noise))
+        gain = sums[:-1] ** 2 / n + (sums[-1] - sums[:-1]) ** 2 / (len(y) - n)
+        place = MIN_LEVEL_RUNS + int(np.argmax(gain[MIN_LEVEL_RUNS - 1 : len(y) - MIN_LEVEL_RUNS]))
+        steps = _fit_levels((0, place, len(y)), y, noise)
     line = y - per_run * np.arange(len(y))
     cost = _cost(line - np.median(line), noise) + 2 * math.log(len(y))
     cost_of_steps = _cost(steps.residuals(y), noise) + (len(steps.edges) * 2 - 3) * math.log(len(y))
@@ -171,19 +171,14 @@ def _cost(residuals: Floats, noise: float) -> float:
     return float(np.sum(np.minimum((residuals / noise) ** 2, 9.0)))
 
 
-def _best_single_step(y: Floats, noise: float) -> LevelFit:
-    clipped = _despiked(y, noise)
-    n = np.arange(1, len(y))
-    sums = np.cumsum(clipped)
-    gain = sums[:-1] ** 2 / n + (sums[-1] - sums[:-1]) ** 2 / (len(y) - n)
-    place = MIN_LEVEL_RUNS + int(np.argmax(gain[MIN_LEVEL_RUNS - 1 : len(y) - MIN_LEVEL_RUNS]))
-    return _fit_levels((0, place, len(y)), y, noise)
-
-
 def _monotone_slope(y: Floats) -> float | None:
     """Return the median slope if Mann and Kendall's test, widened for autocorrelation, is significant."""
     n, time = len(y), np.arange(len(y))
-    if not _may_be_monotone(y):
+    ranks = np.empty(n)
+    ranks[np.argsort(y, kind="stable")] = time
+    middle = (n - 1) / 2
+    correlation = float(np.sum((ranks - middle) * (time - middle))) * 12 / (n * (n**2 - 1))
+    if abs(correlation) * math.sqrt(n - 1) <= _DRIFT_Z - 1:  # Spearman's agrees with Kendall's, and is cheap
         return None
     first, second = np.triu_indices(n, 1)
     rises = y[second] - y[first]
@@ -195,16 +190,6 @@ def _monotone_slope(y: Floats) -> float | None:
     residuals = residuals - np.median(residuals)
     limit = 3 * max(_spread_of(residuals), NOISE_FLOOR)
     return slope if z / _inflation_of(np.clip(residuals, -limit, limit), 2) > _DRIFT_Z else None
-
-
-def _may_be_monotone(y: Floats) -> bool:
-    """Return whether Spearman's correlation is near the threshold; it agrees with Kendall's, and is cheap."""
-    n = len(y)
-    ranks = np.empty(n)
-    ranks[np.argsort(y, kind="stable")] = np.arange(n)
-    middle = (n - 1) / 2
-    correlation = float(np.sum((ranks - middle) * (np.arange(n) - middle))) * 12 / (n * (n**2 - 1))
-    return abs(correlation) * math.sqrt(n - 1) > _DRIFT_Z - 1
 
 
 def _find_departure(residuals: Floats, min_effect: float) -> tuple[int, float] | None:
@@ -236,37 +221,25 @@ def find_levels(
     if any(not (math.isfinite(value) and value > 0) for value in values):
         return Levels(unknown="values that are not positive have no relative change")
     y = np.log(np.asarray(values, dtype=np.float64))
-    if len(y) >= MIN_RUNS:
-        return _measured(y, min_effect)
-    if assumed_noise and len(y) > 1:
-        return replace(_levels(_fit_assumed(y, assumed_noise, min_effect), y, min_effect), noise=None)
-    return Levels(unknown=f"{len(y)} runs are too few to tell a change from noise; {MIN_RUNS} are needed")
+    if len(y) < MIN_RUNS:
+        if assumed_noise and len(y) > 1:
+            return replace(_levels(_fit_assumed(y, assumed_noise, min_effect), y, min_effect), noise=None)
+        return Levels(unknown=f"{len(y)} runs are too few to tell a change from noise; {MIN_RUNS} are needed")
+    noise = max(_spread_of(np.diff(y)) / math.sqrt(2), NOISE_FLOOR)
+    fit = _place(_pruned(_propose(y, noise), y, noise, min_effect), y, noise)
+    for i, start in enumerate(fit.edges[:-1]):  # the earliest level from which a drift explains more than steps
+        edges = tuple(edge - start for edge in fit.edges[i:])
+        per_run = _find_drift(y[start:], noise, min_effect, _fit_levels(edges, y[start:], noise))
+        if per_run is not None:
+            y = y - per_run * np.maximum(np.arange(len(y)) - start, 0)
+            fit = _fit_levels((*(edge for edge in fit.edges if edge <= start), len(y)), y, noise)
+            return _levels(fit, y, min_effect, (start, per_run))
+    return _levels(fit, y, min_effect)
 
 
 def threshold(num_runs: int) -> float:
     """Return the detection threshold for a step among `num_runs` runs, in standard errors."""
     return 4.7 + 0.23 * math.log2(max(num_runs, 20) / 20)
-
-
-def _measured(y: Floats, min_effect: float) -> Levels:
-    noise = max(_spread_of(np.diff(y)) / math.sqrt(2), NOISE_FLOOR)
-    fit = _place(_pruned(_propose(y, noise), y, noise, min_effect), y, noise)
-    drift = _drift_at_the_end(fit, y, noise, min_effect)
-    if drift is not None:
-        start, per_run = drift
-        y = y - per_run * np.maximum(np.arange(len(y)) - start, 0)
-        fit = _fit_levels((*(edge for edge in fit.edges if edge <= start), len(y)), y, noise)
-    return _levels(fit, y, min_effect, drift)
-
-
-def _drift_at_the_end(fit: LevelFit, y: Floats, noise: float, min_effect: float) -> tuple[int, float] | None:
-    """Return the drift that starts at the earliest level from which it explains the runs better than steps."""
-    for i, start in enumerate(fit.edges[:-1]):
-        edges = tuple(edge - start for edge in fit.edges[i:])
-        per_run = _find_drift(y[start:], noise, min_effect, _fit_levels(edges, y[start:], noise))
-        if per_run is not None:
-            return start, per_run
-    return None
 
 
 def _levels(fit: LevelFit, y: Floats, min_effect: float, drift: tuple[int, float] | None = None) -> Levels:

@@ -18,13 +18,19 @@ from cloudai_mbridge.gate.slow_nodes import (
     NodeEffect,
     NodeEffects,
     find_slow_nodes,
+    night_numbers,
     reach_below,
     slow_beyond_the_noise,
 )
-from cloudai_mbridge.gate.statistics import night_numbers
 from cloudai_mbridge.metrics import PRIMARY
 
 _MOST_NODES = 100_000
+FALSE_ALARM_RATE = 0.01
+SLOWDOWN = 0.03  # relative; a node shown to be slower by less is normal
+_FEWEST_NIGHTS, _ROUNDS = 4, 20
+_MOST_RUNS = 100_000  # of a point, in a history
+_FEWEST_DEGREES = 4  # of runs beyond one per point, to estimate the noise
+_FAR = 3.5  # standard deviations: a run so far below is an outlier, no evidence for its nodes' usual speed
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,6 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-FALSE_ALARM_RATE = 0.01
-SLOWDOWN = 0.03  # relative; a node shown to be slower by less is normal
-_FEWEST_NIGHTS, _ROUNDS = 4, 20
-_MOST_RUNS = 100_000  # of a point, in a history
-_FEWEST_DEGREES = 4  # of runs beyond one per point, to estimate the noise
-_FAR = 3.5  # standard deviations: a run so far below is an outlier, no evidence for its nodes' usual speed
 
 
 class NodeVerdict(StrEnum):

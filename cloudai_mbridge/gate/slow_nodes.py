@@ -1,4 +1,4 @@
-"""Detection of slow nodes, and estimation of their effects.
+"""Detection of slow nodes, and estimation of their effects; and the nights of runs.
 
 A run trains as fast as its slowest node, so its time is the time of its cell (the runs that should take equally long:
 one point, one side of a gate) plus the largest effect among its nodes. Most nodes have no effect. Slow nodes are found
@@ -17,10 +17,13 @@ tails of Student's t with 3 degrees of freedom, or of the exponential distributi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
+_BETWEEN_NIGHTS = timedelta(hours=6)
 TOGETHER = ","  # separates the names of nodes that were only in the same runs
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
 _RATE = 0.001  # false-alarm rate over all nodes
@@ -321,3 +324,22 @@ def chance_of(values: np.ndarray, noise: np.ndarray) -> float:
             chance *= max((largest / value) ** _TAIL, fall) ** rank
         least = min(least, (number - 1) * math.comb(number, rank) * chance)
     return least
+
+
+def night_numbers(ended: Sequence[str]) -> np.ndarray:
+    """Return the night number of each run; a pause of more than six hours starts a new night. -1 if unknown."""
+    moments: dict[int, datetime] = {}
+    for i, text in enumerate(ended):
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            continue
+        if moment.tzinfo is not None:
+            moments[i] = moment
+    numbers = np.full(len(ended), -1)
+    order = sorted(moments, key=lambda i: moments[i])
+    night = 0
+    for previous, i in pairwise([order[0], *order] if order else []):
+        night += moments[i] - moments[previous] > _BETWEEN_NIGHTS
+        numbers[i] = night
+    return numbers

@@ -1,4 +1,4 @@
-"""Statistics of a gate: comparisons of two groups of runs, the noise of many points, nights.
+"""Statistics of a gate: comparisons of two groups of runs, and the noise of many points.
 
 Values are compared as logarithms, so that changes are relative and the noise of a faster run is the same share of it.
 Each run is one value: steps within a run are correlated, and even a thousand steps do not show the noise between runs.
@@ -25,9 +25,7 @@ tests/benchmarks/gate_curves.py measures the error rates, docs/benchmarks.md has
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq
@@ -47,7 +45,6 @@ _WINSORIZED = 2.5  # robust standard deviations
 _MAD_TO_SD = 1.4826
 _NO_SKEWNESS, _MOST_SKEWED = 0.05, 2.0  # an exponential distribution has 2
 _STEPS_PER_SD, _REACH = 64, 32  # of the grid of a density
-_BETWEEN_NIGHTS = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
@@ -337,22 +334,3 @@ def _log_characteristic(skewness: float, t: np.ndarray) -> np.ndarray:
         return -(t**2) / 2 + 0j
     root = 2 / skewness  # of the shape, with the sign of the skewness
     return -(root**2) * np.log1p(-1j * t / root) - 1j * t * root
-
-
-def night_numbers(ended: Sequence[str]) -> np.ndarray:
-    """Return the night number of each run; a pause of more than six hours starts a new night. -1 if unknown."""
-    moments: dict[int, datetime] = {}
-    for i, text in enumerate(ended):
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            continue
-        if moment.tzinfo is not None:
-            moments[i] = moment
-    numbers = np.full(len(ended), -1)
-    order = sorted(moments, key=lambda i: moments[i])
-    night = 0
-    for previous, i in pairwise([order[0], *order] if order else []):
-        night += moments[i] - moments[previous] > _BETWEEN_NIGHTS
-        numbers[i] = night
-    return numbers

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudai_mbridge.gate.runs import METRICS, PointRuns
-from cloudai_mbridge.gate.slow_nodes import NodeEffects, find_slow_nodes
+from cloudai_mbridge.gate.slow_nodes import NodeEffects, find_slow_nodes, night_numbers
 from cloudai_mbridge.gate.statistics import (
     FEW_RUNS,
     NOISE_OF_FEW,
@@ -24,7 +24,6 @@ from cloudai_mbridge.gate.statistics import (
     SharedSpread,
     SkewedSpread,
     growth,
-    night_numbers,
     shared_noise,
     skewness,
 )

@@ -13,7 +13,7 @@ import pytest
 from cloudai_mbridge.gate.judge import judge_results
 from cloudai_mbridge.gate.policy import GatePolicy
 from cloudai_mbridge.gate.runs import ReferencePoint, RunResult, reference_from_runs
-from cloudai_mbridge.gate.statistics import night_numbers
+from cloudai_mbridge.gate.slow_nodes import night_numbers
 from cloudai_mbridge.gate.suite import FEWEST_POINTS
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict
 from tests.gate.some_runs import KEY, make_run
