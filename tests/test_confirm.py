@@ -354,23 +354,23 @@ def _run(**more: Any) -> RunPlan:
     return RunPlan(**{**values, "secret_env": {}, **more})
 
 
-PAST = confirm.Past({"t/single": ("n1",)}, {"n7": "unhealthy"})
+PAST = {"t/single": ["n1"]}, {"n7": "unhealthy"}
 
 
 def test_named_nodes_and_this_machine_are_used_again(root: Path, fake: Fake) -> None:
     system = pipeline.read(root).system
     named = _run(nodes=("n[1-2]",))
-    assert confirm.avoid([named], system, fake, PAST) == (  # type: ignore[arg-type]
+    assert confirm.avoid([named], system, fake, *PAST) == (  # type: ignore[arg-type]
         {"t/single": ()},
         ("t/single: its scenario names its nodes (n[1-2]); the same ones were used",),
     )
-    _, notes = confirm.avoid([_run()], LocalSystem(name="l", scheduler="local"), fake, PAST)  # type: ignore[arg-type]
+    _, notes = confirm.avoid([_run()], LocalSystem(name="l", scheduler="local"), fake, *PAST)  # type: ignore[arg-type]
     assert notes == ("t/single: this is the only machine, so the same one was used",)
 
 
 def test_a_run_that_had_company_is_said_to_be_alone(root: Path, fake: Fake) -> None:
     system = pipeline.read(root).system
-    _, notes = confirm.avoid([_run(after_start=("b",), end_with=("a",))], system, fake, PAST)  # type: ignore[arg-type]
+    _, notes = confirm.avoid([_run(after_start=("b",), end_with=("a",))], system, fake, *PAST)  # type: ignore[arg-type]
     assert "t/single: ran beside a, b, and runs without now" in notes
 
 
@@ -521,9 +521,9 @@ def test_the_directory_and_its_report(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pipeline, "execute", execute)
     told, point = Told(), points_of(root)[0]
     with nullcontext() if ends == "well" else pytest.raises(ToolFailure, match="the disk is full"):
-        done = confirm.confirm(root, [point], 2, lambda plan, new: nullcontext(told))
-        assert done.notes == tuple(told.words[1:])
-        assert done.root.parent == root.parent
+        directory, notes = confirm.confirm(root, [point], 2, lambda plan, new: nullcontext(told))
+        assert notes == tuple(told.words[1:])
+        assert directory.parent == root.parent
     (new,) = set(root.parent.iterdir()) - {root}
     assert new.name.startswith("a_scenario-confirm-")
     assert recorded_runs()[-1] == new

@@ -29,10 +29,10 @@ from cloudai_mbridge.commands.run.screen import observer_for
 from cloudai_mbridge.errors import MBridgeError
 root, repeats, *points = sys.argv[1:]
 try:
-    done = confirm(Path(root), points, int(repeats), partial(observer_for, SteadyConsole()))
+    directory, _ = confirm(Path(root), points, int(repeats), partial(observer_for, SteadyConsole()))
 except MBridgeError as error:
     sys.exit(f"{error.exit_code}: {error}")
-print(f"done: {done.root}")
+print(f"done: {directory}")
 """
 POINTS = ["noisy/mb1", "noisy/mb2", "wide/single"]
 

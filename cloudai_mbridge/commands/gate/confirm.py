@@ -8,9 +8,9 @@ import contextlib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,30 +35,12 @@ from cloudai_mbridge.schedulers.interface import Scheduler
 ObserverFor = Callable[[ScenarioPlan, Path], AbstractContextManager[Observer]]
 
 
-@dataclass(frozen=True)
-class Confirmation:
-    """The directory of the new runs, and what a reader should know of them."""
-
-    root: Path
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Past:
-    """What the first run's journal knows, and a gate. used: point -> nodes that its runs had. excluded: node -> why.
-
-    slow: nodes that make runs slower.
-    """
-
-    used: Mapping[str, tuple[str, ...]]
-    excluded: Mapping[str, str]
-    slow: tuple[str, ...] = ()
-
-
 def confirm(
     root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor, slow_nodes: Collection[str] = ()
-) -> Confirmation:
+) -> tuple[Path, tuple[str, ...]]:
     """Run each point (test_id/label) of the finished run in `root` `repeats` more times, and report in a new directory.
+
+    Return this directory, and what a reader should know of its runs.
 
     observer_for: returns the observer of the runs, given the new plan and its directory. slow_nodes: avoided as well.
 
@@ -84,7 +66,7 @@ def confirm(
                 pipeline.report(new)
             raise
         pipeline.report(new)
-    return Confirmation(new, prepared.plan.notes)
+    return new, prepared.plan.notes
 
 
 def prepare(
@@ -93,22 +75,37 @@ def prepare(
     """Return the plan of the new runs, and the nodes that no run may use; nothing is written. Raises as `confirm`."""
     if repeats < 1 or not points:
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
-    _require_end(root)
+    status = control.read_status(root)
+    if status.driver is not None:
+        raise InUse(f"{root}: is held by {status.driver}; wait for its end")
+    if status.is_open:
+        count = sum(run.is_open for run in status.runs)
+        raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")
     first = pipeline.read(root)
     known = _by_point(first.plan)
     for name in points:
         if name not in known:
             raise BadInput(f"{root}: has no point {name!r}; {suggest(name, list(known))}")
     highest = {name: max(run.iteration for run in runs) for name, runs in known.items()}
-    templates = tuple(_with_files(known[name][0], root) for name in dict.fromkeys(points))
-    prepared = replace(first, plan=replace(first.plan, runs=templates))
+    templates = []
+    for run in (known[name][0] for name in dict.fromkeys(points)):  # with the settings that only its files contain
+        directory = root / run.key
+        config = _read_json(directory / run.launcher.config_name) if run.launcher.config_name else {}
+        definition = read_toml(directory / POINT_FILES.definition).data
+        templates.append(replace(run, definition=definition, training_config=config))
+    prepared = replace(first, plan=replace(first.plan, runs=tuple(templates)))
     _require_same_files(prepared, root)
     pipeline.preflight(prepared)
-    past = _read_past(root, first.plan, slow_nodes)
+    with Journal.read_only(root / ROOT_FILES.journal) as journal:
+        entries, excluded = journal.entries(), journal.excluded()
+    used = {
+        point: list(dict.fromkeys(node for run in runs if run.key in entries for node in _nodes(entries[run.key])))
+        for point, runs in known.items()
+    }
     scheduler = pipeline.scheduler_for(first.system, prepared.plan)
-    avoided, notes = avoid(templates, first.system, scheduler, past)
+    avoided, notes = avoid(templates, first.system, scheduler, used, excluded, slow_nodes)
     runs = tuple(
-        repeat(run, highest[_point(run)] + number, avoided[_point(run)], past.excluded)
+        repeat(run, highest[_point(run)] + number, avoided[_point(run)], excluded)
         for run in templates
         for number in range(1, repeats + 1)
     )
@@ -122,7 +119,7 @@ def prepare(
         left_out=(),
         notes=(f"further runs of {root.name}", *notes),
     )
-    return replace(prepared, plan=plan), past.excluded
+    return replace(prepared, plan=plan), excluded
 
 
 def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: Iterable[str]) -> RunPlan:
@@ -145,47 +142,52 @@ def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: 
 
 
 def avoid(
-    runs: Iterable[RunPlan], system: System, scheduler: Scheduler, past: Past
+    runs: Iterable[RunPlan],
+    system: System,
+    scheduler: Scheduler,
+    used: Mapping[str, Sequence[str]],
+    excluded: Collection[str],
+    slow: Collection[str] = (),
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return, by point, the nodes that its new runs avoid, and notes about them."""
+    """Return, by point, the nodes that its new runs avoid, and notes about them.
+
+    used: point -> nodes that its runs had. excluded: nodes that no run may use. slow: nodes that make runs slower.
+    """
     avoided, said = {}, dict[str, list[str]]()
     for run in runs:
-        avoided[_point(run)], note = _avoid(run, system, scheduler, past)
+        avoided[_point(run)], note = _avoid(run, system, scheduler, used.get(_point(run), ()), excluded, slow)
         said.setdefault(note, []).append(_point(run))
         if others := sorted({*run.after_start, *run.end_with}):
             said.setdefault(f"ran beside {', '.join(others)}, and runs without now", []).append(_point(run))
     return avoided, tuple(f"{', '.join(points)}: {note}" for note, points in said.items())
 
 
-def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tuple[tuple[str, ...], str]:
+def _avoid(
+    run: RunPlan,
+    system: System,
+    scheduler: Scheduler,
+    used: Sequence[str],
+    excluded: Collection[str],
+    slow: Collection[str],
+) -> tuple[tuple[str, ...], str]:
     """Return the nodes that a point's new runs avoid (its earlier nodes, if enough others are usable), and a note."""
-    used = past.used.get(_point(run), ())
     if system.is_one_machine:
         return (), "this is the only machine, so the same one was used"
     if run.nodes:
         return (), f"its scenario names its nodes ({', '.join(run.nodes)}); the same ones were used"
     if not used:
         return (), "the nodes it ran on are unknown; it may run on the same ones"
-    taken = {
-        *used,
-        *past.slow,
-        *past.excluded,
-        *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes)),
-    }
-    usable = scheduler.num_usable_nodes(taken | _unhealthy(system, scheduler))
+    taken = {*used, *slow, *excluded, *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes))}
+    if nodes := system.default_nodes:
+        taken |= set(scheduler.unhealthy_nodes(",".join(nodes)))
+    usable = scheduler.num_usable_nodes(taken)
     if usable is None:
         return (), "the cluster's other nodes are unknown; it may run on the same ones"
     if usable < run.num_nodes:
         return (), "the cluster has no other nodes, so the same ones were used"
-    others = tuple(node for node in past.slow if node not in used)
-    slow = f", and {', '.join(others)}, which the gate found slow" if others else ""
-    return (*used, *others), f"avoids {', '.join(used)}, where its earlier runs were{slow}"
-
-
-def _unhealthy(system: System, scheduler: Scheduler) -> set[str]:
-    """Return the out-of-service nodes among the nodes in the system file."""
-    nodes = system.default_nodes
-    return set(scheduler.unhealthy_nodes(",".join(nodes))) if nodes else set()
+    others = tuple(node for node in slow if node not in used)
+    more = f", and {', '.join(others)}, which the gate found slow" if others else ""
+    return (*used, *others), f"avoids {', '.join(used)}, where its earlier runs were{more}"
 
 
 def _point(run: RunPlan) -> str:
@@ -198,23 +200,6 @@ def _by_point(plan: ScenarioPlan) -> dict[str, list[RunPlan]]:
         if not run.goes_first:
             found.setdefault(_point(run), []).append(run)
     return found
-
-
-def _require_end(root: Path) -> None:
-    """Raise BadInput if a run has not ended, or another process holds it."""
-    status = control.read_status(root)
-    if status.driver is not None:
-        raise InUse(f"{root}: is held by {status.driver}; wait for its end")
-    if status.is_open:
-        count = sum(run.is_open for run in status.runs)
-        raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")
-
-
-def _with_files(run: RunPlan, root: Path) -> RunPlan:
-    """Return a run with the settings that only its files contain."""
-    directory = root / run.key
-    config = _read_json(directory / run.launcher.config_name) if run.launcher.config_name else {}
-    return replace(run, definition=read_toml(directory / POINT_FILES.definition).data, training_config=config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -244,16 +229,6 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
                         f"{ran}: differs from what this mbridge writes, so a further run of {_point(run)} cannot be"
                         " compared with it; run the scenario again"
                     )
-
-
-def _read_past(root: Path, plan: ScenarioPlan, slow_nodes: Collection[str]) -> Past:
-    with Journal.read_only(root / ROOT_FILES.journal) as journal:
-        entries, excluded = journal.entries(), journal.excluded()
-    used = {
-        point: tuple(dict.fromkeys(node for run in runs if run.key in entries for node in _nodes(entries[run.key])))
-        for point, runs in _by_point(plan).items()
-    }
-    return Past(used, excluded, tuple(slow_nodes))
 
 
 def _nodes(entry: JournalEntry) -> list[str]:

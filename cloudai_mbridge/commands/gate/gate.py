@@ -11,7 +11,6 @@ import click
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.gate.baseline import user_name
-from cloudai_mbridge.commands.gate.confirm import Confirmation
 from cloudai_mbridge.commands.gate.confirm import confirm as run_again
 from cloudai_mbridge.commands.json_output import STDOUT, print_error, print_json, render_json
 from cloudai_mbridge.commands.options import PATH
@@ -45,7 +44,8 @@ from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
 _STDOUT = Path(STDOUT)
-_AUTHORS = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN", "CHANGE_AUTHOR")  # GitHub, GitLab, Jenkins
+# Whose change a CI judges: GitHub, GitLab, Jenkins
+_AUTHORS = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN", "CHANGE_AUTHOR")
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
@@ -120,12 +120,13 @@ def gate(
             result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
             if more:
-                judged += [runs.root for runs in more]
+                judged += [directory for directory, _ in more]
                 result = run_gate(judged, loaded, today, num_judgements)
-            result = result.with_notes(note for runs in more for note in runs.notes)
+            result = result.with_notes(note for _, notes in more for note in notes)
     result = result.with_notes(skipped)
     page = str(files["html"] or "")
-    steps = next_steps(result, judged, loaded, today, reason=headline(result), by=_author(), page=page)
+    author = next(filter(None, map(os.environ.get, _AUTHORS)), None) or user_name()
+    steps = next_steps(result, judged, loaded, today, reason=headline(result), by=author, page=page)
     document = GateDocument(**_facts(result), next_steps=steps)
     not_written = _show(document, result, given[0], files, verbose=verbose)
     code = result.exit_code or not_written
@@ -176,11 +177,6 @@ def _require_writable(files: Mapping[str, Path | None]) -> None:
             require_writable(path)
 
 
-def _author() -> str:
-    """Return the user whose change a CI judges, else the user of this machine."""
-    return next(filter(None, map(os.environ.get, _AUTHORS)), None) or user_name()
-
-
 def _facts(result: GateResult) -> dict[str, Any]:
     """Return the fields that the documents of gate and comparison share."""
     return {**vars(result), "headline": headline(result), "exit_code": result.exit_code}
@@ -195,7 +191,16 @@ def _show(
     """
     as_json, steps = files["json_file"] == _STDOUT, document.next_steps
     table = document.comparison if isinstance(document, ComparisonDocument) else None
-    print_json(document) if as_json else _print(result, steps, verbose=verbose)
+    if as_json:
+        print_json(document)
+    else:
+        console = new_console()
+        for line, style in render_gate(result):
+            console.print_line(line, style)
+        if verbose:
+            console.print(render_gate_table(result))
+        for line in render_next_steps(steps):
+            console.print_line(line)
     formats: dict[str, Callable[[], str]] = {
         "json_file": lambda: f"{render_json(document)}\n",
         "markdown": lambda: render_gate_markdown(result, steps),
@@ -210,16 +215,6 @@ def _show(
     if as_json:
         del formats["json_file"]
     return max(_write(files.get(name), render) for name, render in formats.items())
-
-
-def _print(result: GateResult, steps: NextSteps | None, *, verbose: bool) -> None:
-    console = new_console()
-    for line, style in render_gate(result):
-        console.print_line(line, style)
-    if verbose:
-        console.print(render_gate_table(result))
-    for line in render_next_steps(steps):
-        console.print_line(line)
 
 
 def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: bool) -> int:
@@ -247,8 +242,10 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
     return OK
 
 
-def _confirm(results: Sequence[Path], result: GateResult, repeats: int, console: SteadyConsole) -> list[Confirmation]:
-    """Rerun every inconclusive point, from the last result that contains it."""
+def _confirm(
+    results: Sequence[Path], result: GateResult, repeats: int, console: SteadyConsole
+) -> list[tuple[Path, tuple[str, ...]]]:
+    """Rerun every inconclusive point, from the last result that contains it. Return as `confirm`."""
     from cloudai_mbridge.gate.slow_nodes import TOGETHER  # numpy
 
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
