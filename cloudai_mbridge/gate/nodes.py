@@ -211,11 +211,7 @@ def _medians(values: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:
 
 
 def judge_nodes(
-    runs: Sequence[NodeRun],
-    *,
-    false_alarm_rate: float = FALSE_ALARM_RATE,
-    slowdown: float = SLOWDOWN,
-    notes: Sequence[str] = (),
+    runs: Sequence[NodeRun], *, false_alarm_rate: float = FALSE_ALARM_RATE, slowdown: float = SLOWDOWN
 ) -> NodesResult:
     """Judge whether each node is slow.
 
@@ -224,7 +220,7 @@ def judge_nodes(
     counts = Counter(node for run in runs for node in dict.fromkeys(run.nodes))
     runs, taken = _across_nights(runs)
     cells = {cell: number for number, cell in enumerate(dict.fromkeys(run.cell for run in runs))}
-    result = NodesResult((), None, len(runs), false_alarm_rate, slowdown, tuple(notes))
+    result = NodesResult((), None, len(runs), false_alarm_rate, slowdown)
     if len(runs) - len(cells) - taken < _FEWEST_DEGREES:
         found = [NodeResult(name, None, None, NodeVerdict.TOO_FEW, count) for name, count in counts.items()]
         return replace(result, nodes=tuple(sorted(found, key=lambda node: node.node)))
@@ -236,7 +232,7 @@ def judge_nodes(
     effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate, taken)
     sure = slow_beyond_the_noise(*problem, effects, len(counts), false_alarm_rate)
     reach, typical = reach_below(*problem[:2], effects), _without_far_below(*problem, effects, taken)
-    found, notes = [], list(notes)
+    found, notes = [], list[str]()
     for names, effect in {**effects.slow, **effects.others}.items():
         together = names.split(TOGETHER)
         of_most = [typical.get(name) for name in together]

@@ -103,7 +103,8 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
         proposal = propose(path, points, terms)
         _refuse(proposal)
         if not as_json:
-            _show_proposal(proposal)
+            for line in (*difference(proposal), *(f"note: {note}" for note in proposal.notes)):
+                click.echo(_printable(line))
         is_wanted = _is_wanted(proposal, yes=yes, dry_run=dry_run)
         is_written = is_wanted and replace_if_unchanged(path, proposal.old, proposal.new)
         if is_wanted and not is_written:
@@ -191,13 +192,6 @@ def _refuse(proposal: Proposal) -> None:
         good = len(proposal.points) - len(proposal.refusals)
         rest = f"; promote the other {good} with --point" if good else ""
         raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
-
-
-def _show_proposal(proposal: Proposal) -> None:
-    for line in difference(proposal):
-        click.echo(_printable(line))
-    for note in proposal.notes:
-        click.echo(f"note: {_printable(note)}")
 
 
 def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:

@@ -2,10 +2,10 @@
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Column, Table
@@ -21,9 +21,6 @@ from cloudai_mbridge.gate.history_file import StoredPoint, StoredRun
 from cloudai_mbridge.gate.runs import METRICS, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.gate.trend import Trend, Trends
 
 CHANGED = 10  # same as for a regression found by a gate
 DEFAULT_HISTORY = Path("results/history.sqlite")
@@ -141,7 +138,12 @@ def show(path: Path, name: str, last: int, as_json: bool) -> int:
             print_json(StoredRuns((*runs, *found), {key: store.fields(key) for key in keys}))
             return OK
         if runs:
-            console.print(_runs_table(runs))
+            table = _table("run", "ended (UTC)", "verdict", "key", "commit", "nodes", DEFAULT_METRIC, "why")
+            for run in runs:
+                number = _number(next(iter(run.values.get(DEFAULT_METRIC, ())), None))
+                work = (run.verdict, run.comparability_id, (run.commit or "")[:12], ",".join(run.nodes))
+                _add(table, run.run_id[:10], _minute(run.ended_at), *work, number, "\n".join(run.reasons))
+            console.print(table)
             return OK
         if len(found) == 1:
             _show_run(console, found[0], store)
@@ -181,32 +183,23 @@ def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_
     if metric not in METRICS:
         raise BadInput(f"--metric: {printable(metric)!r} is unknown; {suggest(metric, list(METRICS))}")
     with History(path) as store:
-        found = _trends(store, pattern, metric, last, options)
+        keys = {key: points for key, points in store.keys().items() if fnmatch.filter(points, pattern)}
+        if not keys:
+            raise BadInput(f"{printable(pattern)!r} matches no point in {path}; see `mbridge history list`")
+        # numpy, for this command only
+        from cloudai_mbridge.gate.trend import Trends, find_trend, headline, story, summary
+
+        found = [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]
     if as_json:
-        print_json(found)
+        print_json(Trends(tuple(found)))
     else:
-        _show_trends(new_console(_WIDTH), found.trends)
-    return CHANGED if fail_on_change and any(trend.is_changed for trend in found.trends) else OK
-
-
-def _trends(store: History, pattern: str, metric: str, last: int, options: dict[str, Any]) -> "Trends":
-    keys = {key: points for key, points in store.keys().items() if fnmatch.filter(points, pattern)}
-    if not keys:
-        raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
-    from cloudai_mbridge.gate.trend import Trends, find_trend  # numpy, for this command only
-
-    found = (find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items())
-    return Trends(tuple(found))
-
-
-def _show_trends(console: SteadyConsole, trends: "Sequence[Trend]") -> None:
-    from cloudai_mbridge.gate.trend import headline, story, summary
-
-    for trend in trends:
-        console.print_line(printable(headline(trend)), "bold" if trend.is_changed else "")
-        for text, effect in story(trend):
-            console.print_line(printable(f"  {text}"), "" if effect is None else _STYLES[effect])
-    console.print_line(printable(summary(trends)))
+        console = new_console(_WIDTH)
+        for each in found:
+            console.print_line(printable(headline(each)), "bold" if each.is_changed else "")
+            for text, effect in story(each):
+                console.print_line(printable(f"  {text}"), "" if effect is None else _STYLES[effect])
+        console.print_line(printable(summary(found)))
+    return CHANGED if fail_on_change and any(each.is_changed for each in found) else OK
 
 
 def _imported_text(imported: Imported) -> str:
@@ -216,16 +209,6 @@ def _imported_text(imported: Imported) -> str:
     if imported.left_out:
         text += ", left out: " + ", ".join(f"{number} {why}" for why, number in imported.left_out.items())
     return text
-
-
-def _runs_table(runs: list[StoredRun]) -> Table:
-    table = _table("run", "ended (UTC)", "verdict", "key", "commit", "nodes", DEFAULT_METRIC, "why")
-    for run in runs:
-        value = run.values.get(DEFAULT_METRIC)
-        number = _number(value[0] if value else None)
-        work = (run.verdict, run.comparability_id, (run.commit or "")[:12], ",".join(run.nodes))
-        _add(table, run.run_id[:10], _minute(run.ended_at), *work, number, "\n".join(run.reasons))
-    return table
 
 
 def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:

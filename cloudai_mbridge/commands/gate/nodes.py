@@ -68,24 +68,7 @@ def show(
         raise BadInput("give a RUN" + (" for the page" if history else ", or a --history"))
     if html is not None:
         require_writable(html)
-    result = _judged(results, false_alarm_rate, slowdown, history)
-    if html is not None:
-        first, *_ = without_dry_runs(results)[0]  # at least one: a result is required
-        write_text(html, render_report_file(first, nodes=plain(result)))
-    print_json(result) if as_json else _print(result)
-    return SLOW_NODES if fail_on_slow and result.slow else OK
-
-
-@nodes.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def test() -> int:
-    """Name what has replaced it."""
-    raise BadInput("nodes test is no longer there: run a test with `iterations`, and `mbridge nodes show` its results")
-
-
-def _judged(
-    results: Sequence[Path], false_alarm_rate: float, slowdown: float, history: Path | None = None
-) -> "NodesResult":
-    # numpy, only for this group
+    # numpy, for this command only
     from cloudai_mbridge.gate.history import History
     from cloudai_mbridge.gate.nodes import judge_nodes, odd_facts, runs_of_history, runs_on_nodes
 
@@ -96,7 +79,17 @@ def _judged(
         with History(history) as store:
             runs += runs_of_history(store, {run.run_id for run in read})
     result = judge_nodes(runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown)
-    return replace(result, notes=(*skipped, *notes, *result.notes), odd=tuple(odd_facts(read)))
+    result = replace(result, notes=(*skipped, *notes, *result.notes), odd=tuple(odd_facts(read)))
+    if html is not None:  # at least one is given: a page needs a result
+        write_text(html, render_report_file(given[0], nodes=plain(result)))
+    print_json(result) if as_json else _print(result)
+    return SLOW_NODES if fail_on_slow and result.slow else OK
+
+
+@nodes.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def test() -> int:
+    """Name what has replaced it."""
+    raise BadInput("nodes test is no longer there: run a test with `iterations`, and `mbridge nodes show` its results")
 
 
 def _print(result: "NodesResult") -> None:
