@@ -135,10 +135,14 @@ def test_a_series_has_the_end_of_a_curve_and_no_tflops_of_another_formula(store:
     points = [make_point(number=0, metrics=other), make_point(number=1), make_point(None, number=2)]
     store.import_report(write_report(tmp_path / "report.json", points))
     key = the_key(store)
-    assert [run.value for run in store.series(key, "loss_curve", last=9).runs] == [1.5, 1.5, 1.5]
-    assert [run.value for run in store.series(key, "tflops_per_gpu", last=9).runs] == [None, pytest.approx(943.0), None]
-    first = store.series(key, "step_time_s", last=9).runs[0]
-    assert (first.value, first.nodes, first.commit) == (1.0, ("n1", "n2"), "a" * 40)
+    assert [value for _, _, value in store.series(key, "loss_curve", last=9).runs] == [1.5, 1.5, 1.5]
+    assert [value for _, _, value in store.series(key, "tflops_per_gpu", last=9).runs] == [
+        None,
+        pytest.approx(943.0),
+        None,
+    ]
+    first, _, value = store.series(key, "step_time_s", last=9).runs[0]
+    assert (value, first.nodes, first.commit) == (1.0, ("n1", "n2"), "a" * 40)
     assert first.environment["driver"] == "570.1"
 
 
@@ -240,7 +244,7 @@ def test_a_run_that_fails_when_it_is_judged_again_has_failed(store: History, tmp
     assert [run.verdict for run in store.runs()] == ["success", "success", "failed"]
     assert [(row.num_good, row.num_failed, row.last_value) for row in store.points()] == [(2, 1, 2.0)]
     series = store.series(the_key(store), "step_time_s", last=9)
-    assert ([run.value for run in series.runs], series.num_good, series.num_failed) == ([1.0, 2.0], 2, 1)
+    assert ([value for _, _, value in series.runs], series.num_good, series.num_failed) == ([1.0, 2.0], 2, 1)
     reference = store.reference(the_key(store), last=9)
     assert reference is not None
     assert len(reference.runs) == 2

@@ -112,7 +112,9 @@ def test_a_history_tells_its_runs_with_their_nights(tmp_path: Path) -> None:
         assert len({run.night for run in runs}) == 6
         assert len({run.point for run in runs}) == 4
         assert {run.nodes for run in runs} == {(f"n{i}",) for i in range(4)}
-        ids = [run.run_id for key in sorted(history.keys()) for run in history.series(key, "step_time_s", 100).runs]
+        ids = [
+            run.run_id for key in sorted(history.keys()) for run, _, _ in history.series(key, "step_time_s", 100).runs
+        ]
         assert len(runs_of_history(history, without=ids[:5])) == 19
     assert {node.verdict for node in judge_nodes(runs).nodes} <= {NodeVerdict.NORMAL, NodeVerdict.TOO_FEW}
 
