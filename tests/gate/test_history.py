@@ -141,9 +141,9 @@ def test_a_series_has_the_end_of_a_curve_and_no_tflops_of_another_formula(store:
         pytest.approx(943.0),
         None,
     ]
-    first, _, value = store.series(key, "step_time_s", last=9).runs[0]
+    first, facts, value = store.series(key, "step_time_s", last=9).runs[0]
     assert (value, first.nodes, first.commit) == (1.0, ("n1", "n2"), "a" * 40)
-    assert first.environment["driver"] == "570.1"
+    assert facts["driver"] == "570.1"
 
 
 def test_points(store: History, tmp_path: Path) -> None:
