@@ -1,7 +1,6 @@
 """`mbridge gate` and `mbridge compare` on report.json files: verdicts, exit codes, bad input, hostile names."""
 
 import csv
-import hashlib
 import json
 import math
 import os
@@ -17,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
+from cloudai_mbridge.report.model import comparability_id
+from tests.gate.history_data import make_point, write_report
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&😀" + "p" * 300
 POLICY = 'name = "p"\nbaseline = "baseline.toml"\n'
@@ -24,8 +25,7 @@ POLICY = 'name = "p"\nbaseline = "baseline.toml"\n'
 
 def comparability(device: str) -> dict[str, Any]:
     fields = {"device": device}
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return {"id": hashlib.sha256(text.encode()).hexdigest()[:16], "fields": fields}
+    return {"id": comparability_id(fields), "fields": fields}
 
 
 def make_report(
@@ -44,36 +44,17 @@ def make_report(
     for i in range(runs):
         value = level * math.exp(rng.gauss(0, noise))
         times = [value * math.exp(rng.gauss(0, 0.01)) for _ in range(20)]
-        points.append(
-            {
-                "key": f"t/{label}/{i}",
-                "test_id": "t",
-                "test_name": "t",
-                "label": label,
-                "iteration": i,
-                "verdict": "success",
-                "reasons": [],
-                "num_steps": 20,
-                "job": {},
-                "attempts": [{"job_id": f"{seed}-{i}", "submitted_at": "2026-11-01T00:00:00+00:00"}],
-                "comparability": comparability("NVIDIA GB200"),
-                "environment": {"nodes": [f"n{i}"]},
-                "metrics": {
-                    "warmup_steps": 3,
-                    "flops_formula": "megatron-bridge/new",
-                    "flops_per_step": 1.0,
-                    "tokens_per_step_per_gpu": 1.0,
-                },
-                "steps": [
-                    {"step": s + 1, "step_time_s": t, "tflops_per_gpu": 100 / t, "loss": 7 - s / 10, "grad_norm": 1.0}
-                    for s, t in enumerate(times)
-                ],
-            }
-        )
+        steps = [
+            {"step": s + 1, "step_time_s": t, "tflops_per_gpu": 100 / t, "loss": 7 - s / 10, "grad_norm": 1.0}
+            for s, t in enumerate(times)
+        ]
+        point = make_point(number=i, label=label, environment={"nodes": [f"n{i}"]}, job={}, num_steps=20)
+        point |= {"steps": steps, "attempts": [{"job_id": f"{seed}-{i}", "submitted_at": "2026-11-01T00:00:00+00:00"}]}
+        point |= {"comparability": comparability("NVIDIA GB200"), "test_name": "t"}
+        point["metrics"] |= {"warmup_steps": 3, "flops_formula": "megatron-bridge/new"}
+        points.append(point)
         change(points[-1])
-    report = {"schema_version": 2, "scenario": "s", "system": "c", "created_at": "2026-11-01T00:00:00+00:00"}
-    path.write_text(json.dumps({**report, "points": points}))
-    return path
+    return write_report(path, points)
 
 
 @pytest.fixture
@@ -300,7 +281,7 @@ def test_a_missing_baseline_and_an_empty_history_are_no_pass(mbridge: Any, tmp_p
     assert mbridge("gate", make_report(tmp_path / "c.json", seed=2), "--policy", policy).returncode == 0
     policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
     old = make_report(tmp_path / "a.json", seed=3, label="other", change=other_gpu)
-    old.write_text(old.read_text().replace('"scenario": "s"', '"scenario": "another"'))
+    old.write_text(old.read_text().replace('"scenario": "nightly"', '"scenario": "another"'))
     assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
     done = mbridge("gate", result, "--policy", policy)
     assert (done.returncode, "has nothing to compare it with" in " ".join(done.stdout.split())) == (12, True)

@@ -1,12 +1,15 @@
-"""Two groups of runs: against SciPy's own tests, and at the edges."""
+"""Two groups of runs: against SciPy's own tests, and at the edges; and weighted Holm against its definition."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from cloudai_mbridge.gate.statistics import Comparison, compare_groups
+from cloudai_mbridge.gate.statistics import Comparison, adjust, compare_groups
 
 OLD, NEW = (1.00, 1.02, 0.99, 1.01, 0.985), (1.03, 1.06, 1.02, 1.05)
 
@@ -116,3 +119,22 @@ def test_the_detectable_change_is_detected_in_four_of_five_cases():
     draws = np.exp(sd * rng.standard_normal((2000, 2, 5)) + np.array([[0.0], [shift]]))
     found = [compared(old.tolist(), new.tolist()).p_larger for old, new in draws]
     assert np.mean(np.array(found) <= rate) == pytest.approx(0.8, abs=0.05)
+
+
+def closed(p_values: list[float], weights: list[float]) -> list[float]:
+    """Adjust by the closed test of weighted Bonferroni tests: the largest p of all intersections with a hypothesis."""
+    everything = range(len(p_values))
+    subsets = [s for size in range(1, len(p_values) + 1) for s in combinations(everything, size)]
+    level = {s: min(1.0, min(p_values[j] * sum(weights[k] for k in s) / weights[j] for j in s)) for s in subsets}
+    return [max(level[s] for s in subsets if i in s) for i in everything]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 10)), min_size=1, max_size=6))
+def test_weighted_holm_is_the_closed_test(pairs):
+    p_values, weights = map(list, zip(*pairs, strict=True))
+    assert adjust(p_values, weights) == pytest.approx(closed(p_values, weights))
+
+
+def test_equal_weights_give_holms_own_procedure():
+    assert adjust([0.01, 0.04, 0.03], [1, 1, 1]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjust([], []) == []

@@ -1,6 +1,5 @@
 """Reading report.json: what a gate takes from it, and what it refuses."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,73 +9,47 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.runs import METRICS, read_results
 from cloudai_mbridge.metrics import capped_mean
+from tests.gate.history_data import START, make_point, write_report
 
 
 def point(**changes: Any) -> dict[str, Any]:
-    return {
-        "key": "t/p/0",
-        "test_id": "t",
-        "label": "p",
-        "iteration": 0,
-        "verdict": "success",
-        "reasons": [],
-        "num_steps": 3,
-        "job": {"ended_at": "2026-11-01T00:00:00+00:00"},
-        "attempts": [{"job_id": "1", "submitted_at": "x"}],
-        "comparability": {"id": "k", "fields": {"a": 1}},
-        "environment": {"nodes": ["n1"]},
-        "metrics": {"warmup_steps": 1, "flops_formula": "f", "flops_per_step": 1.0, "tokens_per_step_per_gpu": 8.0},
-        "steps": [
-            {"step": i, "step_time_s": 2.0, "tflops_per_gpu": 50.0, "loss": 7.0 - i, "grad_norm": 1.0}
-            for i in (1, 2, 3)
-        ],
-        **changes,
-    }
-
-
-def write(path: Path, *points: dict[str, Any]) -> Path:
-    report = {"schema_version": 2, "scenario": "s", "system": "c", "created_at": "2026-11-02T00:00:00+00:00"}
-    path.write_text(json.dumps({**report, "points": list(points)}))
-    return path
+    return {**make_point(2.0, steps=3), **changes}
 
 
 def test_a_run_is_read_whole(tmp_path: Path) -> None:
-    (run,) = read_results(write(tmp_path / "report.json", point()))
-    assert (run.point, run.is_success, run.nodes, run.ended_at) == ("t/p", True, ("n1",), "2026-11-01T00:00:00+00:00")
-    values = {name: metric.of(run) for name, metric in METRICS.items()}
-    assert values == {
-        "step_time_s": (2.0,),
-        "step_time_mean_s": (2.0,),
-        "tflops_per_gpu": (50.0,),
-        "tokens_per_s_per_gpu": (4.0,),
-        "peak_memory_gib": None,
-        "loss_curve": (6.0, 5.0, 4.0),
-    }
+    (run,) = read_results(write_report(tmp_path / "report.json", [point()]))
+    assert (run.point, run.is_success, run.nodes, run.ended_at) == ("t/tp=1", True, ("n1", "n2"), START.isoformat())
+    assert {name: metric.of(run) for name, metric in METRICS.items()} == run.values
+    expected = {"step_time_s": 2.0, "step_time_mean_s": 2.0, "tflops_per_gpu": 471.5, "tokens_per_s_per_gpu": 512.0}
+    assert {name: values[0] for name, values in run.values.items() if len(values) == 1} == pytest.approx(
+        {**expected, "peak_memory_gib": 10.0}
+    )
+    assert run.values["loss_curve"] == pytest.approx((2.0, 1.9, 1.8))
 
 
 def test_a_directory_stands_for_its_report(tmp_path: Path) -> None:
-    write(tmp_path / "report.json", point())
+    write_report(tmp_path / "report.json", [point()])
     assert len(read_results(tmp_path)) == 1
 
 
 def test_rejected_points_and_pre_tests_are_no_runs(tmp_path: Path) -> None:
     rejected = point(verdict="rejected", comparability=None, metrics=None, steps=[])
-    assert read_results(write(tmp_path / "report.json", rejected, point(is_pre_test=True))) == []
+    assert read_results(write_report(tmp_path / "report.json", [rejected, point(is_pre_test=True)])) == []
 
 
 def test_a_run_keeps_its_id_when_its_report_is_written_again(tmp_path: Path) -> None:
-    first = read_results(write(tmp_path / "a.json", point()))[0].run_id
+    first = read_results(write_report(tmp_path / "a.json", [point()]))[0].run_id
     again = point(reasons=["said otherwise"], environment={"nodes": []})
-    assert read_results(write(tmp_path / "b.json", again))[0].run_id == first
+    assert read_results(write_report(tmp_path / "b.json", [again]))[0].run_id == first
     other = point(attempts=[{"job_id": "2", "submitted_at": "x"}])
-    assert read_results(write(tmp_path / "c.json", other))[0].run_id != first
+    assert read_results(write_report(tmp_path / "c.json", [other]))[0].run_id != first
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 def test_numbers_that_are_not_finite_are_no_values(tmp_path: Path, text: str) -> None:
     steps = point()["steps"]
-    steps[2] |= {"loss": text, "step_time_s": text, "tflops_per_gpu": text}
-    (run,) = read_results(write(tmp_path / "report.json", point(steps=steps)))
+    steps[2] |= dict.fromkeys(("loss", "step_time_s", "tflops_per_gpu", "peak_memory_gib"), text)
+    (run,) = read_results(write_report(tmp_path / "report.json", [point(steps=steps)]))
     assert not math.isfinite(run.steps[2].loss or 0)
     assert all(METRICS[name].of(run) is None for name in METRICS)
 
@@ -84,7 +57,7 @@ def test_numbers_that_are_not_finite_are_no_values(tmp_path: Path, text: str) ->
 def test_a_time_of_zero_is_no_value(tmp_path: Path) -> None:
     steps = point()["steps"]
     steps[2]["step_time_s"] = 0.0
-    (run,) = read_results(write(tmp_path / "report.json", point(steps=steps)))
+    (run,) = read_results(write_report(tmp_path / "report.json", [point(steps=steps)]))
     assert METRICS["step_time_s"].of(run) is None
 
 
@@ -98,7 +71,7 @@ def test_a_time_of_zero_is_no_value(tmp_path: Path) -> None:
 )
 def test_what_is_no_report_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        read_results(write(tmp_path / "report.json", point(**change)))
+        read_results(write_report(tmp_path / "report.json", [point(**change)]))
 
 
 def test_the_capped_mean_follows_modes_and_not_single_steps() -> None:
