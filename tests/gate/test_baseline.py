@@ -176,20 +176,14 @@ def test_what_contradicts_itself_is_refused(path: Path, old: str, new: str, word
     assert words in str(refused.value)
 
 
-def test_a_point_may_be_there_once(path: Path) -> None:
+def test_a_missing_file_and_a_point_that_is_there_twice_are_refused_and_rounding_is_no_edit(path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file"):
+        load_baseline(path)
     path.write_text(_text(_point(), _point()))
     with pytest.raises(BadInput, match=r"points\[1\].point: 'sweep/tp2' appears twice"):
         load_baseline(path)
-
-
-def test_rounding_is_no_edit(path: Path) -> None:
     path.write_text(_text(_point()).replace("value = 0.2,", "value = 0.2000004,"))
     assert load_baseline(path)
-
-
-def test_no_file_is_said_in_one_line(path: Path) -> None:
-    with pytest.raises(BadInput, match="no such file"):
-        load_baseline(path)
 
 
 NOW = datetime.fromisoformat("2026-11-22T12:00:00+00:00")
@@ -227,13 +221,11 @@ def test_built_in_bounds_and_runs_of_several_days_are_not_odd() -> None:
     ]
     found = oddities(Baseline(version=1, points=[_point(metrics=metrics)]), NOW, 90)
     assert not any("bounds" in text or "within a day" in text for text in found)
-
-
-def test_an_empty_baseline_is_odd() -> None:
     assert "no points" in oddities(Baseline(version=1), NOW, 90)[0]
 
 
-def test_a_file_is_replaced_only_if_it_is_what_was_read(path: Path) -> None:
+def test_a_file_is_replaced_only_if_it_is_what_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "conf/baselines/b.toml"  # directories are made
     assert replace_if_unchanged(path, None, b"one")
     assert not replace_if_unchanged(path, None, b"two")
     assert not replace_if_unchanged(path, b"other", b"two")
@@ -252,12 +244,6 @@ def test_the_mode_and_a_link_are_kept(tmp_path: Path) -> None:
     assert (real.read_bytes(), stat.S_IMODE(real.stat().st_mode)) == (b"two", 0o640)
 
 
-def test_a_new_directory_is_made(tmp_path: Path) -> None:
-    path = tmp_path / "conf/baselines/b.toml"
-    assert replace_if_unchanged(path, None, b"one")
-    assert path.read_bytes() == b"one"
-
-
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ToolFailure, match=r"b\.toml: cannot be written .*the old file is unchanged"):
@@ -269,10 +255,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.baseline import read_bytes, replace_if_unchanged
-from cloudai_mbridge.gate.baseline import Baseline
-from cloudai_mbridge.gate.baseline import render_baseline
+from cloudai_mbridge.gate.baseline import Baseline, load_baseline, read_bytes, render_baseline, replace_if_unchanged
 
 path, writer = Path(sys.argv[1]), sys.argv[2]
 first = load_baseline(path).points[0]

@@ -5,7 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -18,6 +18,7 @@ from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
 from cloudai_mbridge.gate import history_file
 from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.gate.runs import read_report, read_results
+from tests.cases import every
 from tests.gate.history_data import ENVIRONMENT, make_point, write_report
 
 WRITER = Path(__file__).parent / "history_writer.py"
@@ -56,11 +57,8 @@ def test_a_run_is_there_once_however_often_it_is_reported(store: History, tmp_pa
     again = write_report(tmp_path / "b" / "report.json", points, created_at="2027-01-01T00:00:00+00:00")
     assert store.import_report(again) == type(store.import_report(again))(0, 2, {})
     assert len(store.runs()) == 2
-
-
-def test_one_run_twice_in_a_report(store: History, tmp_path: Path) -> None:
-    imported = store.import_report(write_report(tmp_path / "report.json", [make_point(), make_point()]))
-    assert (imported.added, imported.known) == (1, 1)
+    twice = store.import_report(write_report(tmp_path / "c" / "report.json", [make_point(number=2)] * 2))
+    assert (twice.added, twice.known) == (1, 1)
 
 
 def test_what_is_stored_is_what_was_reported(store: History, tmp_path: Path) -> None:
@@ -322,22 +320,20 @@ def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, content: bytes) -> None
     assert path.read_bytes() == content
 
 
-def test_a_schema_that_is_not_text_is_one_line(store: History, tmp_path: Path) -> None:
-    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
-    store.close()
-    store.path.write_bytes(store.path.read_bytes().replace(b" BEGIN SELECT", b" \xa0EGIN SELECT"))
-    with pytest.raises(Damaged, match="is damaged"):
-        store.runs()
-
-
-def test_a_damaged_file_is_one_line(store: History, tmp_path: Path) -> None:
-    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
-    store.close()
-    data = bytearray(store.path.read_bytes())
-    data[100:] = b"x" * (len(data) - 100)
-    store.path.write_bytes(data)
-    with pytest.raises(Damaged, match="is damaged"):
-        store.runs()
+@every(
+    "damage",
+    [
+        lambda data: data.replace(b" BEGIN SELECT", b" \xa0EGIN SELECT"),  # a schema that is not text
+        lambda data: data[:100] + b"x" * (len(data) - 100),
+    ],
+)
+def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    with History(tmp_path / "history.sqlite") as store:
+        store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+        store.close()
+        store.path.write_bytes(damage(store.path.read_bytes()))
+        with pytest.raises(Damaged, match="is damaged"):
+            store.runs()
 
 
 @pytest.mark.parametrize(

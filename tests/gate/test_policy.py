@@ -12,6 +12,7 @@ from cloudai_mbridge.models.loading.toml_source import read_toml
 REPOSITORY = Path(__file__).parents[2]
 TODAY = date(2026, 11, 21)
 HEAD = 'name = "p"\nbaseline = "b.toml"\n'
+TIME, LOSS = (f'{HEAD}[[metrics]]\nname = "{name}"\n' for name in ("step_time_s", "loss_curve"))
 WAIVER = """
 [[waivers]]
 point = "sweep/tp8-*"
@@ -90,35 +91,23 @@ def test_what_is_shipped_is_what_the_code_has_by_default() -> None:
             HEAD + '[[metrics]]\nname = "step_time"\n',
             "metrics[0].name: 'step_time' is not a metric; did you mean 'step_time_",
         ),
+        (TIME + "margins = 1\n", "metrics[0].margins: unknown key; did you mean 'margin'"),
+        (TIME + "margin = 0.05\n", "policy.toml:3: metrics[0]: is the tolerance, and not above the margin of 0.05"),
         (
-            HEAD + '[[metrics]]\nname = "step_time_s"\nmargins = 1\n',
-            "metrics[0].margins: unknown key; did you mean 'margin'",
-        ),
-        (
-            HEAD + '[[metrics]]\nname = "step_time_s"\nmargin = 0.05\n',
-            "policy.toml:3: metrics[0]: is the tolerance, and not above the margin of 0.05",
-        ),
-        (
-            HEAD + '[[metrics]]\nname = "step_time_s"\nmargin = 0.03\ntolerance = 0.03\n',
+            TIME + "margin = 0.03\ntolerance = 0.03\n",
             "policy.toml:6: metrics[0].tolerance: 0.03 is the tolerance, and not above the margin of 0.03",
         ),
-        (HEAD + '[[metrics]]\nname = "step_time_s"\nweight = 0.0\n', "metrics[0].weight: 0.0 must be greater than 0"),
+        (TIME + "weight = 0.0\n", "metrics[0].weight: 0.0 must be greater than 0"),
+        (TIME + '[[metrics]]\nname = "step_time_s"\n', "policy.toml:6: metrics[1].name: 'step_time_s' appears twice"),
         (
-            HEAD + '[[metrics]]\nname = "step_time_s"\n[[metrics]]\nname = "step_time_s"\n',
-            "policy.toml:6: metrics[1].name: 'step_time_s' appears twice",
-        ),
-        (
-            HEAD + '[[metrics]]\nname = "loss_curve"\n[[metrics]]\nname = "tflops_per_gpu"\nfollows = "step_time_s"\n',
+            LOSS + '[[metrics]]\nname = "tflops_per_gpu"\nfollows = "step_time_s"\n',
             "policy.toml:7: metrics[1].follows: 'step_time_s' is not among the metrics",
         ),
         (
-            HEAD + '[[metrics]]\nname = "loss_curve"\nfollows = "step_time_s"\n',
+            LOSS + 'follows = "step_time_s"\n',
             "metrics[0].follows: 'step_time_s' does not measure the same as loss_curve",
         ),
-        (
-            HEAD + '[[metrics]]\nname = "loss_curve"\nrequired = false\n',
-            "metrics: none is required and decides for itself",
-        ),
+        (LOSS + "required = false\n", "metrics: none is required and decides for itself"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
@@ -137,6 +126,10 @@ def test_a_waiver_covers_its_points_and_metrics_until_its_last_day(tmp_path: Pat
     tomorrow = date(2026, 11, 22)
     assert waiver_for(policy, "sweep/tp8-pp1", "step_time_s", tomorrow) is None
     assert expired(policy, tomorrow) == (waiver,)
+    assert load_policy(_write(tmp_path, HEAD + WAIVER.format(until="2027-11-21")), TODAY), "of a year"
+    brackets = GatePolicy(name="p", waivers=[_waiver(TODAY, point="a/[1]*")])
+    assert waiver_for(brackets, "a/[1]*", "step_time_s", TODAY), "a name is itself, too"
+    assert waiver_for(brackets, "a/1x", "step_time_s", TODAY)
 
 
 def _waiver(until: date, point: str = "a/*", metric: str = "*", up_to: float = 0.1) -> Waiver:
@@ -165,12 +158,6 @@ def test_a_waiver_of_everything_is_refused(tmp_path: Path, point: str, metric: s
     assert load_policy(_write(tmp_path, text), TODAY)  # all metrics of some points
 
 
-def test_a_name_with_brackets_is_itself() -> None:
-    policy = GatePolicy(name="p", waivers=[_waiver(TODAY, point="a/[1]*")])
-    assert waiver_for(policy, "a/[1]*", "step_time_s", TODAY)
-    assert waiver_for(policy, "a/1x", "step_time_s", TODAY)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -194,10 +181,6 @@ def test_a_waiver_says_why_and_until_when(tmp_path: Path, old: str, new: str, wo
     text = HEAD + WAIVER.format(until="2026-12-01")
     assert old in text
     assert words in _refused(tmp_path, text.replace(old, new))
-
-
-def test_a_waiver_of_a_year_is_taken(tmp_path: Path) -> None:
-    assert load_policy(_write(tmp_path, HEAD + WAIVER.format(until="2027-11-21")), TODAY)
 
 
 @pytest.mark.parametrize(
