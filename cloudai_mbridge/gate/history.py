@@ -185,7 +185,13 @@ class History(AbstractContextManager["History"]):
         rows.reverse()
         with damage(self.path):
             measured, environments = self._metrics(row[0] for row in rows), self._environments(row[1] for row in rows)
-            return [_stored_run(row, environments[environment], measured.get(i, {})) for i, environment, *row in rows]
+            found = []
+            for i, environment, *row in rows:
+                stored = dict(zip(_FIELDS, row, strict=True))
+                stored |= {name: read_texts(stored[name]) for name in ("reasons", "nodes")}
+                values = measured.get(i, {})
+                found.append(StoredRun(**stored, environment=environments[environment], values=values))
+            return found
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
         """Return the last good runs of a key with one metric, without TFLOP/s of runs with another FLOPs formula."""
@@ -304,12 +310,6 @@ class History(AbstractContextManager["History"]):
     @cached_property
     def _writer(self) -> sqlite3.Connection:
         return open_for_writing(self.path)
-
-
-def _stored_run(row: Sequence[Any], environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
-    stored = dict(zip(_FIELDS, row, strict=True))
-    texts = {name: read_texts(stored[name]) for name in ("reasons", "nodes")}
-    return StoredRun(**stored | texts, environment=environment, values=values)
 
 
 def _end(metric: str, stored: Any) -> float | None:

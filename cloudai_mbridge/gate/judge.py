@@ -44,7 +44,7 @@ _FAR = 4.0  # robust standard deviations
 _MAD_TO_SD = 1.4826
 _FEWEST_FOR_A_MIDDLE = 4
 _NOT_SET = "(not set)"
-_FIRST = ("variables", "benchmark")
+_RANKS = {"variables": 0, "benchmark": 1}  # of facts
 
 
 def judge_results(
@@ -308,16 +308,11 @@ def _environment_changes(points: Sequence[PointRuns]) -> Mapping[str, Any]:
         know_variables = isinstance(old.get("variables"), Mapping) and isinstance(new.get("variables"), Mapping)
         found = {
             name: tuple(_NOT_SET if value is None else value for value in pair)
-            for name, pair in sorted(changed(_flatten(old), _flatten(new)).items(), key=lambda item: _rank(item[0]))
+            for name, pair in changed(_flatten(old), _flatten(new)).items()
             if None not in pair or (know_variables and name.startswith("variables."))
         }
-        changes = found | changes
+        changes = dict(sorted(found.items(), key=lambda item: _RANKS.get(item[0].partition(".")[0], 2))) | changes
     return changes
-
-
-def _rank(fact: str) -> int:
-    table = fact.partition(".")[0]
-    return _FIRST.index(table) if table in _FIRST else len(_FIRST)
 
 
 def _flatten(environment: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -225,8 +225,13 @@ def find_levels(
         if assumed_noise and len(y) > 1:
             return replace(_levels(_fit_assumed(y, assumed_noise, min_effect), y, min_effect), noise=None)
         return Levels(unknown=f"{len(y)} runs are too few to tell a change from noise; {MIN_RUNS} are needed")
+    from ruptures import KernelCPD  # not at the top: it imports all of scipy.stats, which takes most of a second
+
     noise = max(_spread_of(np.diff(y)) / math.sqrt(2), NOISE_FLOOR)
-    fit = _place(_pruned(_propose(y, noise), y, noise, min_effect), y, noise)
+    # The edges that minimise squared distances to the levels, plus a penalty for each edge
+    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit((_despiked(y, noise) / noise)[:, None])
+    proposed = (0, *map(int, search.predict(pen=_PENALTY * math.log(len(y)))))
+    fit = _place(_pruned(proposed, y, noise, min_effect), y, noise)
     for i, start in enumerate(fit.edges[:-1]):  # the earliest level from which a drift explains more than steps
         edges = tuple(edge - start for edge in fit.edges[i:])
         per_run = _find_drift(y[start:], noise, min_effect, _fit_levels(edges, y[start:], noise))
@@ -261,14 +266,6 @@ def _levels(fit: LevelFit, y: Floats, min_effect: float, drift: tuple[int, float
         departure=departure,
         drift=drift,
     )
-
-
-def _propose(y: Floats, noise: float) -> tuple[int, ...]:
-    """Return the edges that minimise squared distances to the levels, plus a penalty for each edge."""
-    from ruptures import KernelCPD  # not at the top: it imports all of scipy.stats, which takes most of a second
-
-    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit((_despiked(y, noise) / noise)[:, None])
-    return (0, *map(int, search.predict(pen=_PENALTY * math.log(len(y)))))
 
 
 def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> LevelFit:
