@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.training.flops import NEW, OLD, Lengths, cost_per_token, flops_per_token, moe_layer_pattern
-from cloudai_mbridge.training.flops.layers import count_layers
-from cloudai_mbridge.training.flops.mlp import projections
+from cloudai_mbridge.training.flops.quantities import count_layers
+from cloudai_mbridge.training.flops.total import projections
 from tests.cases import every
 
 SIZES = st.integers(1, 64)
