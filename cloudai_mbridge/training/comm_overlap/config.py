@@ -130,10 +130,18 @@ def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: 
 
 
 def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:
-    obstacle = _tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
-    if obstacle:
-        logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
-    is_on = bool(user["tp_comm_overlap"]) and obstacle is None
+    is_on = bool(user["tp_comm_overlap"])
+    if is_on:
+        obstacle = None
+        if model.tensor_model_parallel_size < 2:
+            obstacle = f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
+        elif not model.sequence_parallel:
+            obstacle = "sequence_parallel is off"
+        elif not have_te():
+            obstacle = "Transformer Engine is not installed"
+        if obstacle:
+            logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
+        is_on = obstacle is None
     layer = user["tp_comm_overlap_cfg"] if is_on else None
     if is_on and layer is None:
         logger.warning("tensor-parallel communication overlap has no tp_comm_overlap_cfg: Transformer Engine decides")
@@ -149,17 +157,6 @@ def _write(values: Mapping[str, Any], config: Any) -> None:
     for name, value in values.items():
         if hasattr(config, name):
             setattr(config, name, value)
-
-
-def _tensor_parallel_obstacle(model: Any) -> str | None:
-    """Return why products cannot overlap with tensor-parallel communication here, None if they can."""
-    if model.tensor_model_parallel_size < 2:
-        return f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
-    if not model.sequence_parallel:
-        return "sequence_parallel is off"
-    if not have_te():
-        return "Transformer Engine is not installed"
-    return None
 
 
 def _num_chunks(model: Any) -> int:

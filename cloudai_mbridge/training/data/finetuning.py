@@ -310,5 +310,5 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
 
 def _unit(config: ConfigContainer) -> int:
     """Return the number that must divide a sequence length: tensor parallelism splits each context-parallel half."""
-    tp, cp = config.model.tensor_model_parallel_size, config.model.context_parallel_size
-    return tp * (2 * cp if cp > 1 else 1)
+    cp: int = config.model.context_parallel_size
+    return int(config.model.tensor_model_parallel_size) * (2 * cp if cp > 1 else 1)

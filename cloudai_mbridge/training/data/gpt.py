@@ -56,7 +56,9 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     try:
         train, valid, test = builder.build()
     except Exception as error:
-        missing = _missing_file(error)
+        missing: BaseException | None = error
+        while missing is not None and not isinstance(missing, FileNotFoundError):  # the error of mock data wraps it
+            missing = missing.__cause__ or missing.__context__
         if not config.fast_cache_load or missing is None:
             raise
         raise _no_cache(config, str(missing.filename)) from error
@@ -67,13 +69,6 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
                 if name.startswith("path_to_") and name.endswith("_index") and not Path(path).is_file():
                     raise _no_cache(config, path)
     return train, valid, test
-
-
-def _missing_file(error: BaseException | None) -> FileNotFoundError | None:
-    """Return the missing file in an error's chain of causes, None without one: the error of mock data wraps it."""
-    while error is not None and not isinstance(error, FileNotFoundError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _no_cache(config: GPTConfig, path: str) -> ConfigError:

@@ -160,7 +160,15 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
     validation = config.validation
     evaluations = validation.eval_iters or 0
     if validation.full_validation and valid is not None:
-        evaluations = _full_pass(config, valid)
+        if not hasattr(valid, "__len__"):
+            raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
+        batch = config.eval_batch_sizes[0]
+        evaluations = len(valid) // batch if config.dataset.drop_last else -(-len(valid) // batch)
+        if evaluations == 0:
+            raise ConfigError(
+                f"validation.full_validation: {len(valid)} samples are less than one batch of {batch}; use"
+                " dataset.drop_last=False, which fills it up"
+            )
     has_data = [train is not None and (config.train.train_iters or 0) > 0, valid is not None, test is not None]
     seen = torch.tensor([*has_data, evaluations], dtype=torch.int64, device=current_device())
     dist.broadcast(seen, src=0)
@@ -172,42 +180,22 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
         validation.eval_iters = evaluations
 
 
-def _full_pass(config: ConfigContainer, dataset: Any) -> int:
-    """Return the global batches of one pass over a dataset; a partial last batch counts unless dropped.
-
-    Raises ConfigError: the length is missing, or less than one whole batch.
-    """
-    if not hasattr(dataset, "__len__"):
-        raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
-    loader: Any = config.dataset
-    batch = config.eval_batch_sizes[0]
-    batches_of_pass = len(dataset) // batch if loader.drop_last else -(-len(dataset) // batch)
-    if batches_of_pass == 0:
-        raise ConfigError(
-            f"validation.full_validation: {len(dataset)} samples are less than one batch of {batch}; use"
-            " dataset.drop_last=False, which fills it up"
-        )
-    return batches_of_pass
-
-
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
     loader: Any = config.dataset
+    iterators: list[Any]
     if dataset is None or not (reads_samples(loader) or is_packed(loader)):
-        iterators: list[Any] = [None] * model_chunks
-    elif loader.dataloader_type == "external":
-        iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
+        iterators = [None] * model_chunks
+    elif loader.dataloader_type != "external":
+        iterators = [_batches(config, dataset, split, consumed) for _ in range(model_chunks)]
+    # the user's own batches, as they are; evaluation begins again at the end if possible
+    elif iter(dataset) is dataset:
+        iterators = list(itertools.tee(dataset, model_chunks)) if model_chunks > 1 else [dataset]
+    elif split == "train":
+        iterators = [iter(dataset) for _ in range(model_chunks)]
     else:
-        iterators = [RerunDataIterator(_batches(config, dataset, split, consumed)) for _ in range(model_chunks)]
+        iterators = [itertools.chain.from_iterable(itertools.repeat(dataset)) for _ in range(model_chunks)]
+    iterators = [each if each is None else RerunDataIterator(each) for each in iterators]
     return iterators if model_chunks > 1 else iterators[0]
-
-
-def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]]:
-    """Iterate over the user's own batches, as they are; evaluation begins again at the end if possible."""
-    if iter(dataset) is dataset:
-        return list(itertools.tee(dataset, model_chunks)) if model_chunks > 1 else [dataset]
-    if split == "train":
-        return [iter(dataset) for _ in range(model_chunks)]
-    return [itertools.chain.from_iterable(itertools.repeat(dataset)) for _ in range(model_chunks)]
 
 
 def _batches(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> Iterator[dict[str, Any]]:

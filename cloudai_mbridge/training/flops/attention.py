@@ -33,7 +33,11 @@ def grouped_query_layers(
     if (window := window_of(model)) is None or formula is Formula.OLD:
         return full * layers
     windowed = sum(has_window(model, number) for number in numbers)
-    return full * (layers - windowed) + _grouped_query(model, _window_context(window, lengths), with_gate) * windowed
+    # a query sees W - W(W-1)/(2s) keys on average in a window of W: the first see fewer
+    is_shorter = window < lengths.mean
+    within = window - window * (window - 1) / (2 * choose(is_shorter, lengths.mean, max(window, 1)))
+    context = choose(is_shorter, within, lengths.effective / 2)
+    return full * (layers - windowed) + _grouped_query(model, context, with_gate) * windowed
 
 
 def _grouped_query(model: Any, context: Any, with_gate: bool) -> Cost:
@@ -43,13 +47,6 @@ def _grouped_query(model: Any, context: Any, with_gate: bool) -> Cost:
     gate = q if with_gate and read(model, "attention_output_gate", False) else 0
     linear = 6 * (h * (q + 2 * d * query_groups(model) + gate) + q * h)
     return Cost(linear, 12 * q * context)
-
-
-def _window_context(window: int, lengths: Lengths) -> Any:
-    """Return the keys that a query sees on average in a window of W: W - W(W-1)/(2s), the first see fewer."""
-    is_shorter = window < lengths.mean
-    within = window - window * (window - 1) / (2 * choose(is_shorter, lengths.mean, max(window, 1)))
-    return choose(is_shorter, within, lengths.effective / 2)
 
 
 def latent(model: Any, lengths: Lengths) -> Cost:
@@ -163,7 +160,8 @@ def compressed_sparse(model: Any, lengths: Lengths, mtp: int) -> Cost:
     """
     if read(model, "q_lora_rank") is None:
         raise ValueError("q_lora_rank is not set; compressed sparse attention needs it")
-    ratios, layers = read(model, "csa_compress_ratios"), model.num_layers + mtp
+    layers: int = model.num_layers + mtp
+    ratios = read(model, "csa_compress_ratios")
     if ratios is None:
         raise ValueError("csa_compress_ratios is not set; compressed sparse attention needs it")
     if len(ratios) != layers:

@@ -70,26 +70,15 @@ def parse_pattern(text: str) -> tuple[str, list[str]]:
     return decoder, prediction
 
 
-def _pattern_of(model: Any) -> tuple[str, list[str]]:
-    """Return the model's pattern; without one, `hybrid_attention_ratio` and `hybrid_mlp_ratio` divide its layers."""
-    if text := read(model, "hybrid_layer_pattern") or read(model, "hybrid_override_pattern"):
-        return parse_pattern(text)
-    layers = int(model.num_layers)
-    attention = round(layers * read(model, "hybrid_attention_ratio", 0))
-    mlp = round(layers * read(model, "hybrid_mlp_ratio", 0))
-    return "*" * attention + "-" * mlp + "M" * (layers - attention - mlp), []
-
-
-def _is_hybrid(model: Any) -> bool:
-    """Return whether the model's layers follow a pattern of blocks of the kinds above."""
-    if read(model, "hybrid_attention_layers_include_mlp", False):
-        return False  # such a model writes `*` for whole transformer layers
-    return bool(read(model, "is_hybrid_model", False) or read(model, "hybrid_layer_pattern"))
-
-
 def _hybrid(model: Any, lengths: Lengths, formula: Formula, mtp: int | None) -> Cost:
     """The whole model. mtp: number of multi-token-prediction blocks, instead of the pattern's; None: as configured."""
-    decoder, prediction = _pattern_of(model)
+    if text := read(model, "hybrid_layer_pattern") or read(model, "hybrid_override_pattern"):
+        decoder, prediction = parse_pattern(text)
+    else:  # `hybrid_attention_ratio` and `hybrid_mlp_ratio` divide the layers
+        layers, prediction = int(model.num_layers), []
+        num_attention = round(layers * read(model, "hybrid_attention_ratio", 0))
+        num_mlp = round(layers * read(model, "hybrid_mlp_ratio", 0))
+        decoder = "*" * num_attention + "-" * num_mlp + "M" * (layers - num_attention - num_mlp)
     depths = read(model, "mtp_num_layers", len(prediction)) if mtp is None else mtp
     if mtp is not None:
         prediction = prediction[:1] * mtp
@@ -138,7 +127,9 @@ def flops_per_token(
 def cost_per_token(model: Any, lengths: Lengths, formula: str = NEW, mtp_num_layers: int | None = None) -> Cost:
     """Return the same in its parts. The lengths may hold numpy arrays; the parts are arrays then."""
     kind = Formula(formula)
-    if _is_hybrid(model):
+    # a model with whole transformer layers for `*` is none
+    has_pattern = read(model, "is_hybrid_model", False) or read(model, "hybrid_layer_pattern")
+    if has_pattern and not read(model, "hybrid_attention_layers_include_mlp", False):
         return _hybrid(model, lengths, kind, mtp_num_layers)
     return _transformer(model, lengths, kind, mtp_layers(model) if mtp_num_layers is None else mtp_num_layers)
 

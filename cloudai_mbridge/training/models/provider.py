@@ -6,7 +6,8 @@ import importlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.grid_groups import grid_groups
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import nearest
@@ -91,20 +93,31 @@ def model_arguments(
     }
 
 
+@dataclass
 class Deferred:
-    """Post-init that waits for `finalize()`.
+    """Fields of all language models beside Megatron-Core's, and a post-init that waits for `finalize()`.
 
     Given values are remembered and put back before post-init runs again: it replaces some fields by derived values.
     """
 
-    _is_finalizing: bool = False
+    fp16_lm_cross_entropy: bool = False
+    parallel_output: bool = True
+    make_vocab_size_divisible_by: int = 128
+    rotary_percent: float = 1.0
+    seq_len_interpolation_factor: float | None = None
+    deallocate_pipeline_outputs: bool = True
+    vocab_size: int | None = None
+    should_pad_vocab: bool = False
+    _pg_collection: Any = None
+
+    _is_finalizing = False
 
     def run_post_init(self) -> None:
         """Compute the values derived from the fields as set by the user, even if computed before."""
         for name, (given, derived) in self.__dict__.pop("_derived", {}).items():
             if _same(getattr(self, name), derived):  # not changed by the user since
                 setattr(self, name, given)
-        before = {field.name: copy.copy(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        before = {field.name: copy.copy(getattr(self, field.name)) for field in fields(self)}
         self._is_finalizing = True
         try:
             _fill_in(self)
@@ -168,3 +181,35 @@ def _naming_transformer_engine(model: Any) -> Iterator[None]:
         asked = [f"model.{name} = {value!r}" for name in ("fp8", "fp4") if (value := getattr(model, name, None))]
         fact = ", ".join(asked) or "this model"
         raise ValueError(f"{fact} needs Transformer Engine, and none is installed") from error
+
+
+FUSES_WEIGHT_GRADIENT = "fuse_wgrad_accumulation"  # attribute of Transformer Engine's layers
+
+
+def has_apex_extension() -> bool:
+    """Return whether Megatron-Core's own linear layers can fuse gradient accumulation."""
+    return find_spec("fused_weight_gradient_mlp_cuda") is not None
+
+
+def can_enable_gradient_accumulation_fusion() -> bool:
+    """Return whether any layer of a model can fuse on this machine."""
+    return has_transformer_engine() or has_apex_extension()
+
+
+def build_fused(model: Any, build: Callable[[], Any]) -> Any:
+    """Build a model; with `gradient_accumulation_fusion`, products add a weight's gradient to the accumulated one.
+
+    Transformer Engine's layers can do it, and so can Megatron-Core's own linear layers with an extension of Apex. A
+    Transformer Engine model has one such linear layer, the output layer, and cannot be built with the field on without
+    Apex: it is off during the build then.
+    """
+    fuses = model.gradient_accumulation_fusion
+    model.gradient_accumulation_fusion = fuses and has_apex_extension()
+    try:
+        built = build()
+    finally:
+        model.gradient_accumulation_fusion = fuses
+    for module in built.modules() if fuses else ():
+        if hasattr(module, FUSES_WEIGHT_GRADIENT):
+            setattr(module, FUSES_WEIGHT_GRADIENT, True)
+    return built
