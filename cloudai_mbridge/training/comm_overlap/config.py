@@ -88,8 +88,17 @@ class CommOverlapConfig:
             _DELAYED_WGRAD: False,
         }
         model = _prefer(user, defaults)
-        as_it_is = getattr(ddp_config, "overlap_grad_reduce", False)
-        _check_experts(model, model_config, data_parallel.get("overlap_grad_reduce", as_it_is))
+        if not hasattr(model_config, _EXPERT_OVERLAP):
+            raise AssertionError(f"{type(model_config).__name__} has no field {_EXPERT_OVERLAP}")
+        has_overlap = model[_EXPERT_OVERLAP]
+        if has_overlap:
+            _require(_EXPERT_OVERLAP, _expert_overlap_rules(model_config))
+        if model[_DELAYED_WGRAD]:
+            reduces_beside = data_parallel.get("overlap_grad_reduce", getattr(ddp_config, "overlap_grad_reduce", False))
+            _require(_DELAYED_WGRAD, _delayed_wgrad_rules(model_config, has_overlap, reduces_beside))
+        for name in (_EXPERT_OVERLAP, _DELAYED_WGRAD):
+            if getattr(model_config, name, False) and not model[name]:  # this section decides
+                logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
         _write(model, model_config)
         _write_tensor_parallel(user, model_config)
         _write(data_parallel, optimizer_config)
@@ -113,20 +122,6 @@ class CommOverlapConfig:
             "align_param_gather": replicated and model.pipeline_model_parallel_size > 1 and _num_chunks(model) > 1,
         }
         return _prefer(user, defaults)
-
-
-def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
-    """Check the model's overlap settings; warn of those enabled there and turned off by this section, which decides."""
-    if not hasattr(model, _EXPERT_OVERLAP):
-        raise AssertionError(f"{type(model).__name__} has no field {_EXPERT_OVERLAP}")
-    if settled[_EXPERT_OVERLAP]:
-        _require(_EXPERT_OVERLAP, _expert_overlap_rules(model))
-    if settled[_DELAYED_WGRAD]:
-        has_overlap = settled[_EXPERT_OVERLAP]
-        _require(_DELAYED_WGRAD, _delayed_wgrad_rules(model, has_overlap, grad_reduce_overlap))
-    for name in (_EXPERT_OVERLAP, _DELAYED_WGRAD):
-        if getattr(model, name, False) and not settled[name]:
-            logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
 
 
 def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:

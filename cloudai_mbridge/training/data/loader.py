@@ -192,15 +192,17 @@ def _survive(number: int | None) -> None:
 
     torch ends a worker it no longer needs by SIGTERM, so that the signal cannot simply be ignored.
     """
-    if number is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-        threading.Thread(target=_leave_when_told_by, args=(os.getppid(), number), daemon=True).start()
+    if number is None:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    parent = os.getppid()
 
+    def leave_when_told() -> None:
+        while signal.sigwaitinfo([number]).si_pid != parent:
+            pass
+        os._exit(0)
 
-def _leave_when_told_by(parent: int, number: int) -> None:
-    while signal.sigwaitinfo([number]).si_pid != parent:
-        pass
-    os._exit(0)
+    threading.Thread(target=leave_when_told, daemon=True).start()
 
 
 def stack(rows: Rows, whole: list[int]) -> Batch:

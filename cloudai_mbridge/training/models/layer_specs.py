@@ -4,7 +4,7 @@ Without Transformer Engine, hybrids have attention, MLP and MoE: Mamba and linea
 """
 
 from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,18 +124,14 @@ def mtp_block_spec(config: Any, layer_spec: Any, vp_stage: int | None) -> Any:
     return block
 
 
-@cache
-def _stack() -> type:
-    class LocalStack(HybridStack):  # type: ignore[misc]
-        """Megatron-Core's stack with torch's final norm instead of Transformer Engine's."""
+class LocalHybridStack(HybridStack):  # type: ignore[misc]
+    """Megatron-Core's stack with torch's final norm instead of Transformer Engine's."""
 
-        def __init__(self, config: Any, *args: Any, post_layer_norm: bool = True, **keywords: Any) -> None:
-            super().__init__(config, *args, post_layer_norm=False, **keywords)
-            if self.post_process and post_layer_norm:
-                self.final_norm = TorchNorm(config, config.hidden_size, config.layernorm_epsilon)
-                self.post_layer_norm = True
-
-    return LocalStack
+    def __init__(self, config: Any, *args: Any, post_layer_norm: bool = True, **keywords: Any) -> None:
+        super().__init__(config, *args, post_layer_norm=False, **keywords)
+        if self.post_process and post_layer_norm:
+            self.final_norm = TorchNorm(config, config.hidden_size, config.layernorm_epsilon)
+            self.post_layer_norm = True
 
 
 def local_stack_spec(config: Any) -> ModuleSpec:
@@ -155,7 +151,7 @@ def local_stack_spec(config: Any) -> ModuleSpec:
             module=MultiTokenPredictionBlock, submodules=MultiTokenPredictionBlockSubmodules(layer_specs=[layer])
         )
     return ModuleSpec(
-        module=_stack(), submodules=HybridStackSubmodules(attention_layer=attention, mlp_layer=mlp, **experts)
+        module=LocalHybridStack, submodules=HybridStackSubmodules(attention_layer=attention, mlp_layer=mlp, **experts)
     )
 
 

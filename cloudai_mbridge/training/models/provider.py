@@ -4,8 +4,7 @@ it is called; until then every field may be changed. Field names are Megatron-Br
 import copy
 import importlib
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
@@ -21,6 +20,8 @@ from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUN
 from cloudai_mbridge.training.schema.messages import nearest
 
 M = TypeVar("M")
+# Errors of a missing Transformer Engine: 0.16 compares its version with None, newer releases name it
+_ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
 _HOOKS = "_pre_wrap_hooks"
 
 
@@ -121,8 +122,13 @@ class Deferred:
         self._is_finalizing = True
         try:
             _fill_in(self)
-            with _naming_transformer_engine(self):
-                self.__post_init__()  # type: ignore[attr-defined]
+            self.__post_init__()  # type: ignore[attr-defined]
+        except (TypeError, AssertionError, ValueError, ImportError) as error:
+            if have_te() or not _ASKS_FOR_IT.search(str(error)):
+                raise
+            asked = [f"model.{name} = {value!r}" for name in ("fp8", "fp4") if (value := getattr(self, name, None))]
+            fact = ", ".join(asked) or "this model"
+            raise ValueError(f"{fact} needs Transformer Engine, and none is installed") from error
         finally:
             self._is_finalizing = False
         after = {name: getattr(self, name) for name in before}
@@ -137,10 +143,6 @@ def _same(a: Any, b: Any) -> bool:
         return bool(type(a) is type(b) and a == b)
     except Exception:  # arrays and the like
         return False
-
-
-# Errors of a missing Transformer Engine: 0.16 compares its version with None, newer releases name it
-_ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
 
 
 def _fill_in(model: Any) -> None:
@@ -168,19 +170,6 @@ def _fill_in(model: Any) -> None:
     if model.sequence_parallel and model.tensor_model_parallel_size <= 1:
         warn_rank_0("model.sequence_parallel = True is switched off: tensor_model_parallel_size is 1")
         model.sequence_parallel = False
-
-
-@contextmanager
-def _naming_transformer_engine(model: Any) -> Iterator[None]:
-    """Raise a ValueError that names Transformer Engine instead of Megatron-Core's error if it is not installed."""
-    try:
-        yield
-    except (TypeError, AssertionError, ValueError, ImportError) as error:
-        if have_te() or not _ASKS_FOR_IT.search(str(error)):
-            raise
-        asked = [f"model.{name} = {value!r}" for name in ("fp8", "fp4") if (value := getattr(model, name, None))]
-        fact = ", ".join(asked) or "this model"
-        raise ValueError(f"{fact} needs Transformer Engine, and none is installed") from error
 
 
 FUSES_WEIGHT_GRADIENT = "fuse_wgrad_accumulation"  # attribute of Transformer Engine's layers

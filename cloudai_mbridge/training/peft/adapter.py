@@ -155,7 +155,13 @@ class Adapter(torch.nn.Module):
             elif self.copies_input:
                 x = mappings.copy_to_tensor_model_parallel_region(x, group=self.base.group)
             inner = self.linear_in(x, splits)
-        y = self._after_out(self.linear_out(self._after_in(inner), splits))
+        if self.base.ranks > 1:  # the inner product as a whole; its gradient differs by rank, and is summed
+            if self.is_column:
+                inner = mappings.all_gather_last_dim_from_tensor_parallel_region(inner, group=self.base.group)
+            else:
+                inner = mappings.reduce_from_tensor_model_parallel_region(inner, group=self.base.group)
+                inner = mappings.copy_to_tensor_model_parallel_region(inner, group=self.base.group)
+        y = self._after_out(self.linear_out(inner, splits))
         if not self.is_dropped_first:
             y = self.drop(y, is_split=self.is_column or self.has_split_sequence)
         scaled: torch.Tensor = y * self.scale
@@ -182,16 +188,6 @@ class Adapter(torch.nn.Module):
             tp_group=self.base.group,
         )
         return product
-
-    def _after_in(self, inner: torch.Tensor) -> Any:
-        """Return the inner product whole. Its gradient differs by rank, and is summed."""
-        base = self.base
-        if base.ranks == 1:
-            return inner
-        if self.is_column:
-            return mappings.all_gather_last_dim_from_tensor_parallel_region(inner, group=base.group)
-        inner = mappings.reduce_from_tensor_model_parallel_region(inner, group=base.group)
-        return mappings.copy_to_tensor_model_parallel_region(inner, group=base.group)
 
     def _after_out(self, y: torch.Tensor) -> Any:
         base = self.base
