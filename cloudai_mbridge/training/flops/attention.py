@@ -87,11 +87,22 @@ def sparse_latent(model: Any, lengths: Lengths, mtp: int) -> Cost:
     rank, rope = read(model, "kv_lora_rank", 0), read(model, "qk_pos_emb_head_dim", 0)
     if rank <= 0:
         raise ValueError(f"kv_lora_rank is {rank}; sparse attention needs a positive one")
-    indexer = _indexer_of(model)
     layers: int = model.num_layers + mtp
-    core = 6 * layers * _selected_context(indexer[2], lengths) * model.num_attention_heads * (2 * rank + rope)
+    heads, dim, topk = _indexer_of(model)
+    dense, selected = _dense_context(lengths), _selected_context(topk, lengths)
+    core = 6 * layers * selected * model.num_attention_heads * (2 * rank + rope)
+    # One layer's indexer. Its input is detached, so that training it costs two passes in its weights, not three. The
+    # gradient of the scores, and the attention that it is taught by, cover the selected keys with the sparse loss.
+    h, score, is_trained = model.hidden_size, heads * (dim + 1), read(model, "dsa_indexer_loss_coeff", 0.0) > 0
+    weights = read(model, "q_lora_rank", h) * heads * dim + h * dim + h * heads
+    indexing = 2 * dense * score
+    if is_trained:
+        context = selected if read(model, "dsa_indexer_use_sparse_loss", False) else dense
+        taught = model.num_attention_heads * (rank + rope)
+        indexing = indexing + 4 * context * score + 2 * context * taught
     scored = _indexer_layers(model, model.num_layers) + _indexer_layers(model, mtp)
-    return _latent_projections(model) * layers + Cost(0, core) + _indexing(model, indexer, lengths) * scored
+    indexer = Cost((4 if is_trained else 2) * weights, indexing)
+    return _latent_projections(model) * layers + Cost(0, core) + indexer * scored
 
 
 def _dense_context(lengths: Lengths) -> Any:
@@ -131,24 +142,6 @@ def _indexer_of(model: Any) -> tuple[Any, Any, Any]:
         raise ValueError(f"{', '.join(missing)} must be set to a positive number")
     heads, dim, topk = sizes
     return heads, dim, topk
-
-
-def _indexing(model: Any, indexer: tuple[Any, Any, Any], lengths: Lengths) -> Cost:
-    """One layer's indexer. Its input is detached, so that training it costs two passes in its weights, not three.
-
-    The gradient of the scores, and the attention that it is taught by, cover the selected keys with the sparse loss.
-    """
-    h, (heads, dim, topk) = model.hidden_size, indexer
-    is_trained = read(model, "dsa_indexer_loss_coeff", 0.0) > 0
-    weights = read(model, "q_lora_rank", h) * heads * dim + h * dim + h * heads
-    score = heads * (dim + 1)
-    core = 2 * _dense_context(lengths) * score
-    if is_trained:
-        is_sparse = read(model, "dsa_indexer_use_sparse_loss", False)
-        context = _selected_context(topk, lengths) if is_sparse else _dense_context(lengths)
-        taught = model.num_attention_heads * (read(model, "kv_lora_rank", 0) + read(model, "qk_pos_emb_head_dim", 0))
-        core = core + 4 * context * score + 2 * context * taught
-    return Cost((4 if is_trained else 2) * weights, core)
 
 
 def compressed_sparse(model: Any, lengths: Lengths, mtp: int) -> Cost:

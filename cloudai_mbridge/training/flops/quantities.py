@@ -131,11 +131,6 @@ NEW, OLD = Formula.NEW, Formula.OLD
 FLOPS_FORMULA = NEW.value  # the training loop's
 
 
-def mtp_layers(model: Any) -> int:
-    """Return the number of multi-token-prediction layers."""
-    return int(read(model, "mtp_num_layers", 0))
-
-
 def moe_layer_pattern(model: Any) -> list[int]:
     """Return 1 for every decoder layer with experts and 0 for every dense one, by `moe_layer_freq`.
 
@@ -165,7 +160,8 @@ def count_layers(model: Any, mtp_num_layers: int | None = None) -> tuple[int, in
     mtp_num_layers: None takes the model's.
     """
     pattern = moe_layer_pattern(model)
-    pattern += pattern[-1:] * (mtp_layers(model) if mtp_num_layers is None else mtp_num_layers)
+    mtp = int(read(model, "mtp_num_layers", 0)) if mtp_num_layers is None else mtp_num_layers
+    pattern += pattern[-1:] * mtp
     return pattern.count(0), pattern.count(1)
 
 

@@ -17,7 +17,6 @@ from cloudai_mbridge.training.flops.quantities import (
     Formula,
     Lengths,
     count_layers,
-    mtp_layers,
     padded_vocab_size,
     query_groups,
     read,
@@ -131,7 +130,8 @@ def cost_per_token(model: Any, lengths: Lengths, formula: str = NEW, mtp_num_lay
     has_pattern = read(model, "is_hybrid_model", False) or read(model, "hybrid_layer_pattern")
     if has_pattern and not read(model, "hybrid_attention_layers_include_mlp", False):
         return _hybrid(model, lengths, kind, mtp_num_layers)
-    return _transformer(model, lengths, kind, mtp_layers(model) if mtp_num_layers is None else mtp_num_layers)
+    mtp = int(read(model, "mtp_num_layers", 0)) if mtp_num_layers is None else mtp_num_layers
+    return _transformer(model, lengths, kind, mtp)
 
 
 def num_floating_point_operations(
