@@ -4,19 +4,18 @@ import contextlib
 import json
 import sys
 import tarfile
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.files.replace import write_text
-from cloudai_mbridge.gpu_check import kit as parts_need
-from cloudai_mbridge.gpu_check import layer_features, parity, proxy, run_features, trials
-from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Device, Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
-from cloudai_mbridge.gpu_check.predictions import PREDICTIONS, predictions
+from cloudai_mbridge.gpu_check import proxy, tiny
+from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, MUON, TERM_WAIT_S, Device, Figures, Kit, PartFailed, PartSkipped
 from cloudai_mbridge.version import __version__
 
 VERSION = 1
@@ -24,6 +23,88 @@ TOTAL_S = 590.0  # from the start of the command to its end: under ten minutes
 ENDING_S = TERM_WAIT_S + KILL_WAIT_S  # of it, to end the last command
 PROBE_S = 90.0
 LOGS, MOST_LOGGED = ".logs.tar.gz", 2**20
+
+
+Status = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A check. run: takes the kit, returns figures. budget_s: its processes are ended then."""
+
+    name: str
+    budget_s: float
+    run: Callable[[Kit], Figures]
+    need: Callable[[Kit], None] | None = None  # raises PartSkipped
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended. reason: empty if it passed."""
+
+    name: str
+    status: Status
+    reason: str = ""
+    duration_s: float = 0.0
+    figures: Figures = field(default_factory=dict)
+
+
+def run_parts(parts: Sequence[Part], kit: Kit, end: float, patience: float = 1.0) -> Iterator[Outcome]:
+    """Run the parts in order and yield each outcome.
+
+    end: on the monotonic clock; no part starts after it, and all commands are ended at it. patience: factor on the
+    budgets, for a machine that is slow or busy.
+    """
+    for part in parts:
+        start = time.monotonic()
+        if start >= end:
+            yield Outcome(part.name, "skipped", "the time of all parts is used up")
+            continue
+        kit.deadline = min(start + part.budget_s * patience, end)
+        status: Status = "failed"
+        reason, figures = "", {}
+        try:
+            if part.need is not None:
+                part.need(kit)
+            figures = part.run(kit)
+            status = "passed"
+        except PartSkipped as error:
+            status, reason = "skipped", str(error)
+        except PartFailed as error:
+            reason, figures = str(error), error.figures
+        except Exception as error:  # a defect of one part must not stop the others
+            reason = f"{type(error).__name__}: {error}"
+        yield Outcome(part.name, status, " ".join(reason.split())[:1000], time.monotonic() - start, figures)
+
+
+def needs_gpu(kit: Kit) -> None:
+    """Require a GPU that torch can use; if nvidia-smi exists, a missing GPU is a failure."""
+    if kit.device.gpu is not None:
+        return
+    if kit.device.has_nvidia_smi:
+        raise PartFailed(f"{kit.device.no_gpu}, although this machine has nvidia-smi")
+    raise PartSkipped(kit.device.no_gpu)
+
+
+def needs_known_gpu(kit: Kit) -> None:
+    """Require a GPU that the estimates support."""
+    needs_gpu(kit)
+    if kit.device.gpu_type is None:
+        raise PartSkipped(f"no estimates for {kit.device.gpu}")
+
+
+def needs_muon(kit: Kit) -> None:
+    """Require the package of Muon."""
+    needs_gpu(kit)
+    if kit.device.packages.get(MUON) is None:
+        raise PartSkipped(f"no {MUON}: pip install 'cloudai-mbridge[emerging]'")
+
+
+def needs_transformer_engine(kit: Kit) -> None:
+    """Require Transformer Engine, and a GPU."""
+    needs_gpu(kit)
+    if kit.device.no_transformer_engine:
+        raise PartSkipped(f"no Transformer Engine: {kit.device.no_transformer_engine}")
 
 
 def run(out: Path, work: Path, only: Sequence[str] | None, patience: float, started: float) -> int:
@@ -39,9 +120,10 @@ def run(out: Path, work: Path, only: Sequence[str] | None, patience: float, star
         return 2
     parts = [part for part in PARTS if not only or part.name in only]
     outcomes = run_and_write(parts, kit, out, started + TOTAL_S * patience - ENDING_S, patience)
-    counts = {status: sum(outcome.status is status for outcome in outcomes) for status in Status}
+    ends = [outcome.status for outcome in outcomes]
+    counts = {status: ends.count(status) for status in get_args(Status)}
     print(f"{', '.join(f'{count} {status}' for status, count in counts.items())}; written: {out}, {out.name}{LOGS}")
-    return 1 if counts[Status.FAILED] else 0
+    return 1 if counts["failed"] else 0
 
 
 def run_and_write(parts: Sequence[Part], kit: Kit, out: Path, end: float, patience: float = 1.0) -> list[Outcome]:
@@ -59,7 +141,7 @@ def run_and_write(parts: Sequence[Part], kit: Kit, out: Path, end: float, patien
 
 def probe(work: Path, deadline: float) -> Device:
     """Probe in a separate process, so that this process holds no memory of the GPU."""
-    facts = Kit(work, Device(), deadline).worker("probe", log="probe")
+    facts = Kit(work, Device(), deadline).worker("machine", "probe", log="probe")
     gpu = find_gpu(facts["gpu"]) if facts["gpu"] else None
     return Device(**facts, gpu_type=gpu.name if gpu else None)
 
@@ -93,33 +175,30 @@ def loop_overhead(kit: Kit) -> Figures:
     return kit.worker("overhead", "--rounds", "3", "--steps", steps, log="loop_overhead")
 
 
-_GPU = (parts_need.needs_gpu,)
-_KNOWN_GPU = (parts_need.needs_known_gpu,)
-_ENGINE = (*_GPU, parts_need.needs_transformer_engine)
 PARTS = (
-    Part(proxy.MATMUL, "measured peak of a bf16 matrix product", 30, proxy.matmul, _GPU),
-    Part(parity.REFERENCE, "the tiny recipes in fp32 on the CPU", 80, parity.cpu_reference),
-    Part("tiny_fp32", "the same on the GPU: loss parity with the CPU", 120, parity.tiny_fp32, _GPU),
-    Part(proxy.PROXY, "an 8B-shaped model of 4 layers in bf16", 60, proxy.proxy, _GPU),
-    Part(PREDICTIONS, "memory and step time, predicted and measured at ten points", 250, predictions, _KNOWN_GPU),
-    Part("without_transformer_engine", "the proxy on local layers", 60, proxy.without_transformer_engine, _GPU),
-    Part("fp8_current", "the proxy in FP8 with current scaling", 60, trials.fp8_current, _ENGINE),
-    Part("fp8_delayed", "the same with delayed scaling", 60, trials.fp8_delayed, _ENGINE),
-    Part("fp8_blockwise", "the same with scales of blocks", 60, trials.fp8_blockwise, _ENGINE),
-    Part("graphs_local", "the proxy with CUDA graphs of each layer", 60, trials.graphs_local, _GPU),
-    Part("graphs_engine", "the same with those of Transformer Engine", 60, trials.graphs_engine, _ENGINE),
-    Part("graphs_iteration", "the same with one graph of an iteration", 60, trials.graphs_iteration, _GPU),
-    Part("op_fuser", "the proxy of Transformer Engine's fused operations", 60, trials.op_fuser, _ENGINE),
-    Part("megatron_fsdp", "the proxy sharded by Megatron-FSDP", 60, trials.megatron_fsdp, _GPU),
-    Part("optimizer_offload", "the proxy with optimizer state on the host", 60, trials.optimizer_offload, _ENGINE),
-    Part("muon", "the proxy with distributed Muon", 60, trials.muon, (parts_need.needs_muon,)),
-    Part("activation_offload", "the proxy with activations on the host", 60, trials.activation_offload, _ENGINE),
-    Part("recomputation", "the proxy with recomputed modules", 60, layer_features.recomputation, _GPU),
-    Part("expert_capacity", "grouped experts without and with a size", 90, layer_features.expert_capacity, _GPU),
-    Part("distributed_optimizer", "with it and without it: the same losses", 80, proxy.distributed_optimizer),
-    Part("checkpoint", "save, resume, the same losses", 80, run_features.checkpoint),
-    Part("loop_overhead", "the loop against a bare Megatron-Core step", 90, loop_overhead),
-    Part("tiny_bf16", "the tiny recipes on the GPU in bf16", 120, parity.tiny_bf16, _GPU),
-    Part("profile", "a trace, and a snapshot of the GPU's memory", 60, run_features.profile),
-    Part("line", "verify, plan, run, report, promote, gate", 180, run_features.line),
+    Part(proxy.MATMUL, 30, proxy.matmul, needs_gpu),
+    Part(tiny.REFERENCE, 80, tiny.cpu_reference),
+    Part("tiny_fp32", 120, tiny.tiny_fp32, needs_gpu),
+    Part(proxy.PROXY, 60, proxy.proxy, needs_gpu),
+    Part(proxy.PREDICTIONS, 250, proxy.predictions, needs_known_gpu),
+    Part("without_transformer_engine", 60, proxy.without_transformer_engine, needs_gpu),
+    Part("fp8_current", 60, partial(proxy.fp8, "fp8_current"), needs_transformer_engine),
+    Part("fp8_delayed", 60, partial(proxy.fp8, "fp8_delayed"), needs_transformer_engine),
+    Part("fp8_blockwise", 60, partial(proxy.fp8, "fp8_blockwise"), needs_transformer_engine),
+    Part("graphs_local", 60, partial(proxy.graphs, "graphs_local"), needs_gpu),
+    Part("graphs_engine", 60, partial(proxy.graphs, "graphs_engine"), needs_transformer_engine),
+    Part("graphs_iteration", 60, partial(proxy.graphs, "graphs_iteration"), needs_gpu),
+    Part("op_fuser", 60, partial(proxy.feature, "op_fuser"), needs_transformer_engine),
+    Part("megatron_fsdp", 60, partial(proxy.feature, "megatron_fsdp"), needs_gpu),
+    Part("optimizer_offload", 60, partial(proxy.feature, "optimizer_offload"), needs_transformer_engine),
+    Part("muon", 60, proxy.muon, needs_muon),
+    Part("activation_offload", 60, partial(proxy.feature, "activation_offload"), needs_transformer_engine),
+    Part("recomputation", 60, proxy.recomputation, needs_gpu),
+    Part("expert_capacity", 90, proxy.expert_capacity, needs_gpu),
+    Part("distributed_optimizer", 80, proxy.distributed_optimizer),
+    Part("checkpoint", 80, tiny.checkpoint),
+    Part("loop_overhead", 90, loop_overhead),
+    Part("tiny_bf16", 120, tiny.tiny_bf16, needs_gpu),
+    Part("profile", 60, tiny.profile),
+    Part("line", 180, tiny.line),
 )

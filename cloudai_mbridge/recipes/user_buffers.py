@@ -1,4 +1,4 @@
-"""Tuned user buffers of tensor parallelism as plain data: `training.comm_overlap.presets` has them as classes."""
+"""Tuned user buffers of tensor parallelism as plain data: `training.comm_overlap.user_buffers` has them as classes."""
 
 from typing import Any
 

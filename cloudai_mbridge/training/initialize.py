@@ -14,7 +14,7 @@ from megatron.core.jit import disable_jit_fuser
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from cloudai_mbridge.training.comm_overlap.start import start_user_buffers
+from cloudai_mbridge.training.comm_overlap.user_buffers import start_user_buffers
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer, required

@@ -23,7 +23,7 @@ from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
 from cloudai_mbridge.training.config.text.overrides import apply_overrides  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.initialize import destroy, initialize  # noqa: E402
-from cloudai_mbridge.training.peft.merge import merge  # noqa: E402
+from cloudai_mbridge.training.peft.apply import merge  # noqa: E402
 from cloudai_mbridge.training.setup import build_model  # noqa: E402
 from cloudai_mbridge.training.startup.prepare import prepare  # noqa: E402
 from cloudai_mbridge.training.state import GlobalState  # noqa: E402

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks, should_fire
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
-from cloudai_mbridge.training.comm_overlap.start import stop_user_buffers
+from cloudai_mbridge.training.comm_overlap.user_buffers import stop_user_buffers
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.container import ConfigContainer, required

@@ -3,7 +3,7 @@
     python tests/benchmarks/loop_overhead.py
     python -m torch.distributed.run --standalone --nproc-per-node 2 tests/benchmarks/loop_overhead.py
 
-`cloudai_mbridge/gpu_check/workers/overhead.py` says what is compared, and is part of `make gpu-check` too.
+`cloudai_mbridge/gpu_check/overhead.py` says what is compared, and is part of `make gpu-check` too.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import warnings
 
 import torch.distributed as dist
 
-from cloudai_mbridge.gpu_check.workers.overhead import CPU_MODEL, Bench, summary
+from cloudai_mbridge.gpu_check.overhead import CPU_MODEL, Bench, summary
 
 
 def main() -> None:

@@ -81,8 +81,8 @@ def test_a_process_that_cannot_be_killed_is_left(kit: Kit, monkeypatch: pytest.M
 
 def test_a_worker_that_prints_nothing_fails(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kit, "run", lambda self, argv, *, log, env: (self.work / f"{log}.stdout").write_text(""))
-    with pytest.raises(PartFailed, match="probe: printed nothing"):
-        kit.worker("probe", log="x")
+    with pytest.raises(PartFailed, match="machine: printed nothing"):
+        kit.worker("machine", log="x")
 
 
 def test_variables_reach_the_command(kit: Kit) -> None:

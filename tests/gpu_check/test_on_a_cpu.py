@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.gpu_check import parity
+from cloudai_mbridge.gpu_check import tiny
 from cloudai_mbridge.gpu_check.kit import Device, Kit
 from cloudai_mbridge.gpu_check.run import PARTS
 
@@ -75,14 +75,14 @@ def test_a_machine_that_cannot_be_probed_in_time(tmp_path: Path, capsys: pytest.
 
 
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloudai_mbridge.gpu_check.workers import probe
+    from cloudai_mbridge.gpu_check import machine
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert probe.why_no_gpu(None) == "torch is a CPU build"
-    assert probe.why_no_gpu("12.8") == "no GPU that torch can use"
+    assert machine.why_no_gpu(None) == "torch is a CPU build"
+    assert machine.why_no_gpu("12.8") == "no GPU that torch can use"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert probe.is_hidden()
-    assert probe.why_no_gpu("12.8") == "CUDA_VISIBLE_DEVICES hides all GPUs"
+    assert machine.is_hidden()
+    assert machine.why_no_gpu("12.8") == "CUDA_VISIBLE_DEVICES hides all GPUs"
 
 
 def test_the_reference_trains_where_transformer_engine_does_not_import(tmp_path: Path, monkeypatch: Any) -> None:
@@ -91,16 +91,16 @@ def test_the_reference_trains_where_transformer_engine_does_not_import(tmp_path:
     stub.parent.mkdir(parents=True)
     stub.write_text("import os\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(stub.parents[1]), prepend=os.pathsep)
-    monkeypatch.setattr(parity, "RECIPES", ("gpt_tiny",))
-    monkeypatch.setattr(parity, "STEPS", 4)
+    monkeypatch.setattr(tiny, "RECIPES", ("gpt_tiny",))
+    monkeypatch.setattr(tiny, "STEPS", 4)
     (tmp_path / "work").mkdir()
-    figures = parity.cpu_reference(Kit(tmp_path / "work", Device()))
+    figures = tiny.cpu_reference(Kit(tmp_path / "work", Device()))
     assert figures["gpt_tiny"]["last_loss"] < figures["gpt_tiny"]["first_loss"]
     assert figures["gpt_tiny"]["transformer_engine"] is False
 
 
 _SYNCHRONIZATIONS = """
-from cloudai_mbridge.gpu_check.workers.overhead import CPU_MODEL, Bench
+from cloudai_mbridge.gpu_check.overhead import CPU_MODEL, Bench
 
 small = {"num_layers": 1, "hidden_size": 64, "ffn_hidden_size": 64, "vocab_size": 512, "seq_length": 8}
 bench = Bench({**CPU_MODEL, **small}, steps=3)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
-from cloudai_mbridge.gpu_check import layer_features, parity, predictions, proxy, run_features, trials
-from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped, needs_muon
-from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S
-from cloudai_mbridge.gpu_check.sweep import largest_difference
+from cloudai_mbridge.gpu_check import proxy, tiny
+from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped, largest_difference, train, training
+from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S, needs_muon
 
+RUN = {part.name: part.run for part in PARTS}
 STEP_S, TFLOPS, MEMORY_GIB = 0.5, 400.0, 40.0
 Loss = Callable[[str, int], float]
 
@@ -74,17 +74,17 @@ def report(run: dict[str, Any], loss: Loss) -> dict[str, Any]:
 
 def test_parity(h100: Kit, stand_in: Any) -> None:
     stand_in(falling)
-    parity.cpu_reference(h100)
-    figures = parity.tiny_fp32(h100)
+    tiny.cpu_reference(h100)
+    figures = tiny.tiny_fp32(h100)
     assert figures["moe_tiny"]["largest_relative_difference"] == 0.0
     stand_in(lambda test, step: falling(test, step) * (1.5 if test == "gpt_small" else 1.0))
     with pytest.raises(PartFailed, match=r"losses differ from the CPU's: gpt_small by 0\.5; at most 0\.03 is"):
-        parity.tiny_bf16(h100)
+        tiny.tiny_bf16(h100)
 
 
 def test_no_parity_without_a_reference(h100: Kit) -> None:
     with pytest.raises(PartFailed, match="part cpu_reference left no losses"):
-        parity.tiny_fp32(h100)
+        tiny.tiny_fp32(h100)
 
 
 def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, monkeypatch: Any) -> None:
@@ -101,14 +101,14 @@ def test_muon_begins_where_adam_does_and_learns(h100: Kit, stand_in: Any) -> Non
         needs_muon(h100)
     stand_in(falling)
     proxy.proxy(h100)
-    figures = trials.muon(h100)
+    figures = proxy.muon(h100)
     assert figures["mean_decrease"] == figures["mean_decrease_of_adam"] > 0
     (path,) = h100.work.glob("results/muon/*/muon/*/0/training.json")
     assert json.loads(path.read_text())["optimizer"]["optimizer"] == "dist_muon"
     stand_in(lambda test, step: 10.0 + step)
     (again := h100.work / "again").mkdir()
     with pytest.raises(PartFailed, match="do not fall"):
-        trials.muon(replace(h100, work=again))
+        proxy.muon(replace(h100, work=again))
 
 
 def test_hidden_transformer_engine_that_was_used_all_the_same(h100: Kit, stand_in: Any) -> None:
@@ -133,8 +133,8 @@ def test_the_distributed_optimizer_trains_the_same(h100: Kit, stand_in: Any) -> 
 
 def test_predictions(h100: Kit, stand_in: Any) -> None:
     stand_in(falling)
-    figures = predictions.predictions(h100)
-    assert [row["point"] for row in figures["points"]] == list(predictions.POINTS)
+    figures = proxy.predictions(h100)
+    assert [row["point"] for row in figures["points"]] == list(proxy.POINTS)
     assert len(figures["points"]) == 10
     for row in figures["points"]:
         for measure in ("peak_memory_gib", "step_time_s"):
@@ -149,14 +149,14 @@ def test_predictions(h100: Kit, stand_in: Any) -> None:
 def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stand_in: Any) -> None:
     stand_in(lambda test, step: math.nan if test == "mb2" else falling(test, step))
     with pytest.raises(PartFailed, match="mb2: failed: the loss is not finite") as caught:
-        predictions.predictions(h100)
+        proxy.predictions(h100)
     assert len(caught.value.figures["points"]) == 9
 
 
 def test_a_point_without_a_prediction_is_named(h100: Kit, stand_in: Any) -> None:
     stand_in(falling, predicted={"step_time_s": 0.4, "peak_memory_gib": None})
     with pytest.raises(PartFailed, match="base: peak_memory_gib was not predicted; layers1: ") as caught:
-        predictions.predictions(h100)
+        proxy.predictions(h100)
     point = caught.value.figures["points"][0]
     assert point["peak_memory_gib"] == {"predicted": None, "measured": MEMORY_GIB, "error": None}
     assert point["step_time_s"]["error"] == pytest.approx(-0.2)
@@ -165,7 +165,7 @@ def test_a_point_without_a_prediction_is_named(h100: Kit, stand_in: Any) -> None
 def test_points_that_trained_before_the_deadline_are_kept(h100: Kit, stand_in: Any) -> None:
     stand_in(falling, trains=9)
     with pytest.raises(PartFailed, match=r"^recompute: missing: still running; it is not in the report$") as caught:
-        predictions.predictions(h100)
+        proxy.predictions(h100)
     assert len(caught.value.figures["points"]) == 9
     assert caught.value.figures["median_absolute_error"]["step_time_s"] > 0
 
@@ -173,18 +173,18 @@ def test_points_that_trained_before_the_deadline_are_kept(h100: Kit, stand_in: A
 def test_losses_from_before_the_deadline_are_compared(h100: Kit, stand_in: Any) -> None:
     stand_in(falling, trains=2)
     with pytest.raises(PartFailed, match=r"^moe_tiny: missing: still running;"):
-        parity.cpu_reference(h100)
+        tiny.cpu_reference(h100)
     stand_in(falling)
     with pytest.raises(PartFailed, match=r"^moe_tiny: part cpu_reference left no losses") as caught:
-        parity.tiny_fp32(h100)
+        tiny.tiny_fp32(h100)
     assert caught.value.figures["gpt_small"]["largest_relative_difference"] == 0.0
 
 
 def test_the_ten_predictions_have_their_time() -> None:
     names = [part.name for part in PARTS]
-    first = PARTS[: names.index(predictions.PREDICTIONS) + 1]
+    first = PARTS[: names.index(proxy.PREDICTIONS) + 1]
     assert sum(part.budget_s for part in first) + 30 <= TOTAL_S - ENDING_S, "the probe takes some seconds too"
-    assert first[-1].budget_s / len(predictions.POINTS) >= 25, "seconds to start and to train one"
+    assert first[-1].budget_s / len(proxy.POINTS) >= 25, "seconds to start and to train one"
 
 
 @pytest.mark.parametrize("curve", [[math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]])
@@ -205,44 +205,44 @@ def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any,
 
     monkeypatch.setattr(Kit, "mbridge", mbridge)
     with pytest.raises(PartFailed, match=r"the resumed run has steps \[1, 2"):  # the stand-in starts at the first step
-        run_features.checkpoint(h100)
+        tiny.checkpoint(h100)
     models = [json.loads(path.read_text())["model"] for path in h100.work.glob("results/*/*/*/*/0/training.json")]
     assert [model["deterministic_mode"] for model in models] == [True, True]
     assert variables == ["0", "0"]
 
 
 @pytest.mark.parametrize(
-    ("factor", "why"), [(1.0, "peak of memory is not lower"), (1.5, r"losses differ from those of part proxy by 0\.5")]
+    ("factor", "why"), [(1.0, "peak of memory is not lower"), (1.5, r"losses differ from part proxy by 0\.5")]
 )
 def test_recomputation_saves_memory_and_changes_no_loss(h100: Kit, stand_in: Any, factor: float, why: str) -> None:
     stand_in(lambda test, step: falling(test, step) * (factor if test != "proxy" else 1.0))
     proxy.proxy(h100)
     with pytest.raises(PartFailed, match=why):
-        layer_features.recomputation(h100)
+        proxy.recomputation(h100)
 
 
 def test_experts_of_a_fixed_size(h100: Kit, stand_in: Any) -> None:
     stand_in(lambda test, step: falling(test, step) * (1.5 if test == "with_room" else 1.0))
     with pytest.raises(PartFailed, match=r"losses differ from those without a limit by 0\.5"):
-        layer_features.expert_capacity(h100)
+        proxy.expert_capacity(h100)
 
 
 @pytest.mark.parametrize(
-    ("trial", "why"), [(trials.fp8_delayed, "FP8 was not used"), (trials.graphs_engine, "no graph was captured")]
+    ("trial", "why"), [("fp8_delayed", "FP8 was not used"), ("graphs_engine", "no graph was captured")]
 )
-def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any, why: str) -> None:
+def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: str, why: str) -> None:
     stand_in(falling)
     proxy.proxy(h100)
     figures = {"losses": [falling("", step) for step in range(10)], "captured": False}
-    monkeypatch.setattr(trials, "run_trial", lambda *args: figures)
+    monkeypatch.setattr(proxy, "run_trial", lambda *args: figures)
     with pytest.raises(PartFailed, match=why):
-        trial(h100)
+        RUN[trial](h100)
 
 
-@pytest.mark.parametrize("trial", [trials.fp8_blockwise, trials.graphs_iteration, trials.op_fuser])
-def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any) -> None:
+@pytest.mark.parametrize("trial", ["fp8_blockwise", "graphs_iteration", "op_fuser"])
+def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: str) -> None:
     with pytest.raises(PartFailed, match="part proxy left nothing"):
-        trial(h100)
+        RUN[trial](h100)
     stand_in(falling)
     proxy.proxy(h100)
     configs = []
@@ -251,11 +251,11 @@ def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatc
         configs.append(json.loads(config.read_text()))
         return {"losses": [falling("", step) * 1.2 for step in range(10)], "tflops_per_gpu": TFLOPS}
 
-    monkeypatch.setattr(trials, "run_trial", run_trial)
+    monkeypatch.setattr(proxy, "run_trial", run_trial)
     with pytest.raises(PartFailed, match=r"loss(es)? differs? from part proxy by 0\.2"):
-        trial(h100)
+        RUN[trial](h100)
     assert configs[0]["model"]["num_layers"] == 4
-    is_fp8 = trial is trials.fp8_blockwise
+    is_fp8 = trial == "fp8_blockwise"
     assert configs[0]["mixed_precision"].get("fp8_recipe") == ("blockwise" if is_fp8 else None)
     assert configs[0]["optimizer"]["use_precision_aware_optimizer"] is not is_fp8
 
@@ -275,28 +275,24 @@ def test_fp8_has_to_learn_what_bf16_learns(
 ) -> None:
     stand_in(falling)
     proxy.proxy(h100)
-    monkeypatch.setattr(trials, "run_trial", lambda *args: {"losses": losses})
+    monkeypatch.setattr(proxy, "run_trial", lambda *args: {"losses": losses})
     if not why:
-        figures = trials.fp8_current(h100)
+        figures = RUN["fp8_current"](h100)
         assert figures["mean_decrease"] == pytest.approx(0.49)
         assert (figures["step_time_s_of_bf16"], figures["peak_memory_gib_of_bf16"]) == (STEP_S, MEMORY_GIB)
         return
     with pytest.raises(PartFailed, match=why):
-        trials.fp8_current(h100)
+        RUN["fp8_current"](h100)
 
 
 @pytest.mark.long
-def test_a_trial_trains_what_the_loop_refuses(kit: Kit, stand_in: Any, tmp_path: Path) -> None:
-    """A field of which the CPU asks nothing stands for what a GPU would do."""
+def test_a_trial_trains_with_overrides(kit: Kit, stand_in: Any) -> None:
     pytest.importorskip("torch")
-    config = {"compute_dtype": "fp32", "num_gpus": 1}
-    from cloudai_mbridge.gpu_check.sweep import Training, train
-
+    test = training("tiny", "gpt_tiny", {"compute_dtype": "fp32", "num_gpus": 1}, steps=7)
     stand_in(falling)
-    path = train(kit, "tiny", [Training("tiny", "gpt_tiny", config, steps=7)]).directory("tiny") / trials.CONFIG
-    field = "logger.log_device_memory_used"
+    path = train(kit, "tiny", [test]).directory("tiny") / proxy.CONFIG
     with pytest.raises(PartFailed, match="the training loop does not do this"):
-        trials.run_trial(kit, "refused", path, [], [f"{field}=true"])
-    figures = trials.run_trial(kit, "tried", path, [field], [f"{field}=true"])
+        proxy.run_trial(kit, "refused", path, ["logger.log_device_memory_used=true"])
+    figures = proxy.run_trial(kit, "tried", path, ["optimizer.lr=0.002"])
     assert len(figures["losses"]) == 7
     assert figures["losses"][-1] < figures["losses"][0]

@@ -10,9 +10,9 @@ import pytest
 
 from cloudai_mbridge.training.config import MockGPTDatasetConfig, TrainingConfig
 from cloudai_mbridge.training.config.rules.scheduler_steps import check_epochs
-from cloudai_mbridge.training.data.conversations import Sample
 from cloudai_mbridge.training.data.finetuning import FinetuningDataset
-from cloudai_mbridge.training.data.samplers import FILLER, Shuffled
+from cloudai_mbridge.training.data.loader import FILLER, shuffled
+from cloudai_mbridge.training.data.samples import Sample
 from tests.cases import every
 from tests.training.conftest import Finished, run_ranks
 
@@ -50,7 +50,7 @@ def test_passes_over_the_data_are_trained_resumed_and_evaluated(tmp_path: Path, 
 
 def test_what_fills_a_batch_has_no_loss() -> None:
     """Each epoch holds every sample once; the places beyond are filled."""
-    order = Shuffled(10, 12, seed=1)
+    order = shuffled(10, 12, seed=1)
     for epoch in range(3):
         drawn = [order(epoch * 12 + place) for place in range(12)]
         assert sorted(drawn) == [FILLER, FILLER, *range(10)]

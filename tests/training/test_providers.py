@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 
 from cloudai_mbridge.recipes.container import container_data
@@ -122,11 +121,6 @@ def test_the_resolved_file_trains_the_same(tmp_path: Path) -> None:
     done = run_ranks(1, command, tmp_path)
     assert f'"lm loss": {losses[0]}' in done.stdout
     assert done.stdout.count("MBRIDGE_STEP") == 2
-
-
-def test_dtype_is_kept() -> None:
-    assert GPTModelProvider(**SMALL).params_dtype is torch.float32
-    assert MambaModelProvider().params_dtype is torch.bfloat16
 
 
 @every(("ep", "given", "expected"), [(2, None, 1), (2, 2, 2), (1, None, 2), (1, 2, 2)])

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloudai_mbridge.training.comm_overlap import start  # noqa: E402
-from cloudai_mbridge.training.comm_overlap.start import layer_settings, start_user_buffers, stop_user_buffers  # noqa: E402
+from cloudai_mbridge.training.comm_overlap import user_buffers  # noqa: E402
+from cloudai_mbridge.training.comm_overlap.user_buffers import layer_settings, start_user_buffers, stop_user_buffers  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 
 LAYERS = {"qkv_dgrad": {"method": "bulk", "num_sm": 4}}
@@ -42,7 +42,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
         UserBufferQuantizationMode=SimpleNamespace(FP8="fp8", NONE="none"),
     )
     monkeypatch.setitem(sys.modules, "transformer_engine", stub)
-    monkeypatch.setattr(start, "te_is_at_least", lambda version: True)
+    monkeypatch.setattr(user_buffers, "te_is_at_least", lambda version: True)
     return calls
 
 
@@ -87,7 +87,7 @@ def test_buffers_of_each_number_format(engine: mock.Mock, fields: dict[str, Any]
 
 
 def test_releases_before_2_8(engine: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "te_is_at_least", lambda version: False)
+    monkeypatch.setattr(user_buffers, "te_is_at_least", lambda version: False)
     given = _given(engine, fp8="hybrid", tp_comm_overlap_cfg=None)
     assert (given["use_fp8"], given["ub_cfgs"], "quantization_modes" in given) == (True, {}, False)
 

@@ -10,7 +10,7 @@ from tests.transformer_engine.engine import MODELS, Built, build, configure, gpu
 from megatron.core.tensor_parallel import layers
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.models import weight_gradients
+from cloudai_mbridge.training.models import provider
 from cloudai_mbridge.training.schema import not_done
 
 # What the loop turns on where Transformer Engine is there
@@ -107,7 +107,7 @@ def test_weight_gradients_are_accumulated_in_the_products_that_can(
     has_apex: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Megatron-Core's own output layer needs Apex for it, and refuses to be built without."""
-    monkeypatch.setattr(weight_gradients, "has_apex_extension", lambda: has_apex)
+    monkeypatch.setattr(provider, "has_apex_extension", lambda: has_apex)
     monkeypatch.setattr(layers, "_grad_accum_fusion_available", has_apex)
     with gpu():
         built = build(configure("grouped"))

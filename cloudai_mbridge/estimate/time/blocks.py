@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.training.flops.hybrid import parse_pattern
-from cloudai_mbridge.training.flops.layers import (
+from cloudai_mbridge.training.flops.attention import GATED_DELTA_NET
+from cloudai_mbridge.training.flops.quantities import (
     count_layers,
     has_window,
     linear_attention_pattern,
     window_of,
     with_prediction,
 )
-from cloudai_mbridge.training.flops.linear_attention import GATED_DELTA_NET
+from cloudai_mbridge.training.flops.total import parse_pattern
 
 
 class Kind(StrEnum):
@@ -66,7 +66,8 @@ class Core:
 def sublayers(model: Architecture) -> Counter[Sublayer]:
     """Return the number of sublayers of each kind, including multi-token prediction."""
     if model.hybrid_layer_pattern is not None:
-        return Counter((_KINDS[symbol], 0) for symbol in parse_pattern(model.hybrid_layer_pattern).symbols)
+        decoder, prediction = parse_pattern(model.hybrid_layer_pattern)
+        return Counter((_KINDS[symbol], 0) for symbol in "".join([decoder, *prediction]))
     dense, moe = count_layers(model)
     kinds = _mixers(model)
     kinds.update({(Kind.DENSE, 0): dense, (Kind.MOE, 0): moe})

@@ -20,9 +20,9 @@ from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.peft.apply import is_trained
 from cloudai_mbridge.training.peft.config import AdapterConfig
-from cloudai_mbridge.training.peft.matching import has_layers_apart
-from cloudai_mbridge.training.peft.state import is_trained
+from cloudai_mbridge.training.peft.layers import has_layers_apart
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
 Metadata = dict[str, Any]

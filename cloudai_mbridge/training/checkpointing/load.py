@@ -22,7 +22,7 @@ from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.optim import sync_hybrid_device_optimizer_fp32_master_copies
-from cloudai_mbridge.training.peft.state import check_adapters
+from cloudai_mbridge.training.peft.apply import check_adapters
 from cloudai_mbridge.training.process.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")

@@ -2,22 +2,28 @@
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.utils import is_torch_min_version
 
-from cloudai_mbridge.training.comm_overlap import expert_rules as rules
 from cloudai_mbridge.training.comm_overlap.user_buffers import TransformerLayerTPOverlapCfg, as_te_dict
-from cloudai_mbridge.training.compat.transformer_engine import have_te
+from cloudai_mbridge.training.compat import cuda_graphs
+from cloudai_mbridge.training.compat.transformer_engine import describe_te, have_te, te_is_at_least
 
 logger = logging.getLogger(__name__)
 
 # Elements per gradient bucket: large enough that its reduction is bound by bandwidth, not latency
 _BUCKET_SIZE = 128 * 1024 * 1024
+_EXPERT_OVERLAP = "overlap_moe_expert_parallel_comm"
+_DELAYED_WGRAD = "delay_wgrad_compute"
+
+_Rule = tuple[bool, str]  # whether it holds, and the message if not
 
 
 @dataclass(kw_only=True)
@@ -69,14 +75,35 @@ class CommOverlapConfig:
         self.finalize()
         user = vars(self.user_comm_overlap_cfg or SimpleNamespace())
         data_parallel = self._resolve_data_parallel(user, model_config, optimizer_config, ddp_config)
-        model = _resolve_model(user, model_config)
-        as_it_is = getattr(ddp_config, "overlap_grad_reduce", False)
-        _check_experts(model, model_config, data_parallel.get("overlap_grad_reduce", as_it_is))
+        staged = model_config.pipeline_model_parallel_size > 1
+        interleaved = staged and _num_chunks(model_config) > 1
+        # Interleaved stages exchange often, so their messages overlap with products; a plain 1F1B schedule sends and
+        # receives in one batch
+        defaults = {
+            "overlap_p2p_comm": interleaved,
+            "batch_p2p_comm": staged and not interleaved,
+            "defer_embedding_wgrad_compute": False,
+            "wgrad_deferral_limit": -1,
+            _EXPERT_OVERLAP: False,
+            _DELAYED_WGRAD: False,
+        }
+        model = _prefer(user, defaults)
+        if not hasattr(model_config, _EXPERT_OVERLAP):
+            raise AssertionError(f"{type(model_config).__name__} has no field {_EXPERT_OVERLAP}")
+        has_overlap = model[_EXPERT_OVERLAP]
+        if has_overlap:
+            _require(_EXPERT_OVERLAP, _expert_overlap_rules(model_config))
+        if model[_DELAYED_WGRAD]:
+            reduces_beside = data_parallel.get("overlap_grad_reduce", getattr(ddp_config, "overlap_grad_reduce", False))
+            _require(_DELAYED_WGRAD, _delayed_wgrad_rules(model_config, has_overlap, reduces_beside))
+        for name in (_EXPERT_OVERLAP, _DELAYED_WGRAD):
+            if getattr(model_config, name, False) and not model[name]:  # this section decides
+                logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
         _write(model, model_config)
         _write_tensor_parallel(user, model_config)
         _write(data_parallel, optimizer_config)
         # DDP hooks weight gradients differently if they come late
-        _write({**data_parallel, rules.DELAYED_WGRAD: model[rules.DELAYED_WGRAD]}, ddp_config)
+        _write({**data_parallel, _DELAYED_WGRAD: model[_DELAYED_WGRAD]}, ddp_config)
 
     def _resolve_data_parallel(self, user: Mapping[str, Any], model: Any, optimizer: Any, ddp: Any) -> dict[str, Any]:
         """Return the overlap of gradients and parameters; {} unless DDP and distributed optimizer are Megatron's."""
@@ -97,25 +124,19 @@ class CommOverlapConfig:
         return _prefer(user, defaults)
 
 
-def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
-    """Check the model's overlap settings; warn of those enabled there and turned off by this section, which decides."""
-    if not hasattr(model, rules.EXPERT_OVERLAP):
-        raise AssertionError(f"{type(model).__name__} has no field {rules.EXPERT_OVERLAP}")
-    if settled[rules.EXPERT_OVERLAP]:
-        rules.require(rules.EXPERT_OVERLAP, rules.expert_overlap_rules(model))
-    if settled[rules.DELAYED_WGRAD]:
-        has_overlap = settled[rules.EXPERT_OVERLAP]
-        rules.require(rules.DELAYED_WGRAD, rules.delayed_wgrad_rules(model, has_overlap, grad_reduce_overlap))
-    for name in (rules.EXPERT_OVERLAP, rules.DELAYED_WGRAD):
-        if getattr(model, name, False) and not settled[name]:
-            logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
-
-
 def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:
-    obstacle = _tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
-    if obstacle:
-        logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
-    is_on = bool(user["tp_comm_overlap"]) and obstacle is None
+    is_on = bool(user["tp_comm_overlap"])
+    if is_on:
+        obstacle = None
+        if model.tensor_model_parallel_size < 2:
+            obstacle = f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
+        elif not model.sequence_parallel:
+            obstacle = "sequence_parallel is off"
+        elif not have_te():
+            obstacle = "Transformer Engine is not installed"
+        if obstacle:
+            logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
+        is_on = obstacle is None
     layer = user["tp_comm_overlap_cfg"] if is_on else None
     if is_on and layer is None:
         logger.warning("tensor-parallel communication overlap has no tp_comm_overlap_cfg: Transformer Engine decides")
@@ -133,36 +154,61 @@ def _write(values: Mapping[str, Any], config: Any) -> None:
             setattr(config, name, value)
 
 
-def _tensor_parallel_obstacle(model: Any) -> str | None:
-    """Return why products cannot overlap with tensor-parallel communication here, None if they can."""
-    if model.tensor_model_parallel_size < 2:
-        return f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
-    if not model.sequence_parallel:
-        return "sequence_parallel is off"
-    if not have_te():
-        return "Transformer Engine is not installed"
-    return None
-
-
-def _resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    staged = model.pipeline_model_parallel_size > 1
-    interleaved = staged and _num_chunks(model) > 1
-    defaults = {
-        # Interleaved stages exchange often, so their messages overlap with products; a plain 1F1B schedule sends and
-        # receives in one batch
-        "overlap_p2p_comm": interleaved,
-        "batch_p2p_comm": staged and not interleaved,
-        "defer_embedding_wgrad_compute": False,
-        "wgrad_deferral_limit": -1,
-        "overlap_moe_expert_parallel_comm": False,
-        "delay_wgrad_compute": False,
-    }
-    return _prefer(user, defaults)
-
-
 def _num_chunks(model: Any) -> int:
     return model.virtual_pipeline_model_parallel_size or 1
 
 
 def _prefer(user: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: default if user[name] is None else user[name] for name, default in defaults.items()}
+
+
+def _require(subject: str, rules: Iterable[_Rule]) -> None:
+    """Raise AssertionError for the first rule that does not hold."""
+    for holds, message in rules:
+        if not holds:
+            raise AssertionError(f"{subject} requires {message}")
+
+
+def _expert_overlap_rules(model: Any) -> Iterator[_Rule]:
+    """Yield the conditions for overlapping the experts' all-to-all with another micro-batch's products."""
+    experts, ep = model.num_moe_experts, model.expert_model_parallel_size
+    yield ep > 1, f"expert_model_parallel_size > 1, not {ep}"
+    yield experts is not None and experts > 1, f"num_moe_experts > 1, not {experts}"
+    dispatcher = model.moe_token_dispatcher_type
+    yield dispatcher in ("alltoall", "flex"), f'moe_token_dispatcher_type "alltoall" or "flex", not "{dispatcher}"'
+    yield model.bf16 or model.fp16, "bf16 or fp16"
+    # Earlier releases hang
+    yield is_torch_min_version("2.6.0"), f"torch >= 2.6.0; {torch.__version__} is installed"
+    virtual = model.virtual_pipeline_model_parallel_size
+    yield (
+        model.pipeline_model_parallel_size == 1 or virtual is not None,
+        f"virtual_pipeline_model_parallel_size with pipeline_model_parallel_size {model.pipeline_model_parallel_size}",
+    )
+    yield model.recompute_granularity != "full", 'recompute_granularity other than "full"'
+    yield model.recompute_method is None, f'recompute_method None, not "{model.recompute_method}"'
+    yield model.recompute_num_layers is None, f"recompute_num_layers None, not {model.recompute_num_layers}"
+    yield not model.moe_shared_expert_overlap, "moe_shared_expert_overlap off"
+    yield model.mtp_num_layers in (None, 0, 1), f"mtp_num_layers None, 0 or 1, not {model.mtp_num_layers}"
+
+
+def _delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: bool) -> Iterator[_Rule]:
+    """Yield the conditions for computing weight gradients apart from input gradients. The flags are settled values."""
+    yield expert_overlap, f"{_EXPERT_OVERLAP} in comm_overlap"
+    te_27 = te_is_at_least("2.7.0")
+    for name, is_on in (
+        ("overlap_grad_reduce", grad_reduce_overlap),
+        ("gradient_accumulation_fusion", model.gradient_accumulation_fusion),
+    ):
+        yield te_27 or not is_on, f"Transformer Engine >= 2.7.0 together with {name}; {describe_te()}"
+    scopes = cuda_graphs.captured(model)
+    has_attention = "attn" in scopes
+    has_shared_expert = getattr(model, "moe_shared_expert_intermediate_size", None) is not None
+    # a graph of the router holds the shared expert unless that runs on its own stream
+    graphs_shared_expert = has_shared_expert and not getattr(model, "moe_shared_expert_overlap", False)
+    if not has_attention and not ("moe_router" in scopes and graphs_shared_expert):
+        return
+    yield te_is_at_least("2.12.0"), f"Transformer Engine >= 2.12.0 inside a CUDA graph; {describe_te()}"
+    # Without it gradients are accumulated at changing addresses, which a graph cannot replay
+    yield model.gradient_accumulation_fusion, "gradient_accumulation_fusion inside a CUDA graph"
+    for name in ("add_bias_linear", "add_qkv_bias"):
+        yield not (has_attention and getattr(model, name)), f"{name} off with attention in a CUDA graph"

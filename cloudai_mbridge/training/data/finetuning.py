@@ -1,25 +1,154 @@
-"""Fine-tuning data: JSON lines under `dataset_root`, padded or packed."""
+"""Fine-tuning data: JSON lines under `dataset_root`, padded or packed. Data sets of Hugging Face become such files."""
 
 import copy
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch.distributed as dist
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
-from cloudai_mbridge.training.data import packing
-from cloudai_mbridge.training.data.collate import Pad, StackPacked, length_unit, stack
-from cloudai_mbridge.training.data.conversations import Encoder, Sample, SampleOptions
+from cloudai_mbridge.training.config.sft import GPTSFTDatasetConfig, HFDatasetSourceConfig
 from cloudai_mbridge.training.data.gpt import Datasets
-from cloudai_mbridge.training.data.hugging_face import check_source, prepare_files
-from cloudai_mbridge.training.data.loader import Collate
+from cloudai_mbridge.training.data.loader import Collate, pad, stack, stack_packed
+from cloudai_mbridge.training.data.samples import (
+    Encoder,
+    PackedDataset,
+    Sample,
+    SampleOptions,
+    load_or_pack,
+    pack,
+    sequence_unit,
+)
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.atomic import write_bytes
+
+_CACHE = Path("~/.cache/cloudai_mbridge/datasets")
+Row = dict[str, Any]
+
+
+class _Known(NamedTuple):
+    path: str
+    adapter: str | None = None
+    split: str = "train"
+    subset: str | None = None
+
+
+# The text data sets that Megatron-Bridge 0.6 finds by name
+_KNOWN = {
+    "squad": _Known("rajpurkar/squad", "squad"),
+    "gsm8k": _Known("openai/gsm8k", "gsm8k", subset="main"),
+    "openmathinstruct2": _Known("nvidia/OpenMathInstruct-2", "openmathinstruct2", split="train_1M"),
+    "tulu3": _Known("allenai/tulu-3-sft-mixture"),
+}
+
+
+# Adapter of rows -> their prompt and answer
+_PAIRS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+    "squad": lambda row: (
+        f"Context: {row['context']} Question: {row['question']} Answer:",
+        str(row["answers"]["text"][0]),
+    ),
+    "gsm8k": lambda row: (f"Question: {row['question']} Answer:", str(row["answer"])),
+    "openmathinstruct2": lambda row: (f"Problem: {row['problem']} Solution:", str(row["generated_solution"])),
+}
+
+
+def check_source(dataset: GPTSFTDatasetConfig) -> None:
+    """Run the checks that need no data. Raises ConfigError: unknown name or adapter, or missing package."""
+    for source in filter(None, (dataset.hf_dataset, dataset.hf_validation_dataset, dataset.hf_test_dataset)):
+        _resolve(source)
+    if dataset.hf_dataset is not None and find_spec("datasets") is None:
+        raise ConfigError("dataset.hf_dataset needs the package datasets; install it, or set dataset.dataset_root")
+
+
+def prepare_files(dataset: GPTSFTDatasetConfig) -> Path:
+    """Write the used splits that are missing, and return their directory. Every rank calls it.
+
+    Raises ConfigError: the data cannot be had, or not written; on every rank.
+    """
+    if dataset.hf_output_root is not None:
+        root = Path(dataset.hf_output_root)
+    else:
+        facts = json.dumps(dataset.source_facts(), sort_keys=True, default=str)
+        root = _CACHE.expanduser() / hashlib.sha256(facts.encode()).hexdigest()[:16]
+    failure: list[str | None] = [None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            _write_splits(dataset, root)
+        except Exception as error:  # of the package, the network, the disk or a row
+            failure[0] = f"dataset.hf_dataset: {type(error).__name__}: {' '.join(str(error).split())}"
+    if dist.is_initialized():
+        dist.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        raise ConfigError(failure[0])
+    return root
+
+
+def _write_splits(dataset: GPTSFTDatasetConfig, root: Path) -> None:
+    source = dataset.hf_dataset
+    assert source is not None
+    is_used = {"training": True, "validation": dataset.do_validation, "test": dataset.do_test}
+    missing = [
+        name for name in is_used if is_used[name] and (dataset.hf_rewrite or not (root / f"{name}.jsonl").exists())
+    ]
+    share = dataset.hf_validation_proportion
+    rows: dict[str, list[Row]] = {}
+    if share is not None and dataset.do_validation and {"training", "validation"} & {*missing}:
+        from datasets import Dataset
+
+        split = Dataset.from_list(_rows(dataset, source)).train_test_split(test_size=share, seed=dataset.seed)
+        rows = {"training": list(split["train"]), "validation": list(split["test"])}
+    given = {"validation": dataset.hf_validation_dataset, "test": dataset.hf_test_dataset}
+    for name in missing:
+        if name not in rows:
+            rows[name] = _rows(dataset, given.get(name) or source, None if name == "training" else name)
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows[name])
+        root.mkdir(parents=True, exist_ok=True)
+        write_bytes(root / f"{name}.jsonl", text.encode())
+
+
+def _rows(dataset: GPTSFTDatasetConfig, source: HFDatasetSourceConfig, split: str | None = None) -> list[Row]:
+    """Load a source and return its rows as `sample_options` reads them. split: of a source without a split."""
+    import datasets
+
+    known = _resolve(source)
+    subsets = source.subset if isinstance(source.subset, list) else [source.subset or known.subset]
+    chosen = source.split or split or known.split
+    parts = [
+        datasets.load_dataset(known.path, *([] if each is None else [each]), split=chosen, **(source.load_kwargs or {}))
+        for each in subsets
+    ]
+    loaded = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+    if known.adapter is None:
+        return [dict(row) for row in loaded]
+    options = dataset.sample_options
+    keys = options.get("input_key", "input"), options.get("label_key", "output")
+    return [dict(zip(keys, _PAIRS[known.adapter](row), strict=True)) for row in loaded]
+
+
+def _resolve(source: HFDatasetSourceConfig) -> _Known:
+    if source.dataset_name is not None:
+        if source.dataset_name not in _KNOWN:
+            raise ConfigError(
+                f"dataset.hf_dataset.dataset_name = {source.dataset_name!r} is unknown; use {', '.join(_KNOWN)},"
+                " or path_or_dataset"
+            )
+        return _KNOWN[source.dataset_name]
+    if source.schema_adapter is not None and source.schema_adapter not in _PAIRS:
+        raise ConfigError(
+            f"dataset.hf_dataset.schema_adapter = {source.schema_adapter!r} is unknown; use {', '.join(_PAIRS)}"
+        )
+    return _Known(str(source.path_or_dataset), source.schema_adapter)
+
 
 _FILES = {"train": "training.jsonl", "valid": "validation.jsonl", "test": "test.jsonl"}
 _SWITCHES = {"valid": "do_validation", "test": "do_test"}
@@ -83,13 +212,15 @@ def collate_for(config: ConfigContainer, dataset: Any) -> Collate:
     Only a whole global batch can be padded to its own longest sample: pipeline stages need one length per step.
     """
     kind: Any = config.dataset
-    if isinstance(dataset, packing.PackedDataset):
-        fixed = kind.packed_sequence_specs.pad_cu_seqlens
-        return StackPacked(dataset.max_boundaries if fixed else None, dataset.longest if fixed else None)
+    if isinstance(dataset, PackedDataset):
+        if not kind.packed_sequence_specs.pad_cu_seqlens:
+            return stack_packed
+        return partial(stack_packed, boundaries=dataset.max_boundaries, longest=dataset.longest)
     if not isinstance(dataset, FinetuningDataset):
         return stack
     to_longest = kind.dataloader_type == "batch" and not SampleOptions.of(kind.sample_options).pad_to_max_length
-    return Pad(dataset.lengths if to_longest else None, kind.seq_length, _unit(config), dataset.pad_id)
+    lengths = dataset.lengths if to_longest else None
+    return partial(pad, lengths=lengths, limit=kind.seq_length, unit=_unit(config), pad_id=dataset.pad_id)
 
 
 def check_finetuning(config: ConfigContainer) -> None:
@@ -141,20 +272,25 @@ def read_lines(path: Path, remedy: str = "") -> list[tuple[int, dict[str, Any]]]
 
 def _build_split(config: ConfigContainer, tokenizer: Any, split: str) -> Any:
     dataset: Any = config.dataset
-    pad_id = _pad_id(tokenizer)
+    pad_id = 0  # any will do, as padding has no loss
+    for name in ("eod", "pad"):
+        with suppress(AttributeError, NotImplementedError):
+            if (value := getattr(tokenizer, name)) is not None and value >= 0:
+                pad_id = int(value)
     if not is_packed(dataset):
         return FinetuningDataset(_encode_split(dataset, tokenizer, split, dataset.seq_length), pad_id)
     specs = dataset.packed_sequence_specs
-    limit = min(specs.max_single_sequence_length or dataset.seq_length, specs.packed_sequence_size)
+    size = specs.packed_sequence_size
+    limit = min(specs.max_single_sequence_length or dataset.seq_length, size)
+    unit = sequence_unit(specs.pad_seq_to_mult, config.model.context_parallel_size)
     path = {"train": specs.packed_train_data_path, "valid": specs.packed_val_data_path}.get(split)
-    options = packing.PackOptions(
-        size=specs.packed_sequence_size,
-        unit=packing.sequence_unit(specs.pad_seq_to_mult, config.model.context_parallel_size),
-        pad_id=pad_id,
-        seed=dataset.seed,
-    )
     metadata = specs.packed_metadata_path if split == "train" else None
-    return packing.load_or_pack(path, metadata, options, lambda: _encode_split(dataset, tokenizer, split, limit))
+
+    def make() -> np.ndarray:
+        samples = _encode_split(dataset, tokenizer, split, limit)
+        return pack(samples, size, unit=unit, pad_id=pad_id, seed=dataset.seed)
+
+    return load_or_pack(path, metadata, size, make)
 
 
 def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, limit: int) -> list[Sample]:
@@ -172,14 +308,7 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
     return samples
 
 
-def _pad_id(tokenizer: Any) -> int:
-    """Return the id that fills up; any will do, as it has no loss."""
-    for name in ("pad", "eod"):
-        with suppress(AttributeError, NotImplementedError):
-            if (value := getattr(tokenizer, name)) is not None and value >= 0:
-                return int(value)
-    return 0
-
-
 def _unit(config: ConfigContainer) -> int:
-    return length_unit(config.model.tensor_model_parallel_size, config.model.context_parallel_size)
+    """Return the number that must divide a sequence length: tensor parallelism splits each context-parallel half."""
+    cp: int = config.model.context_parallel_size
+    return int(config.model.tensor_model_parallel_size) * (2 * cp if cp > 1 else 1)

@@ -1,20 +1,26 @@
-"""Megatron-Core's GPT datasets: mock samples, and blends of indexed files."""
+"""Megatron-Core's GPT datasets: mock samples, and blends of indexed files; also filled in the middle.
+
+Fill in the middle: documents cut in three, whose middle comes last (Bavarian et al. 2022, arXiv 2207.14255).
+"""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from megatron.core import parallel_state as mpu
 from megatron.core.datasets import gpt_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 
+from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig as GPTConfig
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
-from cloudai_mbridge.training.data.fim import GPTFIMDataset, Permuter
 from cloudai_mbridge.training.errors import ConfigError
 
 Datasets = tuple[Any | None, Any | None, Any | None]
@@ -37,44 +43,32 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     config = copy.copy(config)
     config.tokenizer = tokenizer
     config.create_attention_mask = config.create_attention_mask and not config.skip_getting_attention_mask_from_dataset
-    _drop_unused_splits(config, sizes)
-    kind = _kind(config)
+    # splits that no sample is drawn from are neither built nor required
+    name = "split_matrix" if config.blend_per_split is None else "blend_per_split"
+    parts = zip(getattr(config, name), sizes, strict=True)  # in the order of Split
+    setattr(config, name, [None if size == 0 else part for part, size in parts])
+    kind: type[Any] = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
+    if isinstance(config, GPTFIMDatasetConfig):
+        Permuter(config, tokenizer)  # which checks, on every rank, that the tokenizer has the tokens
+        kind = GPTFIMDataset
     _check_splits(config)
     builder = BlendedMegatronDatasetBuilder(kind, list(sizes), partial(reads_samples, config), config)
     try:
         train, valid, test = builder.build()
     except Exception as error:
-        missing = _missing_file(error)
+        missing: BaseException | None = error
+        while missing is not None and not isinstance(missing, FileNotFoundError):  # the error of mock data wraps it
+            missing = missing.__cause__ or missing.__context__
         if not config.fast_cache_load or missing is None:
             raise
         raise _no_cache(config, str(missing.filename)) from error
     for dataset in (train, valid, test):
-        _check_cache(config, dataset)
+        for each in (dataset, *getattr(dataset, "datasets", ())):
+            for name, path in vars(each).items() if each is not None else ():
+                # of indices that are read with the first sample, `defer_npy_index_mmap`
+                if name.startswith("path_to_") and name.endswith("_index") and not Path(path).is_file():
+                    raise _no_cache(config, path)
     return train, valid, test
-
-
-def _kind(config: GPTConfig) -> type[Any]:
-    """Return the class of the splits. Raises ConfigError, on every rank: the tokenizer lacks a token."""
-    if isinstance(config, GPTFIMDatasetConfig):
-        Permuter.of(config, config.tokenizer)
-        return GPTFIMDataset
-    kind: type[Any] = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
-    return kind
-
-
-def _missing_file(error: BaseException | None) -> FileNotFoundError | None:
-    """Return the missing file in an error's chain of causes, None without one: the error of mock data wraps it."""
-    while error is not None and not isinstance(error, FileNotFoundError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _check_cache(config: GPTConfig, dataset: Any) -> None:
-    """Check that the indices that are read with the first sample, `defer_npy_index_mmap`, are built."""
-    for each in (dataset, *getattr(dataset, "datasets", ())):
-        for name, path in vars(each).items() if each is not None else ():
-            if name.startswith("path_to_") and name.endswith("_index") and not Path(path).is_file():
-                raise _no_cache(config, path)
 
 
 def _no_cache(config: GPTConfig, path: str) -> ConfigError:
@@ -122,24 +116,120 @@ def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float
             yield from ((split, prefix, bounds) for prefix in blend[0] if not is_object_storage_path(prefix))
 
 
-def is_end_stage() -> bool:
-    """Return whether this is the first or the last pipeline stage: middle stages read no data."""
-    return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
-
-
-def limits_attention(dataset: Any) -> bool:
-    """Return whether samples limit the tokens that attention sees: by a mask, or by the bounds of their documents."""
-    has_masks = not getattr(dataset, "skip_getting_attention_mask_from_dataset", True)
-    return bool(getattr(dataset, "inter_document_masking", False) or has_masks)
-
-
 def reads_samples(dataset: Any) -> bool:
-    """Return whether this pipeline stage reads samples: middle stages only use samples that limit attention."""
-    return is_end_stage() or limits_attention(dataset)
+    """Return whether this pipeline stage reads samples: middle stages only use samples that limit attention.
+
+    That is by a mask, or by the bounds of their documents.
+    """
+    has_masks = not getattr(dataset, "skip_getting_attention_mask_from_dataset", True)
+    is_end = mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True)
+    return bool(is_end or has_masks or getattr(dataset, "inter_document_masking", False))
 
 
-def _drop_unused_splits(config: Any, sizes: Sequence[int | None]) -> None:
-    """Drop the splits that no sample is drawn from: they are neither built nor required."""
-    name = "split_matrix" if config.blend_per_split is None else "blend_per_split"
-    parts = zip(getattr(config, name), sizes, strict=True)  # in the order of Split
-    setattr(config, name, [None if size == 0 else part for part, size in parts])
+_FIM_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")  # keys of `dataset.fim_extra_tokens`
+
+
+def check_fim(config: GPTFIMDatasetConfig) -> None:
+    """Run the checks that need no tokenizer. Raises ConfigError: key, value, remedy."""
+    if config.mock:
+        raise ConfigError("dataset = GPTFIMDatasetConfig without data: mock samples have no text; set dataset.blend")
+    # their document bounds and padding are those before the permutation
+    for name, harmless in (("inter_document_masking", False), ("drop_last_partial_validation_sequence", True)):
+        if (given := getattr(config, name, harmless)) != harmless:
+            raise ConfigError(f"dataset.{name} = {given} does not go with GPTFIMDatasetConfig; use {harmless}")
+    rates = ["fim_rate", "fim_spm_rate", *(["fim_fragment_rate"] if config.fim_split_sample else [])]
+    for name in rates:
+        rate = getattr(config, name)
+        if rate is None or not 0 <= rate <= 1:
+            raise ConfigError(f"dataset.{name} = {rate}: use a probability, 0 to 1")
+    tokens = config.fim_extra_tokens or {}
+    if missing := [name for name in _FIM_TOKENS if name not in tokens]:
+        raise ConfigError(f"dataset.fim_extra_tokens lacks {', '.join(missing)}; give each a token of the tokenizer")
+
+
+class Permuter:
+    """Moves the middles of a sample's documents; draws in the order of Megatron-Bridge 0.6."""
+
+    def __init__(self, config: GPTFIMDatasetConfig, tokenizer: Any) -> None:
+        """Look the tokens up. Raises ConfigError: the tokenizer lacks one, or has no text."""
+        if getattr(tokenizer, "library", None) == NULL:
+            raise ConfigError("tokenizer.tokenizer_type: the null one has no text for GPTFIMDatasetConfig; use another")
+        given = config.fim_extra_tokens or {}
+        self.config, self.tokenizer = config, tokenizer
+        self.tokens = {name: _token_id(tokenizer, given[name], f"fim_extra_tokens[{name!r}]") for name in _FIM_TOKENS}
+        self.split: int | None = None  # the token between the fragments of a document
+        if config.fim_split_sample:
+            self.split = _token_id(tokenizer, config.fim_split_sample, "fim_split_sample")
+
+    def permute(self, ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+        """Permute each document of a sample, int64 [n]; cut off or fill up to its length."""
+        moved = _each_piece(ids, self.tokens["eod"], partial(self._document, random=random))[: len(ids)]
+        return np.concatenate([moved, np.full(len(ids) - len(moved), self.tokens["pad"], dtype=np.int64)])
+
+    def _document(self, ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+        """Permute a document as a whole, or its fragments, each with `fim_fragment_rate`."""
+        if self.split is None or not (ids == self.split).any():
+            return self._piece(ids, self.config.fim_rate, random)
+        if not random.binomial(1, required(self.config.fim_rate)):
+            return ids
+        return _each_piece(ids, self.split, partial(self._piece, rate=self.config.fim_fragment_rate, random=random))
+
+    def _piece(self, ids: np.ndarray, rate: Any, random: np.random.RandomState) -> np.ndarray:
+        """Cut the text at two characters; return prefix, suffix, middle, or as often as set suffix, prefix, middle."""
+        if not len(ids) or not random.binomial(1, rate):
+            return ids
+        text = self.tokenizer.detokenize(ids.tolist())
+        if self.config.fim_no_prefix is not None and text.startswith(self.config.fim_no_prefix):
+            return ids
+        first, second = sorted(random.randint(0, len(text) + 1, size=2))
+        before, middle, after = map(self.tokenizer.tokenize, (text[:first], text[first:second], text[second:]))
+        begin, then_middle, then_suffix = (self.tokens[name] for name in ("prefix", "middle", "suffix"))
+        if random.binomial(1, required(self.config.fim_spm_rate)):
+            parts = [begin, then_suffix, *after, then_middle, *before, *middle]
+        else:
+            parts = [begin, *before, then_suffix, *after, then_middle, *middle]
+        return np.array(parts, dtype=np.int64)
+
+
+class GPTFIMDataset(GPTDataset):  # type: ignore[misc]
+    """Megatron-Core's GPT dataset with the middles moved.
+
+    A sample depends on `random_seed`, its split and its index alone: not on earlier samples, or on the worker.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._permuter = Permuter(self.config, self.config.tokenizer)
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
+        ids, *rest = super()._query_document_sample_shuffle_indices(idx)
+        random = np.random.RandomState([self.config.random_seed % 2**32, self.index_split.value, idx])
+        return self._permuter.permute(ids, random), *rest
+
+
+def _each_piece(ids: np.ndarray, separator: int, change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Change the pieces between separators, which stay."""
+    found, begin = [], 0
+    for end in np.flatnonzero(ids == separator).tolist():
+        found += [change(ids[begin:end]), ids[end : end + 1]]
+        begin = end + 1
+    return np.concatenate([*found, change(ids[begin:])])
+
+
+def _token_id(tokenizer: Any, token: Any, key: str) -> int:
+    """Return the id of a token, which may be given as its id."""
+    found = token
+    if not isinstance(token, int):
+        found = _look_up(tokenizer, token)
+        # for unknown tokens, libraries have an id of its own, None, the token or an error
+        found = None if found == _look_up(tokenizer, "<no such token>") else found
+    if not isinstance(found, int) or not 0 <= found < tokenizer.vocab_size:
+        raise ConfigError(f"dataset.{key} = {token!r} is not a token of the tokenizer; use one of its tokens")
+    return found
+
+
+def _look_up(tokenizer: Any, token: str) -> Any:
+    try:
+        return tokenizer._tokenizer.tokens_to_ids([token])[0]
+    except (KeyError, ValueError):
+        return None

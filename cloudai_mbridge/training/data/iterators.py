@@ -1,4 +1,4 @@
-"""The run's data iterators: one per model chunk, at the position of the counters."""
+"""The data of a run: checks, datasets, and iterators, one per model chunk, at the position of the counters."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -8,32 +8,117 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunDataIterator
 
 from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
 from cloudai_mbridge.training.config.container import ConfigContainer, required
-from cloudai_mbridge.training.config.dataset import SyntheticDataset
-from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
-from cloudai_mbridge.training.data.collate import stack
-from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config, split_sizes
-from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
-from cloudai_mbridge.training.data.gpt import Datasets, reads_samples
-from cloudai_mbridge.training.data.loader import LoaderOptions, batches
-from cloudai_mbridge.training.data.samplers import (
-    GlobalBatches,
-    InOrder,
-    MicroBatches,
+from cloudai_mbridge.training.config.dataset import (
+    DatasetBuildContext,
+    DatasetProvider,
+    GPTDatasetConfig,
+    SyntheticDataset,
+)
+from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, GPTFIMDatasetConfig
+from cloudai_mbridge.training.config.rules.scheduler_steps import calculate_scheduler_steps
+from cloudai_mbridge.training.data.finetuning import build_finetuning_datasets, check_finetuning, collate_for, is_packed
+from cloudai_mbridge.training.data.gpt import Datasets, build_gpt_datasets, check_blend_files, check_fim, reads_samples
+from cloudai_mbridge.training.data.loader import (
     Order,
-    Sharded,
     Share,
-    Shuffled,
+    batches,
     epoch_length,
+    global_batches,
+    in_order,
+    micro_batches,
+    sharded,
+    shuffled,
+    stack,
 )
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
+# Samples that the run draws from the training, validation and test set; None: all of them, once
+SplitSizes = tuple[int, int | None, int]
 Chunks = Any  # RerunDataIterator, or with virtual stages a list of them, or None
+
+
+def check_data_config(config: ConfigContainer) -> None:
+    """Make all checks that need no building; every rank may call it, at any time after validation.
+
+    Raises ConfigError: key, value, remedy.
+    """
+    dataset: Any = config.dataset
+    for name, section in (("validation", config.validation), ("dataset", dataset)):
+        if getattr(section, "multiple_validation_sets", None):
+            several = f"{name}.multiple_validation_sets = True"
+            raise ConfigError(f"{several}: Megatron-Bridge 0.6 loads one validation set; use one blend per split")
+    if dataset.num_workers < 0:
+        raise ConfigError(f"dataset.num_workers = {dataset.num_workers}: use 0 (no workers) or more")
+    if dataset.dataloader_type == "external" and not isinstance(dataset, DatasetProvider):
+        raise ConfigError(
+            f"dataset.dataloader_type = 'external' needs a DatasetProvider that returns batches, and dataset is a"
+            f" {type(dataset).__name__}; use 'single', 'cyclic' or 'batch'"
+        )
+    length = getattr(dataset, "seq_length", None)
+    if length is not None and length != config.model.seq_length:
+        raise ConfigError(f"dataset.seq_length = {length}, model.seq_length = {config.model.seq_length}: use the same")
+    if isinstance(dataset, GPTDatasetConfig):
+        check_blend_files(dataset)
+        if isinstance(dataset, GPTFIMDatasetConfig):
+            check_fim(dataset)
+        blend = dataset.blend_per_split[1] if dataset.blend_per_split is not None else dataset.blend
+        # weights set how often each file is drawn from: not possible if all samples are read once
+        if config.validation.full_validation and blend is not None and blend[1] is not None:
+            raise ConfigError(
+                "validation.full_validation = True: the validation data have weights; leave the weights out"
+            )
+    elif isinstance(dataset, FinetuningDatasetConfig):
+        check_finetuning(config)
+
+
+def split_sizes(config: ConfigContainer) -> SplitSizes:
+    """Return the samples of the whole run, evaluations at every `eval_interval` and at the end included."""
+    train, validation = config.train, config.validation
+    batch, iters = required(train.global_batch_size), train.train_iters or 0
+    train_samples = iters * batch if train.train_samples is None else train.train_samples
+    test_samples = (validation.eval_iters or 0) * config.eval_batch_sizes[0]
+    evaluations = iters // validation.eval_interval + 1 if validation.eval_interval else 1
+    return train_samples, None if validation.full_validation else evaluations * test_samples, test_samples
+
+
+def build_for_epochs(config: ConfigContainer, tokenizer: Any) -> Datasets:
+    """Build the datasets of a run of `train.num_epochs`, and derive its `train_iters` and schedule.
+
+    Every rank calls it. Raises ConfigError: as of `build_datasets`, or `train_iters` is given as well and differs.
+    """
+    train, valid, test = build_datasets(config, tokenizer, (1, *split_sizes(config)[1:]))
+    assert train is not None, "fine-tuning data have a training set"
+    try:
+        config.train.resolve_epochs(len(train))
+        calculate_scheduler_steps(config)
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(f"train: {error}") from error
+    return train, valid, test
+
+
+def build_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -> Datasets:
+    """Build the train, validation and test datasets on every rank; None for a missing or unrequested split."""
+    dataset: Any = config.dataset
+    if isinstance(dataset, GPTDatasetConfig):
+        return build_gpt_datasets(dataset, tokenizer, sizes)
+    if isinstance(dataset, FinetuningDatasetConfig):
+        return build_finetuning_datasets(config, tokenizer, sizes)
+    context = DatasetBuildContext(
+        train_samples=sizes[0],
+        valid_samples=sizes[1] or 0,
+        test_samples=sizes[2],
+        tokenizer=tokenizer,
+        pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
+    )
+    train, valid, test = dataset.build_datasets(context)
+    return train, valid, test
 
 
 def build_data_iterators(
@@ -75,7 +160,15 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
     validation = config.validation
     evaluations = validation.eval_iters or 0
     if validation.full_validation and valid is not None:
-        evaluations = _full_pass(config, valid)
+        if not hasattr(valid, "__len__"):
+            raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
+        batch = config.eval_batch_sizes[0]
+        evaluations = len(valid) // batch if config.dataset.drop_last else -(-len(valid) // batch)
+        if evaluations == 0:
+            raise ConfigError(
+                f"validation.full_validation: {len(valid)} samples are less than one batch of {batch}; use"
+                " dataset.drop_last=False, which fills it up"
+            )
     has_data = [train is not None and (config.train.train_iters or 0) > 0, valid is not None, test is not None]
     seen = torch.tensor([*has_data, evaluations], dtype=torch.int64, device=current_device())
     dist.broadcast(seen, src=0)
@@ -87,61 +180,49 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
         validation.eval_iters = evaluations
 
 
-def _full_pass(config: ConfigContainer, dataset: Any) -> int:
-    """Return the global batches of one pass over a dataset; a partial last batch counts unless dropped.
-
-    Raises ConfigError: the length is missing, or less than one whole batch.
-    """
-    if not hasattr(dataset, "__len__"):
-        raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
-    loader: Any = config.dataset
-    batch = config.eval_batch_sizes[0]
-    batches_of_pass = len(dataset) // batch if loader.drop_last else -(-len(dataset) // batch)
-    if batches_of_pass == 0:
-        raise ConfigError(
-            f"validation.full_validation: {len(dataset)} samples are less than one batch of {batch}; use"
-            " dataset.drop_last=False, which fills it up"
-        )
-    return batches_of_pass
-
-
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
     loader: Any = config.dataset
+    iterators: list[Any]
     if dataset is None or not (reads_samples(loader) or is_packed(loader)):
-        iterators: list[Any] = [None] * model_chunks
-    elif loader.dataloader_type == "external":
-        iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
+        iterators = [None] * model_chunks
+    elif loader.dataloader_type != "external":
+        iterators = [_batches(config, dataset, split, consumed) for _ in range(model_chunks)]
+    # the user's own batches, as they are; evaluation begins again at the end if possible
+    elif iter(dataset) is dataset:
+        iterators = list(itertools.tee(dataset, model_chunks)) if model_chunks > 1 else [dataset]
+    elif split == "train":
+        iterators = [iter(dataset) for _ in range(model_chunks)]
     else:
-        make = _maker(config, dataset, split, consumed)
-        iterators = [RerunDataIterator(make()) for _ in range(model_chunks)]
+        iterators = [itertools.chain.from_iterable(itertools.repeat(dataset)) for _ in range(model_chunks)]
+    iterators = [each if each is None else RerunDataIterator(each) for each in iterators]
     return iterators if model_chunks > 1 else iterators[0]
 
 
-def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]]:
-    """Iterate over the user's own batches, as they are; evaluation begins again at the end if possible."""
-    if iter(dataset) is dataset:
-        return list(itertools.tee(dataset, model_chunks)) if model_chunks > 1 else [dataset]
-    if split == "train":
-        return [iter(dataset) for _ in range(model_chunks)]
-    return [itertools.chain.from_iterable(itertools.repeat(dataset)) for _ in range(model_chunks)]
-
-
-def _maker(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> Callable[[], Iterator[Any]]:
-    """Return a factory of iterators over `dataset`, from the sample after `consumed`."""
+def _batches(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> Iterator[dict[str, Any]]:
+    """Iterate over `dataset`, from the sample after `consumed`."""
     loader: Any = config.dataset
-    replicas = mpu.get_data_parallel_world_size()
-    micro = required(config.train.micro_batch_size) if split == "train" else config.eval_batch_sizes[1]
-    share = Share(micro, mpu.get_data_parallel_rank(), replicas)
-    options = _options(config)
+    train = config.train
+    micro = required(train.micro_batch_size) if split == "train" else config.eval_batch_sizes[1]
+    share = Share(micro, mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size())
+    pin_memory = loader.pin_memory and current_device().type != "cpu"
     kind = loader.dataloader_type or "single"
     if isinstance(dataset, SyntheticDataset) and kind == "single":
-        return lambda: pooled_micro_batches(dataset, share, consumed, options.pin_memory)
+        return pooled_micro_batches(dataset, share, consumed, pin_memory)
     order = _order(config, dataset, split, share)
-    sampler: Any = MicroBatches(order, share, consumed)
+    requests = micro_batches(order, share, consumed)
     if kind == "batch":
-        sampler = GlobalBatches(order, share, consumed, _batch_size_at(config, split, share))
-    collate = collate_for(config, dataset)
-    return lambda: batches(dataset, sampler, collate, options)
+        requests = global_batches(order, share, consumed, _batch_size_at(config, split, share))
+    survives = train.exit_signal_handler or train.exit_signal_handler_for_dataloader
+    return batches(
+        dataset,
+        requests,
+        collate_for(config, dataset),
+        num_workers=loader.num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=loader.persistent_workers,
+        seed=config.rng.seed + mpu.get_data_parallel_rank(),
+        surviving_signal=int(train.exit_signal) if survives else None,
+    )
 
 
 def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> Order:
@@ -151,6 +232,7 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
     batch = required(config.train.global_batch_size) if split == "train" else config.eval_batch_sizes[0]
     if total == 0:
         raise ConfigError(f"dataset: the {split} set has no samples")
+    seed = int(getattr(loader, "seed", getattr(loader, "random_seed", config.rng.seed)))
     epoch = epoch_length(total, batch, loader.drop_last)
     if split == "train" and config.train.num_epochs is not None:
         epoch = -(-total // batch) * batch  # a last batch that is not full is filled up
@@ -162,13 +244,13 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
                 f"dataset.data_sharding = True: {total} samples cannot be divided among {share.replicas} data-parallel"
                 " ranks; use False"
             )
-        return Sharded(total, _seed(config), share)
+        return sharded(total, seed, share)
     shuffles = loader.dataloader_type == "cyclic" or (
         loader.dataloader_type == "batch" and isinstance(loader, FinetuningDatasetConfig)
     )
     if split == "train" and shuffles:
-        return Shuffled(total, epoch, _seed(config))
-    return InOrder(total, epoch)
+        return shuffled(total, epoch, seed)
+    return in_order(total, epoch)
 
 
 def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callable[[int], int]:
@@ -183,24 +265,6 @@ def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callabl
         return int(calculator.get() * share.step)
 
     return size
-
-
-def _options(config: ConfigContainer) -> LoaderOptions:
-    loader: Any = config.dataset
-    train = config.train
-    survives = train.exit_signal_handler or train.exit_signal_handler_for_dataloader
-    return LoaderOptions(
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory and current_device().type != "cpu",
-        persistent_workers=loader.persistent_workers,
-        seed=config.rng.seed + mpu.get_data_parallel_rank(),
-        surviving_signal=int(train.exit_signal) if survives else None,
-    )
-
-
-def _seed(config: ConfigContainer) -> int:
-    dataset: Any = config.dataset
-    return int(getattr(dataset, "seed", getattr(dataset, "random_seed", config.rng.seed)))
 
 
 def pooled_micro_batches(

@@ -1,6 +1,5 @@
 """Wrap the chunks of a model for data parallelism: replicated (DDP), or sharded by Megatron-FSDP or torch's FSDP2."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,14 +7,20 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallel
 
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.models.weight_gradients import FUSES_WEIGHT_GRADIENT
+from cloudai_mbridge.training.models.provider import FUSES_WEIGHT_GRADIENT
 from cloudai_mbridge.training.process.grid_groups import grid_groups
 
 
 def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     """Return the chunks, each wrapped as the configuration sets. The process groups must be up; a collective."""
     if config.dist.use_torch_fsdp2:
-        return [_torch_fsdp2()(config.model, config.ddp, chunk) for chunk in chunks]
+        from megatron.core.distributed import TorchFullyShardedDataParallel
+
+        class Wrapped(TorchFullyShardedDataParallel):  # type: ignore[misc]
+            def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
+                """Do nothing: the backward pass has reduced the gradients. 0.16 takes no arguments here."""
+
+        return [Wrapped(config.model, config.ddp, chunk) for chunk in chunks]
     kind: Any = partial(DistributedDataParallel, pg_collection=grid_groups())
     if config.ddp.use_megatron_fsdp:
         from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
@@ -54,14 +59,16 @@ def _divide_gradients_once(shards: Any, *, in_collective: bool) -> None:
         reduced.gradient_scaling_factor = None if is_alone else factor
         if is_alone:
             later.append((whole, factor))
-    if later:
-        shards.update_main_grads = partial(_divide, shards.update_main_grads, later)
+    if not later:
+        return
+    attach = shards.update_main_grads
 
+    def divide_and_attach() -> None:
+        for buffer, factor in later:
+            buffer.data.mul_(factor)
+        attach()
 
-def _divide(attach: Callable[[], None], later: list[tuple[Any, float]]) -> None:
-    for buffer, factor in later:
-        buffer.data.mul_(factor)
-    attach()
+    shards.update_main_grads = divide_and_attach
 
 
 def _accumulate_whole_gradients(chunk: Any) -> None:
@@ -93,16 +100,6 @@ def register_buffers(config: ConfigContainer, model: list[Any]) -> None:
     if config.ddp.use_megatron_fsdp and getattr(config.ddp, "fsdp_manual_registration", False):
         for chunk in model:
             chunk.param_and_grad_buffer.manual_buffer_registration()
-
-
-def _torch_fsdp2() -> Any:
-    from megatron.core.distributed import TorchFullyShardedDataParallel
-
-    class Wrapped(TorchFullyShardedDataParallel):  # type: ignore[misc]
-        def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
-            """Do nothing: the backward pass has reduced the gradients. Megatron-Core 0.16 takes no arguments here."""
-
-    return Wrapped
 
 
 def sized(ddp: Any, chunk: Any) -> Any:

@@ -27,6 +27,13 @@ PARAMETERS = {
     "layernorm_mlp.fc2_weight": ("mlp.linear_fc2.weight", 1),
 }
 INNER = "transformer_layer"
+# Arguments of the layer that are fields of the model: under the same name, and as `tp_comm_...`
+_SAME = (
+    *("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "layernorm_epsilon"),
+    *("hidden_dropout", "attention_dropout", "init_method", "output_layer_init_method", "sequence_parallel"),
+    "apply_residual_connection_post_layernorm",
+)
+_USER_BUFFERS = ("bulk_wgrad", "bulk_dgrad", "overlap_ag", "overlap_rs", "overlap_rs_dgrad")
 # The models that the layer is one of
 _FIELDS: dict[str, tuple[Any, ...]] = {
     "num_moe_experts": (None,),
@@ -90,7 +97,12 @@ def _layer() -> type:
             self.is_first_microbatch = True  # again in each step, by Megatron-Core
             tp = groups.tp.size()
             self.transformer_layer = TransformerLayer(
-                **_arguments(config),
+                **{name: getattr(config, name) for name in _SAME},
+                fuse_qkv_params=True,
+                fuse_wgrad_accumulation=config.gradient_accumulation_fusion,
+                zero_centered_gamma=config.layernorm_zero_centered_gamma,
+                **{f"ub_{name}": getattr(config, f"tp_comm_{name}") for name in _USER_BUFFERS},
+                ub_tp_comm_overlap=config.tp_comm_overlap,
                 **_get_extra_te_kwargs(config),
                 layer_number=self.layer_number,
                 get_rng_state_tracker=get_cuda_rng_tracker,
@@ -110,7 +122,9 @@ def _layer() -> type:
             if others.get("packed_seq_params") is not None:
                 raise ValueError(f"packed sequences with model.{FIELD} = True: use unpacked ones, or False")
             is_first, self.is_first_microbatch = self.is_first_microbatch, False
-            with _autocast(self.config):
+            half = self.config.bf16 or self.config.fp16
+            dtype = torch.bfloat16 if self.config.bf16 else torch.float16
+            with torch.autocast(device_type="cuda", dtype=dtype) if half else nullcontext():
                 hidden_states = self.transformer_layer(
                     hidden_states, attention_mask=attention_mask, is_first_microbatch=is_first
                 )
@@ -126,35 +140,3 @@ def _layer() -> type:
             return made
 
     return EngineLayer
-
-
-def _arguments(config: Any) -> dict[str, Any]:
-    """Return the layer's constructor arguments."""
-    return {
-        "hidden_size": config.hidden_size,
-        "ffn_hidden_size": config.ffn_hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "kv_channels": config.kv_channels,
-        "layernorm_epsilon": config.layernorm_epsilon,
-        "hidden_dropout": config.hidden_dropout,
-        "attention_dropout": config.attention_dropout,
-        "init_method": config.init_method,
-        "output_layer_init_method": config.output_layer_init_method,
-        "fuse_wgrad_accumulation": config.gradient_accumulation_fusion,
-        "fuse_qkv_params": True,
-        "sequence_parallel": config.sequence_parallel,
-        "apply_residual_connection_post_layernorm": config.apply_residual_connection_post_layernorm,
-        "zero_centered_gamma": config.layernorm_zero_centered_gamma,
-        "ub_tp_comm_overlap": config.tp_comm_overlap,
-        "ub_bulk_wgrad": config.tp_comm_bulk_wgrad,
-        "ub_bulk_dgrad": config.tp_comm_bulk_dgrad,
-        "ub_overlap_ag": config.tp_comm_overlap_ag,
-        "ub_overlap_rs": config.tp_comm_overlap_rs,
-        "ub_overlap_rs_dgrad": config.tp_comm_overlap_rs_dgrad,
-    }
-
-
-def _autocast(config: Any) -> Any:
-    if not (config.bf16 or config.fp16):
-        return nullcontext()
-    return torch.autocast(device_type="cuda", dtype=torch.bfloat16 if config.bf16 else torch.float16)

@@ -17,30 +17,26 @@ from cloudai_mbridge.training.models.layer_specs import (
     modelopt_transformer_layer_spec,
     mtp_block_spec,
 )
-from cloudai_mbridge.training.models.provider import Deferred, ModelProvider, model_arguments
-from cloudai_mbridge.training.models.quantization import RecipeConfig
-from cloudai_mbridge.training.models.weight_gradients import (
+from cloudai_mbridge.training.models.provider import (
+    Deferred,
+    ModelProvider,
+    build_fused,
     can_enable_gradient_accumulation_fusion,
-    fuse_weight_gradients,
-    unfused_without_apex,
+    model_arguments,
 )
+from cloudai_mbridge.training.models.quantization import RecipeConfig
 
 
 @dataclass
 class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  # type: ignore[misc]
     """A GPT model. Sizes are the whole model's, `seq_length` the training sequence's."""
 
-    fp16_lm_cross_entropy: bool = False
-    parallel_output: bool = True
     share_embeddings_and_output_weights: bool = True
-    make_vocab_size_divisible_by: int = 128
     position_embedding_type: Literal["learned_absolute", "rope", "yarn"] = "learned_absolute"
     rotary_base: int = 10000
-    rotary_percent: float = 1.0
     rope_scaling: bool = False
     rope_scaling_factor: float = 1.0
     rotary_scaling_factor: float | None = None
-    seq_len_interpolation_factor: float | None = None
     yarn_rotary_scaling_factor: float | None = None
     yarn_original_max_position_embeddings: int | None = None
     yarn_beta_fast: float | None = None
@@ -50,7 +46,6 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     yarn_correction_range_round_to_int: bool | None = None
     seq_length: int = 1024
     attention_softmax_in_fp32: bool = False
-    deallocate_pipeline_outputs: bool = True
     scatter_embedding_sequence_parallel: bool = True
     tp_only_amax_red: bool = False
     tp_comm_overlap_cfg: str | dict[str, Any] | None = None
@@ -59,8 +54,6 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     dense_grouped_gemm: bool = False
     transformer_layer_spec: ModuleSpec | Callable[["GPTModelProvider"], ModuleSpec] = default_layer_spec
     hf_model_id: str | None = None
-    vocab_size: int | None = None
-    should_pad_vocab: bool = False
     num_moe_experts: int | None = None
     moe_grouped_gemm: bool = False
     qk_layernorm: bool = False
@@ -78,7 +71,6 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     restore_modelopt_state: bool = False
     use_arbitrary_attention_mask: bool | None = None
     quant_recipe: RecipeConfig | None = None
-    _pg_collection: Any = None
 
     def __post_init__(self) -> None:
         if self._is_finalizing:
@@ -112,8 +104,9 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
             layer_spec = spec(self, vp_stage)
         else:
             layer_spec = spec(self) if callable(spec) else spec
-        with unfused_without_apex(self):
-            model = GPTModel(
+        return build_fused(
+            self,
+            lambda: GPTModel(
                 **model_arguments(self, pre_process, post_process, vp_stage),
                 transformer_layer_spec=layer_spec,
                 rope_scaling=self.rope_scaling,
@@ -121,10 +114,8 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
                 scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
                 mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
                 vp_stage=vp_stage,
-            )
-        if self.gradient_accumulation_fusion:
-            fuse_weight_gradients(model)
-        return model
+            ),
+        )
 
 
 @dataclass

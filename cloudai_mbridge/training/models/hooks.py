@@ -76,7 +76,10 @@ def create_value_head_hook(hidden_size: int, sequence_parallel: bool, output_siz
 
     def hook(model: Any) -> ModelList:
         chunks = _ensure_model_list(model)
-        flags = _last_stage_flags()
+        stages = mpu.get_virtual_pipeline_model_parallel_world_size()
+        flags = [mpu.is_pipeline_last_stage()]
+        if mpu.get_pipeline_model_parallel_world_size() > 1 and stages is not None:
+            flags = [mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage) for stage in range(stages)]
         if len(flags) != len(chunks):
             raise ValueError(f"{len(chunks)} model chunks for {len(flags)} virtual stages of this rank")
         for chunk, is_last in zip(chunks, flags, strict=True):
@@ -92,14 +95,6 @@ def create_value_head_hook(hidden_size: int, sequence_parallel: bool, output_siz
 def make_value_model(hidden_size: int, sequence_parallel: bool) -> ModelHook:
     """Return a hook that makes a value model: one output per token."""
     return create_value_head_hook(hidden_size, sequence_parallel, output_size=1)
-
-
-def _last_stage_flags() -> list[bool]:
-    """Return, for every chunk of this rank, whether it is the last stage."""
-    stages = mpu.get_virtual_pipeline_model_parallel_world_size()
-    if mpu.get_pipeline_model_parallel_world_size() > 1 and stages is not None:
-        return [mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage) for stage in range(stages)]
-    return [mpu.is_pipeline_last_stage()]
 
 
 def _register_linear_for_last_layer_mapping() -> None:

@@ -13,15 +13,15 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
 from cloudai_mbridge.training.compat.hybrid_models import build_hybrid, has_unified_patterns, te_stack_spec
-from cloudai_mbridge.training.models.hybrid_layers import local_stack_spec
-from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
-from cloudai_mbridge.training.models.provider import Deferred, ModelProvider, model_arguments
-from cloudai_mbridge.training.models.quantization import RecipeConfig
-from cloudai_mbridge.training.models.weight_gradients import (
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_stack_spec
+from cloudai_mbridge.training.models.provider import (
+    Deferred,
+    ModelProvider,
+    build_fused,
     can_enable_gradient_accumulation_fusion,
-    fuse_weight_gradients,
-    unfused_without_apex,
+    model_arguments,
 )
+from cloudai_mbridge.training.models.quantization import RecipeConfig
 
 LAYERS = "M*-EGD+"
 _STAGE, _PREDICTION = "|", "/"
@@ -32,8 +32,6 @@ _CHUNK_SIZE = 128  # of Megatron-Core's Mamba layers
 class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # type: ignore[misc]
     """A hybrid of Mamba, attention, MLP and MoE layers."""
 
-    fp16_lm_cross_entropy: bool = False
-    parallel_output: bool = True
     share_embeddings_and_output_weights: bool = False
     params_dtype: torch.dtype = torch.bfloat16
     fp16: bool = False
@@ -49,11 +47,8 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     hybrid_layer_pattern: str | None = None
     seq_length: int = 8192
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "none"
-    rotary_percent: float = 1.0
     rotary_base: int = 10000
-    seq_len_interpolation_factor: float | None = None
     apply_rope_fusion: bool = True
-    make_vocab_size_divisible_by: int = 128
     gated_linear_unit: bool = False
     normalization: str = "RMSNorm"
     add_bias_linear: bool = False
@@ -61,15 +56,11 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     attention_dropout: float = 0.0
     layernorm_epsilon: float = 1e-5
     attention_backend: AttnBackend = AttnBackend.flash
-    deallocate_pipeline_outputs: bool = True
     bias_dropout_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
     gradient_accumulation_fusion: bool = field(default_factory=can_enable_gradient_accumulation_fusion)
     hybrid_stack_spec: ModuleSpec | Callable[..., ModuleSpec] | None = None
-    vocab_size: int | None = None
-    should_pad_vocab: bool = False
     hf_model_id: str | None = None
-    _pg_collection: Any = None
     mtp_num_layers: int | None = 0
     mtp_hybrid_override_pattern: str | None = None
     keep_mtp_spec_in_bf16: bool = False
@@ -86,10 +77,6 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         """The layers, with `|` between pipeline stages, then `/` and the layers of each predicted token."""
         return self.hybrid_layer_pattern or self.hybrid_override_pattern
 
-    @property
-    def _has_ratios(self) -> bool:
-        return bool(self.hybrid_attention_ratio or self.hybrid_mlp_ratio)
-
     def finalize(self) -> None:
         """Check the layer pattern, and run Megatron-Core's own checks.
 
@@ -98,10 +85,13 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         """
         if self.hybrid_layer_pattern and self.hybrid_override_pattern not in (None, self.hybrid_layer_pattern):
             raise ValueError("model.hybrid_override_pattern and hybrid_layer_pattern are both set; use the latter")
-        pattern = self._with_prediction()
+        pattern, block = self.pattern, self.mtp_hybrid_override_pattern
+        is_repeated = getattr(self, "mtp_use_repeated_layer", False)  # one block, present even without predictions
+        if pattern and block:
+            depths = max(int(is_repeated), self.mtp_num_layers or 0)
+            pattern = _PREDICTION.join([pattern.split(_PREDICTION)[0], *([block] * depths)])
         if pattern:
-            self._check_pattern(pattern)
-            self.hybrid_layer_pattern, self.hybrid_override_pattern = pattern, None
+            self._take_pattern(pattern, is_repeated)
         if self.num_layers is None:
             raise ValueError("neither model.num_layers nor hybrid_layer_pattern is set; set one of them")
         if self.quant_recipe is not None:
@@ -110,16 +100,8 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
             raise ValueError(f"model.mamba_chunk_size = {self.mamba_chunk_size}: use at least 1")
         self.run_post_init()
 
-    def _with_prediction(self) -> str | None:
-        pattern, block = self.pattern, self.mtp_hybrid_override_pattern
-        if not pattern or not block:
-            return pattern
-        depths = self.mtp_num_layers or 0
-        if getattr(self, "mtp_use_repeated_layer", False):  # one block, present even without predictions
-            depths = max(1, depths)
-        return _PREDICTION.join([pattern.split(_PREDICTION)[0], *([block] * depths)])
-
-    def _check_pattern(self, pattern: str) -> None:
+    def _take_pattern(self, pattern: str, is_repeated: bool) -> None:
+        """Check the pattern, and set what follows from it."""
         decoder, *prediction = pattern.split(_PREDICTION)
         symbols = set(decoder.replace(_STAGE, "") + "".join(prediction))
         if unknown := sorted(symbols - set(LAYERS)):
@@ -130,43 +112,40 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
         self.num_layers = count
         if prediction and not self.mtp_num_layers:
             self.mtp_num_layers = len(prediction)
-        is_repeated = getattr(self, "mtp_use_repeated_layer", False)
         if prediction and self.mtp_num_layers != len(prediction) and not is_repeated:
             raise ValueError(
                 f"model.mtp_num_layers = {self.mtp_num_layers}, but the layer pattern has {len(prediction)} predictions"
             )
         if not has_unified_patterns() and (prediction or _STAGE in decoder):
             raise ValueError(f"model.hybrid_layer_pattern = {pattern!r}: '|' and '/' need Megatron-Core 0.17 or newer")
+        self.hybrid_layer_pattern, self.hybrid_override_pattern = pattern, None
 
     def provide(
         self, pre_process: bool | None = None, post_process: bool | None = None, vp_stage: int | None = None
     ) -> Any:
         """Build this stage's model, on the default device."""
-        with unfused_without_apex(self):
-            model = build_hybrid(
-                self._stack_spec(),
-                self.pattern or (None if self._has_ratios else "M" * self.num_layers),
-                vp_stage,
-                **model_arguments(self, pre_process, post_process, vp_stage),
-                hybrid_attention_ratio=self.hybrid_attention_ratio,
-                hybrid_mlp_ratio=self.hybrid_mlp_ratio,
-            )
-        if self.gradient_accumulation_fusion:
-            fuse_weight_gradients(model)
-        return model
-
-    def _stack_spec(self) -> ModuleSpec:
-        given = self.hybrid_stack_spec
-        if given is None:
+        given: Any = self.hybrid_stack_spec
+        if given is None and has_transformer_engine():
+            given = te_stack_spec(for_modelopt=self.restore_modelopt_state)
+        elif given is None:
             given = local_stack_spec(self)
-            if has_transformer_engine():
-                given = te_stack_spec(for_modelopt=self.restore_modelopt_state)
         spec: ModuleSpec = given(self) if callable(given) and not isinstance(given, ModuleSpec) else given
         if self.mamba_chunk_size != _CHUNK_SIZE:
             spec = copy.deepcopy(spec)
             mixer = spec.submodules.mamba_layer.submodules.mixer
             mixer.params = {**mixer.params, "chunk_size": self.mamba_chunk_size}
-        return spec
+        has_ratios = self.hybrid_attention_ratio or self.hybrid_mlp_ratio
+        return build_fused(
+            self,
+            lambda: build_hybrid(
+                spec,
+                self.pattern or (None if has_ratios else "M" * self.num_layers),
+                vp_stage,
+                **model_arguments(self, pre_process, post_process, vp_stage),
+                hybrid_attention_ratio=self.hybrid_attention_ratio,
+                hybrid_mlp_ratio=self.hybrid_mlp_ratio,
+            ),
+        )
 
 
 @dataclass

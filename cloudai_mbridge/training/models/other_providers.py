@@ -15,17 +15,12 @@ class T5ModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # type:
     """An encoder and a decoder."""
 
     encoder_num_layers: int | None = None
-    fp16_lm_cross_entropy: bool = False
-    parallel_output: bool = True
     share_embeddings_and_output_weights: bool = True
-    make_vocab_size_divisible_by: int = 128
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
     apply_rope_fusion: bool = True
     max_position_embeddings: int = 512
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
-    rotary_percent: float = 1.0
-    seq_len_interpolation_factor: float | None = None
     seq_length: int = 512
     seq_length_dec: int = 128
     encoder_pipeline_model_parallel_size: int = 0
@@ -34,16 +29,12 @@ class T5ModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # type:
     masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
     bias_dropout_fusion: bool = True
-    deallocate_pipeline_outputs: bool = True
     num_moe_experts: int | None = None
     recompute_num_layers: int = 1
     distribute_saved_activations: bool = False
     enable_autocast: bool = False
     transformer_layer_spec: ModuleSpec | Callable[["T5ModelProvider"], ModuleSpec] | None = None
-    vocab_size: int | None = None
-    should_pad_vocab: bool = False
     tp_comm_overlap_cfg: str | dict[str, Any] | None = None
-    _pg_collection: Any = None
 
     def __post_init__(self) -> None:
         if self._is_finalizing:

@@ -96,17 +96,16 @@ def _fsdp_norm(chunks: list[Any]) -> float:
     params = list({id(param): param for chunk in chunks for param in chunk.parameters()}.values())
     if others := [param for param in params if not isinstance(param, DTensor)]:
         raise RuntimeError(f"Megatron-FSDP is on, and {len(others)} parameters are not DTensors")
-    dense, expert = (calc_dtensor_params_l2_norm(_of_kind(params, is_expert)) ** 2 for is_expert in (False, True))
+    kinds: dict[bool, list[Any]] = {False: [], True: []}  # the experts' or others
+    for param in params:
+        # Megatron-FSDP leaves the marks on the original parameters
+        is_expert = not getattr(getattr(param, "orig_param", param), "allreduce", True)
+        if param_is_not_shared(param):
+            kinds[is_expert].append(param)
+    dense, expert = (calc_dtensor_params_l2_norm(kinds[is_expert]) ** 2 for is_expert in (False, True))
     square = torch.tensor(expert, dtype=torch.float64, device=current_device())
     _all_reduce(square, mpu.get_expert_model_parallel_group())  # which their meshes do not contain
     return math.sqrt(float(_all_reduce(square + dense, mpu.get_pipeline_model_parallel_group()).item()))
-
-
-def _of_kind(params: list[Any], is_expert: bool) -> list[Any]:
-    """Return the experts' parameters, or the others; Megatron-FSDP leaves the marks on the original parameters."""
-    marks = [getattr(getattr(param, "orig_param", param), "allreduce", True) for param in params]
-    kinds = zip(params, marks, strict=True)
-    return [param for param, mark in kinds if bool(mark) is not is_expert and param_is_not_shared(param)]
 
 
 @torch.no_grad()

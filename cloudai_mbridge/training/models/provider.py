@@ -4,9 +4,9 @@ it is called; until then every field may be changed. Field names are Megatron-Br
 import copy
 import importlib
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,11 +14,14 @@ from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.grid_groups import grid_groups
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import nearest
 
 M = TypeVar("M")
+# Errors of a missing Transformer Engine: 0.16 compares its version with None, newer releases name it
+_ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
 _HOOKS = "_pre_wrap_hooks"
 
 
@@ -91,25 +94,41 @@ def model_arguments(
     }
 
 
+@dataclass
 class Deferred:
-    """Post-init that waits for `finalize()`.
+    """Fields of all language models beside Megatron-Core's, and a post-init that waits for `finalize()`.
 
     Given values are remembered and put back before post-init runs again: it replaces some fields by derived values.
     """
 
-    _is_finalizing: bool = False
+    fp16_lm_cross_entropy: bool = False
+    parallel_output: bool = True
+    make_vocab_size_divisible_by: int = 128
+    rotary_percent: float = 1.0
+    seq_len_interpolation_factor: float | None = None
+    deallocate_pipeline_outputs: bool = True
+    vocab_size: int | None = None
+    should_pad_vocab: bool = False
+    _pg_collection: Any = None
+
+    _is_finalizing = False
 
     def run_post_init(self) -> None:
         """Compute the values derived from the fields as set by the user, even if computed before."""
         for name, (given, derived) in self.__dict__.pop("_derived", {}).items():
             if _same(getattr(self, name), derived):  # not changed by the user since
                 setattr(self, name, given)
-        before = {field.name: copy.copy(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        before = {field.name: copy.copy(getattr(self, field.name)) for field in fields(self)}
         self._is_finalizing = True
         try:
             _fill_in(self)
-            with _naming_transformer_engine(self):
-                self.__post_init__()  # type: ignore[attr-defined]
+            self.__post_init__()  # type: ignore[attr-defined]
+        except (TypeError, AssertionError, ValueError, ImportError) as error:
+            if have_te() or not _ASKS_FOR_IT.search(str(error)):
+                raise
+            asked = [f"model.{name} = {value!r}" for name in ("fp8", "fp4") if (value := getattr(self, name, None))]
+            fact = ", ".join(asked) or "this model"
+            raise ValueError(f"{fact} needs Transformer Engine, and none is installed") from error
         finally:
             self._is_finalizing = False
         after = {name: getattr(self, name) for name in before}
@@ -124,10 +143,6 @@ def _same(a: Any, b: Any) -> bool:
         return bool(type(a) is type(b) and a == b)
     except Exception:  # arrays and the like
         return False
-
-
-# Errors of a missing Transformer Engine: 0.16 compares its version with None, newer releases name it
-_ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
 
 
 def _fill_in(model: Any) -> None:
@@ -157,14 +172,33 @@ def _fill_in(model: Any) -> None:
         model.sequence_parallel = False
 
 
-@contextmanager
-def _naming_transformer_engine(model: Any) -> Iterator[None]:
-    """Raise a ValueError that names Transformer Engine instead of Megatron-Core's error if it is not installed."""
+FUSES_WEIGHT_GRADIENT = "fuse_wgrad_accumulation"  # attribute of Transformer Engine's layers
+
+
+def has_apex_extension() -> bool:
+    """Return whether Megatron-Core's own linear layers can fuse gradient accumulation."""
+    return find_spec("fused_weight_gradient_mlp_cuda") is not None
+
+
+def can_enable_gradient_accumulation_fusion() -> bool:
+    """Return whether any layer of a model can fuse on this machine."""
+    return has_transformer_engine() or has_apex_extension()
+
+
+def build_fused(model: Any, build: Callable[[], Any]) -> Any:
+    """Build a model; with `gradient_accumulation_fusion`, products add a weight's gradient to the accumulated one.
+
+    Transformer Engine's layers can do it, and so can Megatron-Core's own linear layers with an extension of Apex. A
+    Transformer Engine model has one such linear layer, the output layer, and cannot be built with the field on without
+    Apex: it is off during the build then.
+    """
+    fuses = model.gradient_accumulation_fusion
+    model.gradient_accumulation_fusion = fuses and has_apex_extension()
     try:
-        yield
-    except (TypeError, AssertionError, ValueError, ImportError) as error:
-        if have_te() or not _ASKS_FOR_IT.search(str(error)):
-            raise
-        asked = [f"model.{name} = {value!r}" for name in ("fp8", "fp4") if (value := getattr(model, name, None))]
-        fact = ", ".join(asked) or "this model"
-        raise ValueError(f"{fact} needs Transformer Engine, and none is installed") from error
+        built = build()
+    finally:
+        model.gradient_accumulation_fusion = fuses
+    for module in built.modules() if fuses else ():
+        if hasattr(module, FUSES_WEIGHT_GRADIENT):
+            setattr(module, FUSES_WEIGHT_GRADIENT, True)
+    return built

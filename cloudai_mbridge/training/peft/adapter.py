@@ -4,7 +4,7 @@ Both are split: A along the rank of the product, or the input if that is split a
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,25 +16,9 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
 from cloudai_mbridge.training.models.initialization import generator_of
-from cloudai_mbridge.training.peft.base_layer import BaseLayer
-
-
-@dataclass(frozen=True)
-class AdapterShape:
-    """Parameters of an adapter. name: of the adapted layer, with global numbers; determines the initial values."""
-
-    name: str
-    dim: int
-    alpha: float
-    dropout: float
-    is_dropped_first: bool
-    init_in: str
-    init_out: str
-    exchanges: bool
-    regathers: bool
-    dtype: torch.dtype
-    device: torch.device
-    seed: int
+from cloudai_mbridge.training.peft.config import AdapterConfig
+from cloudai_mbridge.training.peft.layers import BaseLayer
+from cloudai_mbridge.training.process.device import current_device
 
 
 class Matrix(torch.nn.Module):
@@ -43,14 +27,11 @@ class Matrix(torch.nn.Module):
     experts: grouped experts have a weight each, `weight0`, `weight1`, ...
     """
 
-    def __init__(
-        self, base: BaseLayer, rows: int, columns: int, axis: int | None, shape: AdapterShape, experts: int
-    ) -> None:
+    def __init__(self, base: BaseLayer, rows: int, columns: int, axis: int | None, *, is_gated: bool = False) -> None:
         super().__init__()
-        self.axis, self.base, self.experts = axis, base, experts
-        self.is_gated = False
+        self.axis, self.base, self.experts, self.is_gated = axis, base, base.num_experts, is_gated
         for leaf in self.leaves:
-            weight: Any = torch.nn.Parameter(torch.empty(rows, columns, dtype=shape.dtype, device=shape.device))
+            weight: Any = empty_parameter(base, rows, columns)
             for mark, value in base.marks.items():
                 setattr(weight, mark, value)
             if axis is not None:
@@ -75,20 +56,28 @@ class Matrix(torch.nn.Module):
         return torch.cat([F.linear(part, weight) for part, weight in zip(parts, self.weights, strict=True)])
 
     @torch.no_grad()
-    def fill(self, kind: str, name: str, shape: AdapterShape) -> None:
-        """Initialize the weights from the layout-independent whole."""
+    def fill(self, kind: str, name: str, seed: int) -> None:
+        """Initialize the weights from the layout-independent whole; the kinds are Megatron-Bridge's."""
         ranks = self.base.ranks if self.axis is not None else 1
         first = mpu.get_expert_model_parallel_rank() * self.experts
         for i, weight in enumerate(self.weights):
-            own = _of_expert(name, first + i) if self.experts else name
-            whole = [size * (ranks if axis == self.axis else 1) for axis, size in enumerate(weight.shape)]
-            value = _draw(kind, whole, generator_of(own, shape.seed, shape.device), shape.device)
+            # each expert's as in a model without grouped experts
+            own = name.replace(".experts.", f".experts.local_experts.{first + i}.", 1) if self.experts else name
+            rows, columns = (size * (ranks if axis == self.axis else 1) for axis, size in enumerate(weight.shape))
+            generator = generator_of(own, seed, weight.device)
+            value = torch.zeros(rows, columns, device=weight.device)
+            if kind == "xavier":
+                value.normal_(0.0, math.sqrt(2 / (rows + columns)), generator=generator)
+            elif kind == "normal":
+                value.normal_(0.0, 0.2, generator=generator)
+            elif kind == "kaiming":  # of slope sqrt(5), which is 1 / sqrt(inputs)
+                value.uniform_(-(columns**-0.5), columns**-0.5, generator=generator)
             weight.copy_(value if self.axis is None else value.chunk(ranks, self.axis)[self.base.rank])
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Return the sharded state; experts' as in Megatron-Core, whether grouped or not."""
         if not self.experts:
-            return {f"{prefix}weight": self._sharded(self.weight, f"{prefix}weight", tuple(sharded_offsets))}
+            return {f"{prefix}weight": self._sharded(self.weights[0], f"{prefix}weight", tuple(sharded_offsets))}
         size, rank = mpu.get_expert_model_parallel_world_size(), mpu.get_expert_model_parallel_rank()
         found = {}
         for i, (leaf, weight) in enumerate(zip(self.leaves, self.weights, strict=True)):
@@ -99,58 +88,54 @@ class Matrix(torch.nn.Module):
         return found
 
     def _sharded(self, weight: Any, key: str, offsets: tuple[Any, ...]) -> Any:
-        own = self.axis is not None
-        groups = {
-            "tp_group": self.base.group if own else mpu.get_tensor_model_parallel_group(),
-            "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
-        }
-        if not own:
-            return make_sharded_tensor_for_checkpoint(weight, key, prepend_offsets=offsets, **groups)
-        sharded = make_tp_sharded_tensor_for_checkpoint(weight, key, self.axis, prepend_offsets=offsets, **groups)
-        return apply_swiglu_sharded_factory(sharded, offsets) if self.is_gated else sharded
+        return sharded_parameter(self.base, weight, key, self.axis, offsets, is_gated=self.is_gated)
 
 
-def _of_expert(name: str, number: int) -> str:
-    """Return the matrix's name in a model without grouped experts; number: over all ranks."""
-    return name.replace(".experts.", f".experts.local_experts.{number}.", 1)
+def empty_parameter(base: BaseLayer, *shape: int) -> torch.nn.Parameter:
+    """Return a parameter of the model's type on the device where it is to be initialized."""
+    device = torch.device("cpu") if base.config.use_cpu_initialization else current_device()
+    return torch.nn.Parameter(torch.empty(shape, dtype=base.config.params_dtype, device=device))
 
 
-def _draw(kind: str, shape: list[int], generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """Return a whole matrix [rows, columns] of columns inputs; the names are Megatron-Bridge's."""
-    rows, columns = shape
-    value = torch.zeros(shape, device=device)
-    if kind == "xavier":
-        value.normal_(0.0, math.sqrt(2 / (rows + columns)), generator=generator)
-    elif kind == "normal":
-        value.normal_(0.0, 0.2, generator=generator)
-    elif kind == "kaiming":  # of slope sqrt(5), which is 1 / sqrt(inputs)
-        value.uniform_(-(columns**-0.5), columns**-0.5, generator=generator)
-    return value
+def sharded_parameter(
+    base: BaseLayer, weight: Any, key: str, axis: int | None, offsets: tuple[Any, ...], *, is_gated: bool
+) -> Any:
+    """Return an entry of a sharded state; axis: along which the weight is split over the layer's ranks."""
+    groups = {
+        "tp_group": mpu.get_tensor_model_parallel_group() if axis is None else base.group,
+        "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
+    }
+    if axis is None:
+        return make_sharded_tensor_for_checkpoint(weight, key, prepend_offsets=offsets, **groups)
+    sharded = make_tp_sharded_tensor_for_checkpoint(weight, key, axis, prepend_offsets=offsets, **groups)
+    return apply_swiglu_sharded_factory(sharded, offsets) if is_gated else sharded
 
 
 class Adapter(torch.nn.Module):
     """The adapter of a layer whose weight is split over ranks, or of one part of it.
 
-    out_size: of this rank's output. is_gated: its rows belong to a gate and an up projection.
+    dim: rank of the product.
     """
 
-    def __init__(
-        self, base: BaseLayer, shape: AdapterShape, out_size: int | None = None, *, is_gated: bool = False
-    ) -> None:
+    def __init__(self, base: BaseLayer, peft: AdapterConfig, dim: int, seed: int) -> None:
         super().__init__()
-        self.base, self.alpha, self.dim = base, shape.alpha, shape.dim
-        self.is_dropped_first, self.exchanges, self.p = shape.is_dropped_first, shape.exchanges, shape.dropout
-        self.regathers = shape.regathers and self._gathers_sequence
-        rows, own = base.out_size if out_size is None else out_size, base.kind != "whole"
-        axis = (1 if base.kind == "row" else 0) if own else None
-        dim = shape.dim // base.ranks if base.kind == "column" else shape.dim
-        self.linear_in = Matrix(base, dim, base.in_size, axis, shape, base.num_experts)
+        self.base, self.alpha, self.dim, self.p = base, peft.alpha, dim, peft.dropout
+        self.is_dropped_first = peft.dropout_position == "pre"
+        self.has_split_sequence = base.config.sequence_parallel
+        self.exchanges = getattr(peft, "a2a_experimental", False)
+        self.is_column = base.kind == "column"
+        takes_whole = self.is_column and not base.is_reduced_outside and base.ranks > 1
+        self.gathers_sequence = takes_whole and self.has_split_sequence
+        self.copies_input = takes_whole and not self.has_split_sequence
+        self.regathers = getattr(peft, "sequence_parallel_input_regather", False) and self.gathers_sequence
+        rows, inner = base.out_size, dim // base.ranks if self.is_column else dim
+        axes: tuple[int | None, int | None] = {"column": (0, 0), "row": (1, 0), "whole": (None, None)}[base.kind]
         if base.kind == "row":
             rows //= base.ranks
-        self.linear_out = Matrix(base, rows, shape.dim, 0 if own else None, shape, base.num_experts)
-        self.linear_out.is_gated = is_gated
-        for leaf, kind, matrix in (("in", shape.init_in, self.linear_in), ("out", shape.init_out, self.linear_out)):
-            matrix.fill(kind, f"{shape.name}.adapter.linear_{leaf}.weight", shape)
+        self.linear_in = Matrix(base, inner, base.in_size, axes[0])
+        self.linear_out = Matrix(base, rows, dim, axes[1], is_gated=base.is_gated)
+        self.linear_in.fill(peft.lora_A_init_method, f"{base.name}.adapter.linear_in.weight", seed)
+        self.linear_out.fill(peft.lora_B_init_method, f"{base.name}.adapter.linear_out.weight", seed)
 
     @property
     def scale(self) -> float:
@@ -161,11 +146,24 @@ class Adapter(torch.nn.Module):
         """Return the adapter's addend to the layer's output; splits: of grouped experts' tokens."""
         x = x.to(self.linear_in.weights[0].dtype)
         if self.is_dropped_first:
-            x = self.drop(x, is_split=self._takes_split_input)
-        inner = self._after_in(self._regathered(x) if self.regathers else self.linear_in(self._before_in(x), splits))
+            x = self.drop(x, is_split=self.base.kind == "row" or self.has_split_sequence)
+        if self.regathers:
+            inner = self._regathered(x)
+        else:
+            if self.gathers_sequence:
+                x = mappings.gather_from_sequence_parallel_region(x, group=self.base.group)
+            elif self.copies_input:
+                x = mappings.copy_to_tensor_model_parallel_region(x, group=self.base.group)
+            inner = self.linear_in(x, splits)
+        if self.base.ranks > 1:  # the inner product as a whole; its gradient differs by rank, and is summed
+            if self.is_column:
+                inner = mappings.all_gather_last_dim_from_tensor_parallel_region(inner, group=self.base.group)
+            else:
+                inner = mappings.reduce_from_tensor_model_parallel_region(inner, group=self.base.group)
+                inner = mappings.copy_to_tensor_model_parallel_region(inner, group=self.base.group)
         y = self._after_out(self.linear_out(inner, splits))
         if not self.is_dropped_first:
-            y = self.drop(y, is_split=self._gives_split_output)
+            y = self.drop(y, is_split=self.is_column or self.has_split_sequence)
         scaled: torch.Tensor = y * self.scale
         return scaled
 
@@ -177,19 +175,6 @@ class Adapter(torch.nn.Module):
             return F.dropout(x, self.p)
         with get_cuda_rng_tracker().fork():
             return F.dropout(x, self.p)
-
-    @property
-    def _takes_split_input(self) -> bool:
-        return self.base.kind == "row" or self.base.has_split_sequence
-
-    @property
-    def _gives_split_output(self) -> bool:
-        return self.base.kind == "column" or self.base.has_split_sequence
-
-    @property
-    def _gathers_sequence(self) -> bool:
-        base = self.base
-        return base.kind == "column" and not base.is_reduced_outside and base.ranks > 1 and base.has_split_sequence
 
     def _regathered(self, x: torch.Tensor) -> torch.Tensor:
         """Return the first product of the whole sequence, which is not kept: the backward pass gathers it again."""
@@ -204,36 +189,18 @@ class Adapter(torch.nn.Module):
         )
         return product
 
-    def _before_in(self, x: torch.Tensor) -> Any:
-        base = self.base
-        if base.kind != "column" or base.is_reduced_outside or base.ranks == 1:
-            return x
-        if self._gathers_sequence:
-            return mappings.gather_from_sequence_parallel_region(x, group=base.group)
-        return mappings.copy_to_tensor_model_parallel_region(x, group=base.group)
-
-    def _after_in(self, inner: torch.Tensor) -> Any:
-        """Return the inner product whole. Its gradient differs by rank, and is summed."""
-        base = self.base
-        if base.ranks == 1:
-            return inner
-        if base.kind == "column":
-            return mappings.all_gather_last_dim_from_tensor_parallel_region(inner, group=base.group)
-        inner = mappings.reduce_from_tensor_model_parallel_region(inner, group=base.group)
-        return mappings.copy_to_tensor_model_parallel_region(inner, group=base.group)
-
     def _after_out(self, y: torch.Tensor) -> Any:
         base = self.base
-        if base.ranks == 1 or (base.kind == "column" and not base.gathers):
+        if base.ranks == 1 or (self.is_column and not base.gathers):
             return y
         if base.kind == "row" and base.is_reduced_outside:  # the sum over ranks puts the parts together
             before = base.rank * y.shape[-1]
             return F.pad(y, (before, (base.ranks - 1) * y.shape[-1] - before))
-        if base.kind == "row" and base.has_split_sequence and self.exchanges:
+        if base.kind == "row" and self.has_split_sequence and self.exchanges:
             whole = mappings.all_to_all_hp2sp(y, group=base.group)
             return whole.reshape(y.shape[0] // base.ranks, *y.shape[1:-1], -1)
         y = mappings.gather_from_tensor_model_parallel_region(y, group=base.group)
-        if base.kind == "row" and base.has_split_sequence:
+        if base.kind == "row" and self.has_split_sequence:
             return mappings.scatter_to_sequence_parallel_region(y, group=base.group)
         return y
 
@@ -241,7 +208,7 @@ class Adapter(torch.nn.Module):
         """Return scale * B A for each of this rank's matrices. A collective of the ranks that share them."""
         base = self.base
         matrices = zip(self.linear_in.weights, self.linear_out.weights, strict=True)
-        if base.kind == "column":
+        if self.is_column:
             return [self.scale * (b @ _joined(a, base)) for a, b in matrices]
         return [self.scale * (_joined(b, base) @ a) for a, b in matrices]
 
@@ -267,13 +234,18 @@ class SharedAdapter(Adapter):
     the gradients of norms are under sequence parallelism; experts need that.
     """
 
-    def __init__(self, base: BaseLayer, shape: AdapterShape, *, is_gated: bool = False) -> None:
+    def __init__(self, base: BaseLayer, peft: AdapterConfig, dim: int, seed: int) -> None:
         self.part = base
-        marks = {"allreduce": True, "sequence_parallel": True}
-        out_size = base.out_size * (base.ranks if base.kind == "column" else 1)
-        whole = replace(base, kind="whole", num_experts=0, marks=marks, in_size=base.whole_in_size, out_size=out_size)
-        super().__init__(whole, shape)
-        self.splits_gate = is_gated
+        whole = replace(
+            base,
+            kind="whole",
+            num_experts=0,
+            is_gated=False,
+            marks={"allreduce": True, "sequence_parallel": True},
+            in_size=base.in_size * (base.ranks if base.kind == "row" else 1),
+            out_size=base.out_size * (base.ranks if base.kind == "column" else 1),
+        )
+        super().__init__(whole, peft, dim, seed)
 
     def forward(self, x: torch.Tensor, splits: Any = None) -> torch.Tensor:
         """Return the adapter's addend to the layer's output."""
@@ -297,5 +269,5 @@ class SharedAdapter(Adapter):
         weight: torch.Tensor = self.linear_out.weights[0]
         if self.part.kind != "column" or self.part.ranks == 1:
             return weight
-        halves = weight.chunk(2) if self.splits_gate else (weight,)
+        halves = weight.chunk(2) if self.part.is_gated else (weight,)
         return torch.cat([half.chunk(self.part.ranks)[self.part.rank] for half in halves])

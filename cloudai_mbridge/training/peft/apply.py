@@ -1,6 +1,7 @@
-"""Freeze a model, and give it adapters: before it is in half precision, and before it is wrapped."""
+"""Freeze a model, and give it adapters: before it is in half precision, and before it is wrapped. Merge them again."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,15 +9,12 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.router import TopKRouter
 
 from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
-from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.peft import matching
-from cloudai_mbridge.training.peft.adapter import Adapter, AdapterShape, SharedAdapter
-from cloudai_mbridge.training.peft.base_layer import BaseLayer, describe
-from cloudai_mbridge.training.peft.canonical import split_linear
+from cloudai_mbridge.training.config.text.yaml_text import read_yaml
+from cloudai_mbridge.training.errors import CheckpointError, ConfigError
+from cloudai_mbridge.training.peft.adapter import Adapter, SharedAdapter
 from cloudai_mbridge.training.peft.config import AdapterConfig, CanonicalLoRA, DoRA
-from cloudai_mbridge.training.peft.dora import DecomposedAdapter, DecomposedLinear
-from cloudai_mbridge.training.peft.linear import AdaptedLinear
-from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.peft.layers import BaseLayer, describe, find, unmatched, weights
+from cloudai_mbridge.training.peft.linear import AdaptedLinear, DecomposedAdapter, DecomposedLinear, split_linear
 
 
 def apply(chunks: list[Any], peft: AdapterConfig, seed: int) -> None:
@@ -26,31 +24,52 @@ def apply(chunks: list[Any], peft: AdapterConfig, seed: int) -> None:
     """
     for chunk in chunks:
         chunk.requires_grad_(False)
-    adapted, error = [], ""
+    adapted: list[str] = []
+    error = ""
     try:
         for chunk in chunks:
-            for match in matching.find(chunk, peft):
-                _adapt(match, peft, seed)
-                adapted.append(match.name)
+            adapted += adapt(chunk, peft, seed)
     except ValueError as reason:
         error = str(reason)
     _agree(peft, adapted, error)
     for chunk in chunks:
-        _let_recomputed_layers_learn(chunk)
-    _report(chunks)
+        # torch runs the backward pass of a recomputed layer only if one of its inputs needs a gradient
+        embedding = getattr(chunk, "embedding", None)
+        if embedding is not None and chunk.config.recompute_granularity is not None:
+            embedding.register_forward_hook(_require_grad)
+    counts = [(each.numel(), each.requires_grad) for chunk in chunks for each in chunk.parameters()]
+    trained, total = sum(size for size, is_trained in counts if is_trained), sum(size for size, _ in counts)
+    print_rank_0(f"  adapters: {trained:,} of {total:,} parameters of this rank are trained ({trained / total:.2%})")
 
 
-def _adapt(match: matching.MatchedModule, peft: AdapterConfig, seed: int) -> None:
-    module = match.module
-    base = describe(module, match.name, is_expert=match.is_expert)
-    shape = _shape(match, peft, base, module.config, seed)
-    if isinstance(peft, DoRA) and (base.is_expert or isinstance(module, TopKRouter)):
-        raise ValueError(f"peft = DoRA: {match.name} belongs to routed experts, which DoRA does not adapt; use LoRA")
-    if isinstance(module, TopKRouter):
-        module.adapter = Adapter(base, shape)
-        module.gating = partial(_gate, module.gating, module.adapter)
-    else:
-        setattr(match.parent, match.attribute, _adapted(match, module, base, shape, peft))
+def _require_grad(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output.requires_grad_() if torch.is_grad_enabled() else output
+
+
+def adapt(chunk: Any, peft: AdapterConfig, seed: int) -> list[str]:
+    """Give the modules of a chunk adapters; return their names. Raises ValueError: one cannot have any."""
+    names = []
+    for parent, attribute, name, parts in find(chunk, peft):
+        module = getattr(parent, attribute)
+        base = describe(module, name)
+        arguments = (base, peft, _rank(peft, base), seed)
+        is_router = isinstance(module, TopKRouter)
+        is_fused = attribute == "linear_qkv" or (base.is_gated and not base.num_experts)
+        if isinstance(peft, DoRA) and (base.is_expert or is_router):
+            raise ValueError(f"peft = DoRA: {name} belongs to routed experts, which DoRA does not adapt; use LoRA")
+        if is_router:
+            module.adapter = Adapter(*arguments)
+            module.gating = partial(_gate, module.gating, module.adapter)
+        elif base.num_experts and getattr(peft, "share_expert_adapters", True):
+            setattr(parent, attribute, AdaptedLinear(module, SharedAdapter(*arguments)))
+        elif isinstance(peft, CanonicalLoRA) and parts and is_fused:
+            setattr(parent, attribute, split_linear(module, *arguments, parts))
+        elif isinstance(peft, DoRA):
+            setattr(parent, attribute, DecomposedLinear(module, DecomposedAdapter(*arguments)))
+        else:
+            setattr(parent, attribute, AdaptedLinear(module, Adapter(*arguments)))
+        names.append(name)
+    return names
 
 
 def _gate(gating: Any, adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
@@ -59,45 +78,16 @@ def _gate(gating: Any, adapter: Adapter, x: torch.Tensor) -> torch.Tensor:
     return logits + added.to(logits.dtype)
 
 
-def _adapted(
-    match: matching.MatchedModule, module: Any, base: BaseLayer, shape: AdapterShape, peft: AdapterConfig
-) -> torch.nn.Module:
-    if base.num_experts and getattr(peft, "share_expert_adapters", True):
-        return AdaptedLinear(module, SharedAdapter(base, shape, is_gated=base.is_gated))
-    is_fused = match.attribute == "linear_qkv" or (base.is_gated and not base.num_experts)
-    if isinstance(peft, CanonicalLoRA) and match.parts and is_fused:
-        return split_linear(module, match.name, base, shape, match.parts)
-    if isinstance(peft, DoRA):
-        return DecomposedLinear(module, DecomposedAdapter(base, shape, is_gated=base.is_gated))
-    return AdaptedLinear(module, Adapter(base, shape, is_gated=base.is_gated))
-
-
-def _shape(match: matching.MatchedModule, peft: AdapterConfig, base: BaseLayer, config: Any, seed: int) -> AdapterShape:
-    return AdapterShape(
-        name=match.name,
-        dim=_rank(match, peft, base, config),
-        alpha=peft.alpha,
-        dropout=peft.dropout,
-        is_dropped_first=peft.dropout_position == "pre",
-        init_in=peft.lora_A_init_method,
-        init_out=peft.lora_B_init_method,
-        exchanges=getattr(peft, "a2a_experimental", False),
-        regathers=getattr(peft, "sequence_parallel_input_regather", False),
-        dtype=config.params_dtype,
-        device=torch.device("cpu") if config.use_cpu_initialization else current_device(),
-        seed=seed,
-    )
-
-
-def _rank(match: matching.MatchedModule, peft: AdapterConfig, base: BaseLayer, config: Any) -> int:
+def _rank(peft: AdapterConfig, base: BaseLayer) -> int:
     """Return the rank of the product; for experts it may be a part, rounded up to a multiple the layout can split."""
     dim, ranks = peft.dim, base.ranks if base.kind == "column" else 1
-    if match.is_expert and getattr(peft, "normalize_moe_lora", False):
-        if dim % config.moe_router_topk:
-            raise ValueError(f"peft.dim = {dim} is not a multiple of model.moe_router_topk = {config.moe_router_topk}")
-        return -(-(dim // int(config.moe_router_topk)) // ranks) * ranks
+    if base.is_expert and getattr(peft, "normalize_moe_lora", False):
+        topk = int(base.config.moe_router_topk)
+        if dim % topk:
+            raise ValueError(f"peft.dim = {dim} is not a multiple of model.moe_router_topk = {topk}")
+        return -(-(dim // topk) // ranks) * ranks
     if dim % ranks:
-        raise ValueError(f"peft.dim = {dim} cannot be split over {ranks} tensor-parallel ranks ({match.name})")
+        raise ValueError(f"peft.dim = {dim} cannot be split over {ranks} tensor-parallel ranks ({base.name})")
     return dim
 
 
@@ -115,26 +105,47 @@ def _agree(peft: AdapterConfig, adapted: list[str], error: str) -> None:
             f"peft.target_modules = {peft.target_modules}: a pipeline stage has no adapters; "
             "adapt a layer of every stage, or use fewer stages"
         )
-    if missing := matching.unmatched(peft, names):
+    if missing := unmatched(peft, names):
         warn_rank_0(f"peft.target_modules: the model has no {', '.join(missing)}")
 
 
-def _let_recomputed_layers_learn(chunk: Any) -> None:
-    """Let gradients reach adapters in recomputed layers whose inputs need no gradient.
+@torch.no_grad()
+def merge(chunk: Any) -> None:
+    """Replace adapted layers by layers with merged weights, in a chunk or its wrapper. A collective."""
+    for name, module in list(chunk.named_modules()):
+        if isinstance(module, AdaptedLinear):
+            for weight, merged in zip(weights(module.to_wrap), module.merged(), strict=True):
+                weight.copy_(merged.to(weight.dtype))
+            if hasattr(module.to_wrap, "return_layernorm_output"):
+                module.to_wrap.return_layernorm_output = False
+            parent, _, attribute = name.rpartition(".")
+            setattr(chunk.get_submodule(parent), attribute, module.to_wrap)
+        elif isinstance(module, TopKRouter) and hasattr(module, "adapter"):
+            (product,) = module.adapter.products()
+            module.weight.copy_((module.weight.float() + product.float()).to(module.weight.dtype))
+            del module.adapter, module.gating
 
-    torch runs the backward pass of such a layer only if one of its inputs needs a gradient.
-    """
-    embedding = getattr(chunk, "embedding", None)
-    if embedding is not None and chunk.config.recompute_granularity is not None:
-        embedding.register_forward_hook(_require_grad)
+
+_DECIDING = ("target_modules", "exclude_modules", "dim", "alpha")
 
 
-def _require_grad(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-    return output.requires_grad_() if torch.is_grad_enabled() else output
+def is_trained(key: str) -> bool:
+    """Return whether an entry of the model changes while adapters are trained: theirs, and the experts' balance."""
+    return ".adapter." in key or key.endswith(".router.expert_bias")
 
 
-def _report(chunks: list[Any]) -> None:
-    """Print how many parameters rank 0 trains."""
-    counts = [(each.numel(), each.requires_grad) for chunk in chunks for each in chunk.parameters()]
-    trained, total = sum(size for size, is_trained in counts if is_trained), sum(size for size, _ in counts)
-    print_rank_0(f"  adapters: {trained:,} of {total:,} parameters of this rank are trained ({trained / total:.2%})")
+def check_adapters(directory: str, peft: AdapterConfig) -> None:
+    """Check that a checkpoint contains the same adapters. Raises CheckpointError: they differ."""
+    try:
+        data = read_yaml(Path(directory) / "run_config.yaml")
+    except (ConfigError, OSError):
+        return  # of another program: the tensors are compared in any case
+    saved: dict[str, Any] = (data or {}).get("peft") or {}
+    if not saved:
+        raise CheckpointError(f"{directory}: is a checkpoint without adapters; use it as pretrained_checkpoint")
+    kind = str(saved.get("_target_", "")).rpartition(".")[2]
+    there = {"kind": kind, **{name: saved.get(name) for name in _DECIDING}}
+    here = {"kind": type(peft).__name__, **{name: getattr(peft, name) for name in _DECIDING}}
+    if differing := [name for name in here if there[name] != here[name]]:
+        name = differing[0]
+        raise CheckpointError(f"{directory}: its adapters have {name} {there[name]!r}, this run's peft {here[name]!r}")

@@ -8,8 +8,12 @@ import torch
 Initialization = Literal["xavier", "normal", "kaiming", "zero"]
 
 
-def _all_linear() -> list[str]:
-    return ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+_LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+# A part of a fused layer -> the layer
+CANONICAL = {
+    **{f"linear_{part}": "linear_qkv" for part in "qkv"},
+    **{f"linear_fc1_{part}": "linear_fc1" for part in ("up", "gate")},
+}
 
 
 @dataclass
@@ -20,7 +24,7 @@ class AdapterConfig:
     dim: the rank. alpha: the adapter's output is scaled by alpha / dim. dropout: before or after the adapter.
     """
 
-    target_modules: list[str] | None = field(default_factory=_all_linear)
+    target_modules: list[str] | None = field(default_factory=lambda: list(_LINEAR))
     exclude_modules: list[str] = field(default_factory=list)
     dim: int = 32
     alpha: int = 32
@@ -75,22 +79,11 @@ class DoRA(AdapterConfig):
             raise ValueError(f"peft.dropout = {self.dropout}: DoRA is trained without; use 0.0")
 
 
-def _all_canonical() -> list[str]:
-    return [*CANONICAL, "linear_proj", "linear_fc2"]
-
-
-# A part of a fused layer -> the layer
-CANONICAL = {
-    **{f"linear_{part}": "linear_qkv" for part in "qkv"},
-    **{f"linear_fc1_{part}": "linear_fc1" for part in ("up", "gate")},
-}
-
-
 @dataclass
 class CanonicalLoRA(AdapterConfig):
     """LoRA with an adapter each for queries, keys and values, and for the gate and the up projection."""
 
-    target_modules: list[str] | None = field(default_factory=_all_canonical)
+    target_modules: list[str] | None = field(default_factory=lambda: [*CANONICAL, "linear_proj", "linear_fc2"])
     normalize_moe_lora: bool = False
     share_expert_adapters: bool = True
 

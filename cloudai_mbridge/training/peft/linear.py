@@ -1,11 +1,15 @@
 """Linear layers with adapters: they take the layers' places, and keep their names in checkpoints."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cloudai_mbridge.training.compat import quantized
-from cloudai_mbridge.training.peft.base_layer import weights
+from cloudai_mbridge.training.peft.adapter import Adapter, empty_parameter, sharded_parameter
+from cloudai_mbridge.training.peft.config import AdapterConfig
+from cloudai_mbridge.training.peft.layers import BaseLayer, weights
 
 # Attributes of a layer that other modules read or call
 _OF_THE_LAYER = ("weight", "bias", "layer_norm_weight", "layer_norm_bias", "weight0", "num_gemms", "backward_dw")
@@ -77,3 +81,134 @@ def _with_wrapper(state: dict[str, Any], prefix: str, *_: Any) -> None:
         own = key.removeprefix(prefix)
         if not own.startswith(("adapter.", _WRAPPER)):
             state[f"{prefix}{_WRAPPER}{own}"] = state.pop(key)
+
+
+class _Parts(torch.nn.ModuleDict):
+    """Adapters by name."""
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Return the sharded state of all adapters."""
+        found: dict[str, Any] = {}
+        adapters: Any = self.items()
+        for name, adapter in adapters:
+            found |= adapter.sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
+        return found
+
+
+class SplitLinear(AdaptedLinear):
+    """A fused layer with adapters for some of its parts.
+
+    groups: into how many equal blocks of rows the layer is divided, each with a block of every part. rows: of a part in
+    all blocks of this rank, in the layer's order.
+    """
+
+    def __init__(self, to_wrap: Any, parts: dict[str, Adapter], rows: dict[str, int], groups: int) -> None:
+        super().__init__(to_wrap, _Parts({f"adapter_{name}": adapter for name, adapter in parts.items()}))
+        self.rows, self.groups = rows, groups
+
+    def added(self, x: torch.Tensor, splits: Any) -> torch.Tensor:
+        """Return the adapters' output, in the order of the layer's."""
+        return self._joined({name: adapter(x, splits) for name, adapter in self._adapters()})
+
+    def merged(self) -> list[torch.Tensor]:
+        """Return this rank's matrix with the adapters, in fp32. A collective of the ranks that share it."""
+        weight = self.to_wrap.weight
+        products = {name: adapter.products()[0].T for name, adapter in self._adapters()}
+        return [quantized.values(weight).float() + self._joined(products).T.float()]
+
+    def _adapters(self) -> Any:
+        adapters: Any = self.adapter
+        return [(name.removeprefix("adapter_"), adapter) for name, adapter in adapters.items()]
+
+    def _joined(self, outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Put the blocks of the parts [..., rows] by turns; a part without an adapter adds nothing."""
+        some = next(iter(outputs.values()))
+        leading = some.shape[:-1]
+        blocks = [
+            outputs.get(name, some.new_zeros(*leading, rows)).reshape(*leading, self.groups, rows // self.groups)
+            for name, rows in self.rows.items()
+        ]
+        return torch.cat(blocks, -1).reshape(*leading, sum(self.rows.values()))
+
+
+def split_linear(
+    module: Any, base: BaseLayer, peft: AdapterConfig, dim: int, seed: int, parts: frozenset[str]
+) -> AdaptedLinear:
+    """Return a fused layer with adapters for these parts of it. Raises ValueError: it has other parts."""
+    config = base.config
+    if base.name.endswith("linear_qkv"):
+        groups = (config.num_query_groups or config.num_attention_heads) // base.ranks
+        heads = config.num_attention_heads // base.ranks
+        rows = {"q": heads * config.kv_channels, **dict.fromkeys("kv", groups * config.kv_channels)}
+    else:
+        groups, rows = 1, dict.fromkeys(("gate", "up"), base.out_size // 2)
+    if sum(rows.values()) != base.out_size or not groups:
+        raise ValueError(f"peft = CanonicalLoRA: {base.name} has more than queries, keys and values, or parts of them")
+    chosen = {part.rpartition("_")[2] for part in parts}
+    adapters = {
+        part: Adapter(replace(base, name=f"{base.name}.{part}", out_size=size, is_gated=False), peft, dim, seed)
+        for part, size in rows.items()
+        if part in chosen
+    }
+    return SplitLinear(module, adapters, rows, groups)
+
+
+class DecomposedAdapter(Adapter):
+    """An adapter with a magnitude for each row of this rank's weight."""
+
+    def __init__(self, base: BaseLayer, peft: AdapterConfig, dim: int, seed: int) -> None:
+        super().__init__(base, peft, dim, seed)
+        magnitude: Any = empty_parameter(base, base.out_size)
+        magnitude.allreduce = base.marks["allreduce"]
+        if self.is_column:
+            magnitude.tensor_model_parallel, magnitude.partition_dim, magnitude.partition_stride = True, 0, 1
+        else:  # with other tokens on each rank if the sequence is split
+            magnitude.sequence_parallel = self.has_split_sequence
+        self.weight_magnitude = magnitude
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Return the sharded state, under Megatron-Bridge's names."""
+        key, axis, is_gated = f"{prefix}weight_magnitude", 0 if self.is_column else None, self.base.is_gated
+        offsets = tuple(sharded_offsets)
+        magnitude = sharded_parameter(self.base, self.weight_magnitude, key, axis, offsets, is_gated=is_gated)
+        return {**super().sharded_state_dict(prefix, sharded_offsets, metadata), key: magnitude}
+
+
+class DecomposedLinear(AdaptedLinear):
+    """Weight-decomposed adaptation: W' = m (W + B A) / |W + B A|, row by row (DoRA, https://arxiv.org/abs/2402.09353).
+
+    The magnitudes begin as the norms of the rows. The norm counts as a constant in the backward pass, as the paper
+    proposes. Of weights that are split along the input it is that of the whole rows.
+    """
+
+    def __init__(self, to_wrap: Any, adapter: DecomposedAdapter) -> None:
+        super().__init__(to_wrap, adapter)
+        with torch.no_grad():
+            adapter.weight_magnitude.copy_(self._norms(super().merged()[0]))
+
+    def forward(self, x: torch.Tensor, *args: Any, **keywords: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return (output, bias) as the wrapped layer does."""
+        output, bias, seen = self.run_wrapped(x, *args, **keywords)
+        added = self.added(seen, None).reshape(output.shape)
+        magnitude: Any = self.adapter.weight_magnitude
+        with torch.no_grad():
+            norms = self._norms(super().merged()[0])
+        ratio = magnitude / norms.to(magnitude.dtype)
+        inside = self.to_wrap.bias if bias is None else None  # the wrapped layer has added it
+        if inside is None or not inside.numel():
+            return ratio * (output + added), bias
+        return ratio * (output - inside + added) + inside, bias
+
+    def merged(self) -> list[torch.Tensor]:
+        """Return this rank's matrix with the adapter, in fp32. A collective of the ranks that share it."""
+        (matrix,) = super().merged()
+        magnitude: Any = self.adapter.weight_magnitude
+        return [matrix * (magnitude / self._norms(matrix))[:, None]]
+
+    def _norms(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the norms of the whole rows. A collective of the ranks that have parts of them."""
+        base: Any = self.adapter.base
+        squares = matrix.square().sum(1)
+        if base.kind == "row" and base.ranks > 1:
+            dist.all_reduce(squares, group=base.group)
+        return squares.sqrt()

@@ -89,8 +89,12 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
         if library == "null":
             ids = (config.null_tokenizer_eod_id, config.null_tokenizer_pad_id)
             return build_null_tokenizer(options["vocab_size"], metadata, *ids)
-        if library == "huggingface" and path is not None:
-            path = _at_revision(path, options.pop(_REVISION, None))
+        revision = options.pop(_REVISION, None) if library == "huggingface" else None
+        # as in Megatron-Bridge 0.6, not of a path: Megatron-Core's tokenizer takes no revision
+        if revision is not None and path is not None and not Path(path).exists():
+            from huggingface_hub import snapshot_download
+
+            path = str(snapshot_download(path, revision=revision, allow_patterns=list(_SNAPSHOT)))
         return MegatronTokenizer.from_pretrained(path, metadata, **options)
     except ConfigError:
         raise
@@ -99,22 +103,16 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
         raise ConfigError(f"{_asked(config)}: {detail} ({type(error).__name__})") from error
 
 
-def _at_revision(model: str, revision: str | None) -> str:
-    """Return the directory of a model's tokenizer at a commit, branch or tag of Hugging Face, cached or downloaded.
-
-    As in Megatron-Bridge 0.6, a path is returned as it is: Megatron-Core's tokenizer takes no revision.
-    """
-    if revision is None or Path(model).exists():
-        return model
-    from huggingface_hub import snapshot_download
-
-    return str(snapshot_download(model, revision=revision, allow_patterns=list(_SNAPSHOT)))
-
-
 def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:
     """Return Megatron-Core's metadata, and the library that they name."""
     if config.metadata_path is not None and config.tokenizer_type is None:
-        metadata = _read_metadata(config.metadata_path)
+        given = config.metadata_path
+        try:
+            metadata = given if isinstance(given, dict) else json.loads(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tokenizer.metadata_path = {given!r} cannot be read: {error}") from error
+        if not isinstance(metadata, dict):
+            raise ConfigError(f"tokenizer.metadata_path = {given!r} holds no JSON object")
         library = metadata.get("library")
         if library not in (*_NO_FILES, *_PACKAGES):
             choices = ", ".join((*_NO_FILES, *_PACKAGES))
@@ -145,18 +143,6 @@ def _chat_template(config: TokenizerConfig) -> str | None:
         raise ConfigError(f"{where} cannot be read: {error}") from error
 
 
-def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return dict(given)
-    try:
-        read = json.loads(Path(given).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer.metadata_path = {given!r} cannot be read: {error}") from error
-    if not isinstance(read, dict):
-        raise ConfigError(f"tokenizer.metadata_path = {given!r} holds no JSON object")
-    return read
-
-
 def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
     special = None if config.special_tokens is None else list(config.special_tokens)
     if library == "null":
@@ -167,11 +153,8 @@ def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any
     if library == "byte-level":
         return _given(special_tokens=special, vocab_size=config.vocab_size)
     if library == "sentencepiece":
-        return {
-            **_given(special_tokens=special),
-            **_switches(config, _SP_SWITCHES),
-            **(config.sp_tokenizer_kwargs or {}),
-        }
+        given = _given(special_tokens=special)
+        return {**given, **_switches(config, _SP_SWITCHES), **(config.sp_tokenizer_kwargs or {})}
     if library == "huggingface":
         files = _given(vocab_file=config.vocab_file, merges_file=config.merge_file)
         return {**files, **_switches(config, _HF_SWITCHES), **(config.hf_tokenizer_kwargs or {})}

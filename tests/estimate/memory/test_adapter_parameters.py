@@ -39,7 +39,7 @@ CASES: list[tuple[str, dict[str, int], str, dict[str, Any], dict[str, Any]]] = [
 def built(megatron: Any, recipe: str, sizes: dict[str, int], peft: Any, model: dict[str, Any]) -> list[int]:
     """Return how many parameters adapters have on the first rank of every pipeline stage."""
     from cloudai_mbridge.training.cpu import megatron_device
-    from cloudai_mbridge.training.peft import apply, matching
+    from cloudai_mbridge.training.peft.apply import adapt
 
     sections = {name: dict(values) for name, values in load_recipe(recipe).sections.items()}
     data = container_data({**sections, "model": {**sections["model"], "dtype": "fp32", **model}})
@@ -52,8 +52,7 @@ def built(megatron: Any, recipe: str, sizes: dict[str, int], peft: Any, model: d
         (chunk,) = megatron.chunks(megatron.enter(data, rank, ranks), "cpu")
         chunk.requires_grad_(False)
         with megatron_device():
-            for match in matching.find(chunk, peft):
-                apply._adapt(match, peft, 1)
+            adapt(chunk, peft, 1)
         counts.append(sum(each.numel() for each in chunk.parameters() if each.requires_grad))
     return counts
 

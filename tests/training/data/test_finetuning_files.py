@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, PackedSequenceSpecs
-from cloudai_mbridge.training.data.collate import Pad
-from cloudai_mbridge.training.data.datasets import SplitSizes
 from cloudai_mbridge.training.data.finetuning import (
     FinetuningDataset,
     build_finetuning_datasets,
@@ -20,14 +18,16 @@ from cloudai_mbridge.training.data.finetuning import (
     collate_for,
     is_packed,
 )
-from cloudai_mbridge.training.data.samplers import GlobalBatches, Share, Shuffled
+from cloudai_mbridge.training.data.iterators import SplitSizes
+from cloudai_mbridge.training.data.loader import Share, global_batches, pad, shuffled
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 from tests.cases import every
 
 SHIPPED = Path(__file__).parents[2] / "data" / "finetuning"
-ALL, TRAIN_ONLY = SplitSizes(8, 8, 8), SplitSizes(8, 0, 0)
+ALL: SplitSizes = (8, 8, 8)
+TRAIN_ONLY: SplitSizes = (8, 0, 0)
 
 
 def container(root: Path | None = SHIPPED, tp: int = 1, cp: int = 1, **fields: Any) -> Any:
@@ -114,24 +114,24 @@ def test_a_batch_is_as_long_as_the_longest_sample_of_all_ranks(tp: int, cp: int,
     config = container(tp=tp, cp=cp, seq_length=192)
     train, _, _ = build(config, TRAIN_ONLY)
     collate = collate_for(config, train)
-    order, names = Shuffled(40, 40, 1), ("tokens", "labels", "loss_mask", "position_ids")
-    readers = [GlobalBatches(order, Share(1, rank, 2), 0, lambda _: 4) for rank in range(2)]
+    order, names = shuffled(40, 40, 1), ("tokens", "labels", "loss_mask", "position_ids")
+    readers = [global_batches(order, Share(1, rank, 2), 0, lambda _: 4) for rank in range(2)]
     lengths = []
     for requests in islice(zip(*readers, strict=True), 10):
-        loaded = [collate([train[i] for i in request.own], request.whole) for request in requests]
-        longest = max(train.lengths[requests[0].whole])
+        loaded = [collate([train[i] for i in own], whole) for own, whole in requests]
+        _, everyone = requests[0]
+        longest = max(train.lengths[everyone])
         lengths.append(-(-longest // unit) * unit)
         for batch in loaded:
             assert {name: value.shape for name, value in batch.items()} == dict.fromkeys(names, (2, lengths[-1]))
-        answers = sum(train[i]["loss_mask"].sum() for i in requests[0].whole)
+        answers = sum(train[i]["loss_mask"].sum() for i in everyone)
         assert sum(float(batch["loss_mask"].sum()) for batch in loaded) == answers
     assert unit > 16 or len(set(lengths)) > 1
 
 
 def test_a_batch_is_never_longer_than_the_model() -> None:
-    pad = Pad(np.array([30]), limit=31, unit=1, pad_id=7)
     row = {"tokens": np.arange(30), "labels": np.arange(30), "loss_mask": np.ones(30, dtype=bool)}
-    batch = pad([row], [0])
+    batch = pad([row], [0], lengths=np.array([30]), limit=31, unit=1, pad_id=7)
     assert batch["tokens"].shape == (1, 31)
     assert (batch["tokens"][0, 30], batch["loss_mask"][0, 30]) == (7, 0)
 

@@ -12,9 +12,7 @@ import psutil
 import pytest
 import torch
 
-from cloudai_mbridge.training.data.collate import stack
-from cloudai_mbridge.training.data.loader import LoaderOptions, batches
-from cloudai_mbridge.training.data.samplers import InOrder, MicroBatches, Share
+from cloudai_mbridge.training.data.loader import Share, batches, in_order, micro_batches, stack
 from tests.cases import every
 
 
@@ -28,14 +26,15 @@ class Numbers:
         return {"tokens": torch.tensor([index]), "pid": torch.tensor(os.getpid()), "drawn": torch.rand(())}
 
 
-def read(options: LoaderOptions, consumed: int = 0) -> Any:
-    return batches(Numbers(), MicroBatches(InOrder(50, 50), Share(2, 0, 1), consumed), stack, options)
+def read(dataset: Any = None, consumed: int = 0, **options: Any) -> Any:
+    requests = micro_batches(in_order(50, 50), Share(2, 0, 1), consumed)
+    return batches(dataset or Numbers(), requests, stack, **options)
 
 
 @pytest.mark.process
 @every("workers", [0, 1, 2])
 def test_the_order_does_not_depend_on_the_workers(workers: int) -> None:
-    taken = list(islice(read(LoaderOptions(num_workers=workers, persistent_workers=True), consumed=6), 30))
+    taken = list(islice(read(consumed=6, num_workers=workers, persistent_workers=True), 30))
     assert [b["tokens"].flatten().tolist() for b in taken] == [[i % 50, (i + 1) % 50] for i in range(6, 66, 2)]
     readers = {pid for b in taken for pid in b["pid"].tolist()}
     assert len(readers) == max(1, workers)
@@ -45,21 +44,16 @@ def test_the_order_does_not_depend_on_the_workers(workers: int) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_leaves_the_models_random_numbers_alone(workers: int) -> None:
-    dataset_without_draws = batches(
-        [{"tokens": torch.zeros(1)}] * 50,
-        MicroBatches(InOrder(50, 50), Share(2, 0, 1), 0),
-        stack,
-        LoaderOptions(num_workers=workers),
-    )
+    without_draws = read([{"tokens": torch.zeros(1)}] * 50, num_workers=workers)
     before = torch.get_rng_state()
-    list(islice(dataset_without_draws, 3))
+    list(islice(without_draws, 3))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.process
 def test_workers_draw_by_the_seed() -> None:
     def draws(seed: int) -> list[float]:
-        taken = islice(read(LoaderOptions(num_workers=2, seed=seed)), 4)
+        taken = islice(read(num_workers=2, seed=seed), 4)
         return [value for b in taken for value in b["drawn"].tolist()]
 
     assert draws(1) == draws(1) != draws(2)
@@ -71,15 +65,14 @@ def test_a_failing_sample_is_told_from_a_worker() -> None:
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
             raise ValueError(f"sample {index} is broken")
 
-    sampler = MicroBatches(InOrder(50, 50), Share(2, 0, 1), 0)
     with pytest.raises(ValueError, match="sample 0 is broken"):
-        next(batches(Broken(), sampler, stack, LoaderOptions(num_workers=1)))
+        next(read(Broken(), num_workers=1))
 
 
 @pytest.mark.process
 def test_workers_live_on_when_the_job_is_signalled_and_leave_when_told() -> None:
     others = psutil.Process().children()
-    iterator = read(LoaderOptions(num_workers=2, surviving_signal=int(signal.SIGTERM)))
+    iterator = read(num_workers=2, surviving_signal=int(signal.SIGTERM))
     first = next(iterator)["tokens"].tolist()
     workers = [child for child in psutil.Process().children() if child not in others]
     assert len(workers) == 2
@@ -98,8 +91,8 @@ def test_a_program_with_surviving_workers_ends() -> None:
     script = f"""
 import sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from test_loader import LoaderOptions, read
-iterator = read(LoaderOptions(num_workers=2, persistent_workers=True, surviving_signal=15))
+from test_loader import read
+iterator = read(num_workers=2, persistent_workers=True, surviving_signal=15)
 print(next(iterator)["tokens"].tolist())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)

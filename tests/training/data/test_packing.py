@@ -4,6 +4,7 @@ import itertools
 import json
 import pickle
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudai_mbridge.training.data.collate import StackPacked
-from cloudai_mbridge.training.data.conversations import Sample
-from cloudai_mbridge.training.data.packing import (
-    PackedDataset,
-    PackOptions,
-    first_fit,
-    load_or_pack,
-    pack,
-    sequence_unit,
-)
+from cloudai_mbridge.training.data.loader import stack_packed
+from cloudai_mbridge.training.data.samples import PackedDataset, Sample, first_fit, load_or_pack, pack, sequence_unit
 from cloudai_mbridge.training.errors import ConfigError
 from tests.cases import every
 
@@ -63,7 +56,7 @@ def test_first_fit_holds_everything_once_and_never_too_much(lengths: list[int]) 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=20), st.sampled_from([1, 2, 4]), st.integers(0, 5))
 def test_every_sample_is_in_one_packed_sequence(lengths: list[int], unit: int, seed: int) -> None:
     samples = samples_of(lengths)
-    rows = pack(samples, PackOptions(16, unit, seed=seed))
+    rows = pack(samples, 16, unit=unit, seed=seed)
     assert unpacked(rows) == Counter(tuple(s.ids[1:].tolist()) for s in samples)
     for item in (PackedDataset(rows)[i] for i in range(len(rows))):
         assert item["cu_seqlens"][0] == 0
@@ -73,13 +66,13 @@ def test_every_sample_is_in_one_packed_sequence(lengths: list[int], unit: int, s
 
 def test_the_seed_decides_the_order() -> None:
     samples = samples_of([3, 5, 7, 2, 9, 4])
-    first, again, other = (pack(samples, PackOptions(16, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (pack(samples, 16, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_padding_has_no_loss_and_prompts_neither() -> None:
-    rows = pack([sample(1, 2, 3, 4, 5, prompt=3)], PackOptions(8, 4, pad_id=9))
+    rows = pack([sample(1, 2, 3, 4, 5, prompt=3)], 8, unit=4, pad_id=9)
     assert rows.tolist() == [
         [[1, 2, 3, 4, 9, 9, 9, 9], [2, 3, 4, 5, 9, 9, 9, 9], [0, 0, 1, 1, 0, 0, 0, 0], [0, 1, 2, 3, 0, 1, 2, 3]]
     ]
@@ -87,9 +80,8 @@ def test_padding_has_no_loss_and_prompts_neither() -> None:
 
 def test_the_file_gives_back_what_was_packed(tmp_path: Path) -> None:
     path, metadata = tmp_path / "new" / "train.npy", tmp_path / "new" / "facts.json"
-    options = PackOptions(16)
-    made = load_or_pack(str(path), str(metadata), options, lambda: samples_of([3, 5, 7, 2]))
-    read = load_or_pack(str(path), str(metadata), options, lambda: pytest.fail("packed again"))
+    made = load_or_pack(str(path), str(metadata), 16, lambda: pack(samples_of([3, 5, 7, 2]), 16))
+    read = load_or_pack(str(path), str(metadata), 16, lambda: pytest.fail("packed again"))
     assert np.array_equal(made.rows, read.rows)
     assert json.loads(metadata.read_text()) == {
         "packed_sequence_size": 16,
@@ -113,7 +105,7 @@ def test_a_foreign_file_is_refused_by_its_name(tmp_path: Path, wrong: str) -> No
     else:
         np.save(path, np.zeros((2, 4, 16) if wrong == "float" else (4, 16), dtype=np.float32))
     with pytest.raises(ConfigError, match=r"train\.npy is .*remove it to pack again"):
-        load_or_pack(str(path), None, PackOptions(16), lambda: [])
+        load_or_pack(str(path), None, 16, lambda: pytest.fail("packed"))
 
 
 def test_no_code_from_a_packed_file_is_run(tmp_path: Path) -> None:
@@ -124,7 +116,7 @@ def test_no_code_from_a_packed_file_is_run(tmp_path: Path) -> None:
     path = tmp_path / "train.npy"
     path.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(ConfigError):
-        load_or_pack(str(path), None, PackOptions(16), lambda: [])
+        load_or_pack(str(path), None, 16, lambda: pytest.fail("packed"))
     assert not (tmp_path / "was_here").exists()
 
 
@@ -135,13 +127,13 @@ def test_context_parallelism_needs_even_chunks_of_every_sample(given_unit: int |
 
 def test_a_sample_that_does_not_fit_once_padded_is_refused() -> None:
     with pytest.raises(ConfigError, match="packed_sequence_size = 10: a sample of 9 tokens, padded to a multiple of 4"):
-        pack(samples_of([9]), PackOptions(10, 4))
+        pack(samples_of([9]), 10, unit=4)
 
 
 def test_boundaries_of_a_batch_end_with_minus_one() -> None:
-    dataset = PackedDataset(pack(samples_of([4, 4, 4, 12, 2]), PackOptions(16, seed=0)))
+    dataset = PackedDataset(pack(samples_of([4, 4, 4, 12, 2]), 16, seed=0))
     rows = [dataset[i] for i in range(len(dataset))]
-    batch = StackPacked()(rows, [])
+    batch = stack_packed(rows, [])
     assert batch["tokens"].shape == (len(rows), 16)
     assert batch["cu_seqlens"].dtype == torch.int32
     for i, row in enumerate(rows):
@@ -152,8 +144,8 @@ def test_boundaries_of_a_batch_end_with_minus_one() -> None:
 
 
 def test_boundaries_have_one_length_where_cuda_graphs_need_it() -> None:
-    dataset = PackedDataset(pack(samples_of([4, 4, 4, 12, 2]), PackOptions(16, seed=0)))
-    collate = StackPacked(dataset.max_boundaries, dataset.longest)
+    dataset = PackedDataset(pack(samples_of([4, 4, 4, 12, 2]), 16, seed=0))
+    collate = partial(stack_packed, boundaries=dataset.max_boundaries, longest=dataset.longest)
     shapes = {collate([dataset[i]], [])["cu_seqlens"].shape for i in range(len(dataset))}
     assert shapes == {(1, dataset.max_boundaries + 1)}
     for i in range(len(dataset)):

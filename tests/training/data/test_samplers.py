@@ -3,15 +3,15 @@
 from collections import Counter
 from itertools import islice
 
-from cloudai_mbridge.training.data.samplers import (
-    GlobalBatches,
-    InOrder,
-    MicroBatches,
+from cloudai_mbridge.training.data.loader import (
     Order,
-    Sharded,
     Share,
-    Shuffled,
     epoch_length,
+    global_batches,
+    in_order,
+    micro_batches,
+    sharded,
+    shuffled,
 )
 from tests.cases import every
 
@@ -24,15 +24,15 @@ def shares(mbs: int, dp: int) -> list[Share]:
 
 def order_of(kind: str, total: int, share: Share) -> Order:
     if kind == "in order":
-        return InOrder(total, total)
-    return Shuffled(total, total, 7) if kind == "shuffled" else Sharded(total, 7, share)
+        return in_order(total, total)
+    return shuffled(total, total, 7) if kind == "shuffled" else sharded(total, 7, share)
 
 
 def drawn(kind: str, total: int, mbs: int, dp: int, samples: int, consumed: int = 0) -> list[list[int]]:
     """Return what each rank reads while the run goes from `consumed` to `consumed + samples`."""
     assert samples % (mbs * dp) == 0
-    readers = (MicroBatches(order_of(kind, total, share), share, consumed) for share in shares(mbs, dp))
-    return [[i for r in islice(reader, samples // (mbs * dp)) for i in r.own] for reader in readers]
+    readers = (micro_batches(order_of(kind, total, share), share, consumed) for share in shares(mbs, dp))
+    return [[i for r in islice(reader, samples // (mbs * dp)) for i in r[0]] for reader in readers]
 
 
 def in_global_order(per_rank: list[list[int]], mbs: int) -> list[int]:
@@ -74,12 +74,12 @@ def test_in_order_is_what_the_mock_data_always_had() -> None:
 
 
 def test_epochs_are_shuffled_differently_by_seed_and_epoch() -> None:
-    one, other = Shuffled(50, 50, 1), Shuffled(50, 50, 2)
+    one, other = shuffled(50, 50, 1), shuffled(50, 50, 2)
     first, second = [one(i) for i in range(50)], [one(i) for i in range(50, 100)]
     assert first != second
     assert first != [other(i) for i in range(50)]
     assert first != list(range(50))
-    assert first == [Shuffled(50, 50, 1)(i) for i in range(50)]
+    assert first == [shuffled(50, 50, 1)(i) for i in range(50)]
 
 
 def test_a_rank_of_sharded_data_keeps_to_its_part() -> None:
@@ -98,29 +98,29 @@ def test_only_whole_batches_count_when_the_last_is_dropped(
 
 
 def test_an_epoch_without_its_last_batch_leaves_other_samples_out_each_time() -> None:
-    order = Shuffled(37, 32, 5)
+    order = shuffled(37, 32, 5)
     epochs = [[order(i) for i in range(32 * e, 32 * (e + 1))] for e in range(6)]
     assert all(len(set(epoch)) == 32 for epoch in epochs)
     assert set().union(*epochs) == set(range(37))
 
 
 def test_a_longer_epoch_fills_its_last_batch_from_its_beginning() -> None:
-    order = InOrder(5, 8)
+    order = in_order(5, 8)
     assert [order(i) for i in range(10)] == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1]
 
 
 @every(("mbs", "dp"), LAYOUTS)
 def test_a_global_batch_holds_the_micro_batches_of_a_rank(mbs: int, dp: int) -> None:
     for share in shares(mbs, dp):
-        order = Shuffled(37, 37, 3)
-        by_micro_batch = [r.own for r in islice(MicroBatches(order, share, 32), 4 * 16 // share.step)]
-        by_batch = list(islice(GlobalBatches(order, share, 32, lambda _: 16), 4))
-        assert [i for r in by_batch for i in r.own] == [i for own in by_micro_batch for i in own]
-        assert [r.whole for r in by_batch] == [[order(i) for i in range(a, a + 16)] for a in (32, 48, 64, 80)]
+        order = shuffled(37, 37, 3)
+        by_micro_batch = [own for own, _ in islice(micro_batches(order, share, 32), 4 * 16 // share.step)]
+        by_batch = list(islice(global_batches(order, share, 32, lambda _: 16), 4))
+        assert [i for own, _ in by_batch for i in own] == [i for own in by_micro_batch for i in own]
+        assert [whole for _, whole in by_batch] == [[order(i) for i in range(a, a + 16)] for a in (32, 48, 64, 80)]
 
 
 def test_a_ramp_changes_the_size_of_global_batches_and_no_order() -> None:
     sizes = {0: 2, 2: 2, 4: 4, 8: 6}
-    requests = list(islice(GlobalBatches(InOrder(100, 100), Share(1, 1, 2), 0, sizes.__getitem__), 4))
-    assert [r.whole for r in requests] == [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13]]
-    assert [r.own for r in requests] == [[1], [3], [5, 7], [9, 11, 13]]
+    requests = list(islice(global_batches(in_order(100, 100), Share(1, 1, 2), 0, sizes.__getitem__), 4))
+    assert [whole for _, whole in requests] == [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13]]
+    assert [own for own, _ in requests] == [[1], [3], [5, 7], [9, 11, 13]]

@@ -8,7 +8,7 @@ import torch
 
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, SyntheticGPTDatasetConfig
 from cloudai_mbridge.training.data.iterators import SyntheticDataset, pooled_micro_batches
-from cloudai_mbridge.training.data.samplers import Share
+from cloudai_mbridge.training.data.loader import Share
 from tests.cases import every
 
 DATASET = SyntheticDataset(1000, 16, 100, seed=3, pool_samples=6)

@@ -1,6 +1,5 @@
 """FLOPs of a batch: lengths that differ, empty batches, pictures, LoRA, models that count themselves."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,6 @@ from cloudai_mbridge.training.flops import (
     NEW,
     OLD,
     Lengths,
-    PackedSamples,
-    VisionPatches,
     cost_per_token,
     flops_per_token,
     lora_flops_per_sample,
@@ -122,98 +119,39 @@ def seeing(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**vars_of(TINY), "vision_config": VISION, **fields})
 
 
-def seen(model: Any, **patches: Any) -> int:
+def seen(model: Any, patches: int = 80) -> int:
     """Return what the pictures of two samples add."""
     blind = num_floating_point_operations(cfg_of(model), 2)
-    return num_floating_point_operations(cfg_of(model), 2, **patches) - blind
+    return num_floating_point_operations(cfg_of(model), 2, num_vision_patches=patches) - blind
 
 
 def test_equal_pictures() -> None:
-    assert seen(seeing(), num_vision_patches=80) == vision_flops(80, 2 * 40**2, 2 * 10)
-    assert seen(seeing(), num_vision_patches=0) == 0
-    assert seen(TINY, num_vision_patches=80) == 0
-
-
-def test_pictures_of_known_sizes() -> None:
-    patches = VisionPatches(total=80, squared=60**2 + 20**2, merged_tokens=20)
-    assert seen(seeing(), vision_patches=patches) == vision_flops(80, 60**2 + 20**2, 20)
+    assert seen(seeing()) == vision_flops(80, 2 * 40**2, 2 * 10)
+    assert seen(seeing(), patches=0) == 0
+    assert seen(TINY) == 0
     thinker = SimpleNamespace(**{**vars_of(TINY), "thinker_config": SimpleNamespace(vision_config=VISION)})
-    assert seen(thinker, vision_patches=patches) == vision_flops(80, 60**2 + 20**2, 20)
+    assert seen(thinker) == vision_flops(80, 3200, 20)
 
 
 def test_deepstack_merges_further_levels() -> None:
-    patches = VisionPatches(total=80, squared=3200, merged_tokens=20)
-    model = seeing(deepstack_visual_indexes=[5, 11])
-    assert seen(model, vision_patches=patches) == vision_flops(80, 3200, 20, mergers=3)
+    assert seen(seeing(deepstack_visual_indexes=[5, 11])) == vision_flops(80, 3200, 20, mergers=3)
     own = SimpleNamespace(**vars(VISION), deepstack_visual_indexes=[1])
-    assert seen(seeing(vision_config=own), vision_patches=patches) == vision_flops(80, 3200, 20, mergers=2)
+    assert seen(seeing(vision_config=own)) == vision_flops(80, 3200, 20, mergers=2)
 
 
 def test_a_tower_of_the_models_width_by_default() -> None:
     bare = SimpleNamespace(depth=3, hidden_size=16, intermediate_size=24)
-    patches = VisionPatches(80, 3200, 20)
-    expected = vision_flops(80, 3200, 20, out=TINY.hidden_size)
-    assert seen(seeing(vision_config=bare), vision_patches=patches) == expected
+    assert seen(seeing(vision_config=bare)) == vision_flops(80, 3200, 20, out=TINY.hidden_size)
 
 
 # LoRA
 
 
-def lora_cfg(path: Path, **data: Any) -> SimpleNamespace:
-    model = SimpleNamespace(**{**vars_of(MODELS["llama3_70b"]), "hf_model_id": "meta-llama/Meta-Llama-3-70B"})
-    specs = SimpleNamespace(packed_train_data_path=str(path), packed_sequence_size=4096)
-    dataset = SimpleNamespace(**{"dataset_name": "squad", "packed_sequence_specs": specs, **data})
-    return cfg_of(model, peft=LoRA(), dataset=dataset)
-
-
-PACKED = PackedSamples(tokens=4000.0, squared=900_000.0)
-
-
-def test_the_references_rule_for_lora(tmp_path: Path) -> None:
-    path = tmp_path / "packed.npy"
-    path.touch()
+def test_the_references_rule_for_lora() -> None:
     h, g, a, f, layers, vocab = 8192, 8, 64, 28672, 80, 128256
     frozen = 4000 * layers * h**2 * (12 + 12 * g / a + 18 * f / h + 6 * vocab / (layers * h))
     expected = 2 / 3 * frozen + 12 * layers * h * 900_000
-    cfg = lora_cfg(path)
-    assert num_floating_point_operations(cfg, 4, packed_samples=PACKED) == pytest.approx(4 * expected)
-    assert lora_flops_per_sample(cfg.model, 4000, 900_000) == pytest.approx(expected)
-
-
-@every("change", ["peft", "dataset", "model", "file", "statistics"])
-def test_otherwise_lora_counts_in_full(tmp_path: Path, change: str) -> None:
-    path = tmp_path / "packed.npy"
-    path.touch()
-    cfg = lora_cfg(path)
-    packed: PackedSamples | None = PACKED
-    if change == "peft":
-        cfg.peft = CanonicalLoRA()
-    elif change == "dataset":
-        cfg.dataset.dataset_name = "dolly"
-    elif change == "model":
-        cfg.model.hf_model_id = "meta-llama/Meta-Llama-3-8B"
-    elif change == "file":
-        path.unlink()
-    else:
-        packed = None
-    assert num_floating_point_operations(cfg, 2, packed_samples=packed) == 2 * 8192 * flops_per_token(cfg.model)
-
-
-@pytest.mark.parametrize("name", ["training_4096.npy", "training_4096.idx.parquet"])
-def test_the_packed_file_is_looked_for_where_the_data_set_lies(tmp_path: Path, name: str) -> None:
-    cfg = lora_cfg(tmp_path, dataset_root=str(tmp_path))
-    cfg.dataset.packed_sequence_specs.packed_train_data_path = None
-    full = num_floating_point_operations(cfg, 1, packed_samples=PACKED)
-    (tmp_path / "packed" / "tokenizer").mkdir(parents=True)
-    (tmp_path / "packed" / "tokenizer" / name).touch()
-    assert num_floating_point_operations(cfg, 1, packed_samples=PACKED) < full
-
-
-def test_averages_of_packed_samples() -> None:
-    samples = [[10, 20], [5, 5, 5], [40]]
-    assert PackedSamples.of(samples[:2]) == PackedSamples(22.5, (500 + 75) / 2)
-    assert PackedSamples.of(samples, global_batch_size=2) == PackedSamples(22.5, (500 + 75) / 2)
-    assert PackedSamples.of([], global_batch_size=2) == PackedSamples(0.0, 0.0)
+    assert lora_flops_per_sample(MODELS["llama3_70b"], 4000, 900_000) == pytest.approx(expected)
 
 
 @every("name", MODELS)

@@ -94,17 +94,15 @@ def test_formulas_by_name() -> None:
         flops_per_token(model_of("gpt_tiny"), "newest")
 
 
-@every(("tp", "padded"), [(1, 128), (2, 256), (3, 384), (4, 512)])
-def test_the_vocabulary_is_padded_to_the_tensor_parallel_size(tp: int, padded: int) -> None:
-    model = replace(model_of("gpt_tiny"), vocab_size=100, tensor_model_parallel_size=tp)
-    assert padded_vocab_size(model) == model.padded_vocab_size == padded
-    extra = flops_per_token(model) - flops_per_token(replace(model, tensor_model_parallel_size=1))
+@every(
+    ("tp", "vocabulary", "padded"),
+    [(1, 100, 128), (2, 100, 256), (3, 100, 384), (4, 100, 512), (1, 128, 128), (1, 129, 256)],
+)
+def test_the_vocabulary_is_padded_to_the_tensor_parallel_size(tp: int, vocabulary: int, padded: int) -> None:
+    model = replace(model_of("gpt_tiny"), vocab_size=vocabulary, tensor_model_parallel_size=tp)
+    assert padded_vocab_size(model) == padded
+    extra = flops_per_token(model) - flops_per_token(replace(model, vocab_size=128, tensor_model_parallel_size=1))
     assert extra == 6 * model.hidden_size * (padded - 128)
-
-
-def test_a_vocabulary_that_fits_is_not_padded() -> None:
-    model = model_of("gpt_tiny")
-    assert [padded_vocab_size(replace(model, vocab_size=size)) for size in (128, 129)] == [128, 256]
 
 
 def test_a_model_without_a_vocabulary() -> None:

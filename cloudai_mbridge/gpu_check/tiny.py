@@ -1,11 +1,32 @@
-"""Checkpoints, a profile, a memory snapshot; and the commands as a user runs them, from verify to gate."""
+"""Checks with tiny recipes: losses on the GPU against the CPU's; checkpoints, a profile, a memory snapshot; and the
+commands as a user runs them, from verify to gate."""
 
 import json
 from pathlib import Path
 
-from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.sweep import Training, losses, speed, train, write_sweep
+from cloudai_mbridge.gpu_check.kit import (
+    NO_GPU,
+    Figures,
+    Kit,
+    PartFailed,
+    hide_transformer_engine,
+    largest_difference,
+    losses,
+    speed,
+    train,
+    training,
+    write_sweep,
+)
 
+RECIPES = ("gpt_tiny", "gpt_small", "moe_tiny")
+STEPS = 10
+REFERENCE = "cpu_reference"
+# Relative, of the loss at any of ten steps. fp32 differs by the order of sums alone; experts may change for a token.
+TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2}
+# Transformer Engine multiplies fp32 as TF32, with 10 bits of mantissa, unless cuBLAS is configured otherwise
+FULL_FP32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+# Weights drawn on the CPU are the same on every device
+SAME_WEIGHTS = {"model.use_cpu_initialization": True}
 _RECIPE = "gpt_tiny"
 _STEPS, _SAVED_AT = 6, 3
 # A GPU's backward passes, and the products of cuBLAS, are reproducible only with these settings
@@ -16,7 +37,6 @@ _DETERMINISTIC_ENV = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 _WINDOW = {"profiling.profile_step_start": 3, "profiling.profile_step_end": 5}
-LINE = "line"
 # Exit codes of `mbridge gate` with a verdict; others mean that it could not judge
 _JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
 _REFUSED = 15  # of `mbridge baseline promote`
@@ -28,13 +48,58 @@ name = "step_time_s"
 """
 
 
+def cpu_reference(kit: Kit) -> Figures:
+    """Train in fp32 on the CPU of any machine: without a GPU, Transformer Engine cannot run."""
+    tests = [training(recipe, recipe, {"compute_dtype": "fp32"}, SAME_WEIGHTS, STEPS) for recipe in RECIPES]
+    trained = train(kit, REFERENCE, tests, **NO_GPU, **hide_transformer_engine(kit))
+    figures, missing = trained.each(RECIPES, lambda _, point: speed(point))
+    kit.shared[REFERENCE] = {recipe: losses(trained.good(recipe)) for recipe in figures}
+    if missing:
+        raise PartFailed(missing, figures)
+    return figures
+
+
+def tiny_fp32(kit: Kit) -> Figures:
+    """Train the same on the GPU in fp32."""
+    return _compare(kit, "fp32", **FULL_FP32)
+
+
+def tiny_bf16(kit: Kit) -> Figures:
+    """Train the same on the GPU in bf16."""
+    return _compare(kit, "bf16")
+
+
+def _compare(kit: Kit, dtype: str, **env: str) -> Figures:
+    reference = kit.shared.get(REFERENCE)
+    if not reference:
+        raise PartFailed(f"part {REFERENCE} left no losses to compare with")
+
+    def judge(recipe: str, point: Figures) -> Figures:
+        if recipe not in reference:
+            raise PartFailed(f"{recipe}: part {REFERENCE} left no losses to compare with")
+        return {**speed(point), "largest_relative_difference": largest_difference(losses(point), reference[recipe])}
+
+    tests = [training(recipe, recipe, {"compute_dtype": dtype}, SAME_WEIGHTS, STEPS) for recipe in RECIPES]
+    rows, missing = train(kit, f"tiny_{dtype}", tests, **env).each(RECIPES, judge)
+    off = {recipe: row["largest_relative_difference"] for recipe, row in rows.items()}
+    off = {recipe: difference for recipe, difference in off.items() if difference > TOLERANCE[dtype]}
+    figures: Figures = {"tolerance": TOLERANCE[dtype], **rows}
+    if off:
+        found = ", ".join(f"{recipe} by {difference:.2g}" for recipe, difference in off.items())
+        why = f"losses differ from the CPU's: {found}; at most {TOLERANCE[dtype]:g} is expected"
+        missing = "; ".join(filter(None, [why, missing]))
+    if missing:
+        raise PartFailed(missing, figures)
+    return figures
+
+
 def checkpoint(kit: Kit) -> Figures:
     """Save after half of the steps; a run that resumes there continues with the same losses. Both are deterministic."""
-    args, directory = {"compute_dtype": _dtype(kit)}, str(kit.work / "checkpoint")
+    directory = str(kit.work / "checkpoint")
     same = {**_DETERMINISTIC, "checkpoint.save_interval": _SAVED_AT, "scheduler.lr_decay_iters": _STEPS}
-    first = Training("save", _RECIPE, args, {**same, "checkpoint.save": directory}, _STEPS, 1)
-    resume = {**same, "checkpoint.load": directory, "checkpoint.ckpt_step": _SAVED_AT}
-    second = Training("resume", _RECIPE, args, resume, _STEPS, 1)
+    first = _test_of(kit, "save", {**same, "checkpoint.save": directory})
+    resume = {"checkpoint.load": directory, "checkpoint.ckpt_step": _SAVED_AT}
+    second = _test_of(kit, "resume", {**same, **resume})
     whole = train(kit, "checkpoint_save", [first], **_DETERMINISTIC_ENV).good("save")
     # Half of the steps are not in its log: the report counts that as a failure, the log contains the cause
     second_run = train(kit, "checkpoint_resume", [second], **_DETERMINISTIC_ENV)
@@ -53,8 +118,7 @@ def checkpoint(kit: Kit) -> Figures:
 def profile(kit: Kit) -> Figures:
     """Take a trace of torch's profiler, and on a GPU a snapshot of its memory."""
     extra = {**_WINDOW, "profiling.use_pytorch_profiler": True, "profiling.record_memory_history": True}
-    training = Training("profile", _RECIPE, {"compute_dtype": _dtype(kit)}, extra, _STEPS, 1)
-    trained = train(kit, "profile", [training])
+    trained = train(kit, "profile", [_test_of(kit, "profile", extra)])
     figures, directory = speed(trained.good("profile")), trained.directory("profile")
     traces = [path for path in directory.rglob("*.json*") if "trace" in path.name]
     if not traces:
@@ -70,19 +134,19 @@ def profile(kit: Kit) -> Figures:
     return figures
 
 
-def _dtype(kit: Kit) -> str:
-    return "fp32" if kit.device.gpu is None else "bf16"
+def _test_of(kit: Kit, name: str, extra: Figures) -> Figures:
+    return training(name, _RECIPE, {"compute_dtype": kit.dtype}, extra, _STEPS, warmup_steps=1)
 
 
 def line(kit: Kit) -> Figures:
     """Run the commands with a tiny model; the gate compares two sweeps of the same code."""
-    trainings = [Training(LINE, _RECIPE, {"compute_dtype": _dtype(kit)}, iterations=2)]
-    options = write_sweep(kit, LINE, trainings)
-    kit.mbridge("verify-configs", kit.work / f"{LINE}.toml", log="line_verify")
+    tests = [training("line", _RECIPE, {"compute_dtype": kit.dtype}, iterations=2)]
+    options = write_sweep(kit, "line", tests)
+    kit.mbridge("verify-configs", kit.work / "line.toml", log="line_verify")
     kit.mbridge("sweep", "plan", *options, log="line_plan")
     kit.mbridge("dry-run", *options, "--output-dir", kit.work / "results/line_dry", log="line_dry_run")
-    first, second = (train(kit, LINE, trainings, again=f"_{number}") for number in (1, 2))
-    step_times = [float(sweep.good(LINE)["metrics"]["step_time_s"]["median"]) for sweep in (first, second)]
+    first, second = (train(kit, "line", tests, again=f"_{number}") for number in (1, 2))
+    step_times = [float(sweep.good("line")["metrics"]["step_time_s"]["median"]) for sweep in (first, second)]
     kit.mbridge("generate-report", "--result-dir", first.root, log="line_report")
     for name in ("report.json", "report.html", "report.md"):
         if not (first.root / name).is_file():
