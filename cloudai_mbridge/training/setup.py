@@ -19,10 +19,10 @@ from cloudai_mbridge.training.checkpointing import (
     load_checkpoint,
     load_pretrained,
     local,
-    modelopt,
 )
-from cloudai_mbridge.training.checkpointing.agree import on_first_rank
+from cloudai_mbridge.training.checkpointing.load import convert_if_modelopt
 from cloudai_mbridge.training.checkpointing.manager import has_checkpoint
+from cloudai_mbridge.training.checkpointing.verify import on_first_rank
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators, build_for_epochs
@@ -149,7 +149,7 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
         model.to(current_device())
     mark_shards(model)
     initialize_weights(model, config.model, config.rng.seed)
-    modelopt.convert_if_asked(config, model)
+    convert_if_modelopt(config, model)
     return model
 
 

@@ -10,7 +10,7 @@ import torch
 from megatron.core.energy_monitor import EnergyMonitor
 
 from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.checkpointing.async_save import open_queue
+from cloudai_mbridge.training.checkpointing.save import open_queue
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
 from cloudai_mbridge.training.process.timers import MonotonicTimers
