@@ -14,13 +14,12 @@ from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.loop.exits import is_over_on_any_rank
-from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
+from cloudai_mbridge.training.loop.between_steps import is_over_on_any_rank
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.step import run_schedule
+from cloudai_mbridge.training.step import prepare_forward_step_func, run_schedule, with_own_reports
 
 Evaluated = tuple[dict[str, torch.Tensor] | None, Any | None, bool]
 _LARGEST_EXPONENT = 20.0  # of a perplexity that is still printed

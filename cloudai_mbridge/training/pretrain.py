@@ -20,15 +20,14 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
-from cloudai_mbridge.training.loop.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
+from cloudai_mbridge.training.loop.between_steps import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.mixed_precision import number_format
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.device import current_device, describe_device
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, render_record, run_token, write_line
 from cloudai_mbridge.training.reporting.loggers import check_loggers
-from cloudai_mbridge.training.reporting.reports import memory_kind
-from cloudai_mbridge.training.reporting.step_flops import flops_per_step
+from cloudai_mbridge.training.reporting.reports import flops_per_step, memory_kind
 from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
 from cloudai_mbridge.training.resilience.packages import check_packages
 from cloudai_mbridge.training.setup import SetupOutput, setup

@@ -32,12 +32,15 @@ from cloudai_mbridge.training.models.initialization import initialize_weights, m
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.peft import apply as adapters
 from cloudai_mbridge.training.process.device import current_device
-from cloudai_mbridge.training.profiling import tensor_inspect
-from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
+from cloudai_mbridge.training.profiling import (
+    connect_tensor_inspection,
+    start_memory_history_recording,
+    start_tensor_inspection,
+)
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
-from cloudai_mbridge.training.resilience.nvrx_straggler import NVRxStragglerDetectionManager
 from cloudai_mbridge.training.resilience.rerun_machine import initialize_rerun
+from cloudai_mbridge.training.resilience.straggler import NVRxStragglerDetectionManager
 from cloudai_mbridge.training.startup.prepare import take_vocabulary
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
@@ -74,7 +77,7 @@ def setup(state: GlobalState) -> SetupOutput:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
     # The learning rate schedule needs the number of iterations in the epochs
     datasets = None if config.train.num_epochs is None else build_for_epochs(config, state.tokenizer)
-    tensor_inspect.start(config.tensor_inspect)
+    start_tensor_inspection(config.tensor_inspect)
     model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
@@ -86,7 +89,7 @@ def setup(state: GlobalState) -> SetupOutput:
     callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
     train, valid, test = build_data_iterators(state, len(model), datasets)
     state.open_loggers()
-    tensor_inspect.connect(config.tensor_inspect, model, state)
+    connect_tensor_inspection(config.tensor_inspect, model, state)
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
 
 

@@ -174,9 +174,9 @@ class GlobalState:
         """Megatron's reader of the GPU's energy counter, or None."""
         return EnergyMonitor() if self.cfg.logger.log_energy else None
 
-    def open_loggers(self) -> None:
-        """Open the logging services now: the first step is not to wait for them."""
-        _ = self.tensorboard_logger, self.wandb_logger, self.mlflow_logger, self.comet_logger
+    def open_loggers(self) -> tuple[Any, Any, Any, Any]:
+        """Open the logging services now, as the first step is not to wait for them, and return them."""
+        return self.tensorboard_logger, self.wandb_logger, self.mlflow_logger, self.comet_logger
 
     def close(self) -> None:
         """Close the loggers that were opened, and give the signal back. May be called again."""

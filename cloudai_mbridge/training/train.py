@@ -24,21 +24,17 @@ from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.loop import graphs
-from cloudai_mbridge.training.loop.after_step import (
-    StepFlops,
-    check_weights,
-    learning_rates,
-    loss_scale_of,
-    post_training_step_callbacks,
-)
-from cloudai_mbridge.training.loop.exits import (
+from cloudai_mbridge.training.loop.between_steps import (
     EarlyExit,
     barrier_and_log,
+    check_weights,
     checkpoint_and_decide_exit,
+    learning_rates,
+    loss_scale_of,
     outside_step_time,
+    post_training_step_callbacks,
     save_checkpoint_and_time,
 )
-from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
 from cloudai_mbridge.training.loop.graphs import TrainingGraphs
 from cloudai_mbridge.training.loop.param_hooks import (
     FirstStepHooks,
@@ -57,23 +53,26 @@ from cloudai_mbridge.training.profiling import (
     finish_profiling,
     handle_profiling_step,
     initialize_pytorch_profiler,
-    tensor_inspect,
+    step_tensor_inspection,
+    stop_tensor_inspection,
 )
 from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
 )
+from cloudai_mbridge.training.reporting.reports import flops_of_batch
 from cloudai_mbridge.training.reporting.training_log import training_log
 from cloudai_mbridge.training.resilience import fault_tolerance
-from cloudai_mbridge.training.resilience.nvrx_straggler import safe_shutdown_nvrx_straggler_manager
-from cloudai_mbridge.training.resilience.straggler import configure_straggler
+from cloudai_mbridge.training.resilience.straggler import configure_straggler, safe_shutdown_nvrx_straggler_manager
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step import (
     _dummy_train_step,
     _handle_mxfp8_param_buffer_copy,
     _should_skip_and_handle_iteration,
+    prepare_forward_step_func,
     samples_per_step,
     train_step,
+    with_own_reports,
 )
 
 __all__ = [
@@ -140,7 +139,7 @@ def train(
                 )
                 fault_tolerance.on_training_step_end(state)
                 fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
-                tensor_inspect.step(cfg.tensor_inspect)
+                step_tensor_inspection(cfg.tensor_inspect)
                 if should_save and cfg.checkpoint.save:
                     save()
                 if should_exit:
@@ -148,7 +147,8 @@ def train(
                     break
                 run.count_step(bool(skipped))
                 run.log(loss_dict, skipped, grad_norm, num_zeros)
-            if progress.do_valid and _is_evaluation_due(cfg.validation, progress.step):
+            interval, first = cfg.validation.eval_interval, cfg.validation.start_eval_at_iter or 0
+            if progress.do_valid and interval and progress.step >= first and progress.step % interval == 0:
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
             should_exit = checkpoint_and_decide_exit(
@@ -199,7 +199,8 @@ class _LoopState:
         )
         if self.profiler is not None:
             self.profiler.start()
-        self.flops = StepFlops(self.state)
+        self._flops_since_last_log: float = 0.0  # of the straggler detector's report
+        state.flops_at_start = state.train_state.floating_point_operations_so_far
         self._graphs = TrainingGraphs(self.cfg, self.model, self.optimizer)
 
     def begin(self) -> None:
@@ -243,7 +244,10 @@ class _LoopState:
         assert dropped >= 0 if train.decrease_batch_size_if_needed else dropped == 0, f"{dropped} samples were dropped"
         progress.consumed_train_samples += batch
         progress.skipped_train_samples += dropped
-        progress.floating_point_operations_so_far += self.flops.add(batch)
+        model: Any = self.cfg.model
+        flops = flops_of_batch(model, batch, self.state.step_seq_length or int(model.seq_length))
+        progress.floating_point_operations_so_far += flops
+        self._flops_since_last_log += flops
         if self._history is not None:
             self._history.append(time.time() - self.state.start_time)
 
@@ -304,9 +308,9 @@ class _LoopState:
 
     def end_step(self) -> None:
         """Run the actions due after a step; report the step to the hang watch."""
-        self.flops.since_last_log = post_training_step_callbacks(
+        self._flops_since_last_log = post_training_step_callbacks(
             self.model,
-            self.flops.since_last_log,
+            self._flops_since_last_log,
             self.state.straggler_timer,
             self.state.train_state.step,
             self.profiler,
@@ -357,11 +361,6 @@ def _measured_by_nvrx(state: GlobalState) -> Any:
     return train_step
 
 
-def _is_evaluation_due(validation: Any, step: int) -> bool:
-    is_late = validation.start_eval_at_iter is None or step >= validation.start_eval_at_iter
-    return bool(validation.eval_interval) and is_late and step % validation.eval_interval == 0
-
-
 def _update_batch_size(state: GlobalState, save: Any) -> None:
     """Follow the batch ramp-up, and save before the batch grows."""
     before, consumed = get_num_microbatches(), state.train_state.consumed_train_samples
@@ -387,6 +386,6 @@ def _finish_train(global_state: GlobalState) -> None:
     safe_shutdown_nvrx_straggler_manager(global_state.nvrx_straggler_manager)
     _finalize_async_save(global_state, blocking=True, terminate=True)
     graphs.delete_all()
-    tensor_inspect.stop(global_state.cfg.tensor_inspect)
+    stop_tensor_inspection(global_state.cfg.tensor_inspect)
     fault_tolerance.shutdown(global_state)
     global_state.close()

@@ -15,12 +15,8 @@ torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.logs import read_log  # noqa: E402
 from cloudai_mbridge.training.data.packed_batch import sequence_bounds, zigzag_index  # noqa: E402
-from cloudai_mbridge.training.loop.forward_step import (  # noqa: E402
-    maybe_inject_state,
-    needs_global_state_injection,
-    prepare_forward_step_func,
-)
 from cloudai_mbridge.training.state import GlobalState  # noqa: E402
+from cloudai_mbridge.training.step import maybe_inject_state, needs_global_state_injection, prepare_forward_step_func  # noqa: E402
 
 # ---- state injection
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training import step  # noqa: E402
 from cloudai_mbridge.training.compat import quantized  # noqa: E402
-from cloudai_mbridge.training.loop import after_step, exits, param_hooks  # noqa: E402
+from cloudai_mbridge.training.loop import between_steps, param_hooks  # noqa: E402
 from cloudai_mbridge.training.process.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
 
 ONE_RANK = """
@@ -208,7 +208,7 @@ def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def _fail_outside_step_time(state: Any) -> None:
-    with exits.outside_step_time(state):
+    with between_steps.outside_step_time(state):
         time.sleep(1.5)
         raise OSError("full")
 
@@ -225,7 +225,7 @@ def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     elapsed = timer.elapsed()
     assert elapsed <= time.monotonic() - start - 1.5
     timer.stop()
-    with exits.outside_step_time(state):  # a run that does not time its steps now
+    with between_steps.outside_step_time(state):  # a run that does not time its steps now
         pass
     assert not timer._started
 
@@ -302,7 +302,7 @@ def _with_hooks(fp8: str | None) -> Any:
 def test_flops_are_counted_from_the_last_report(
     monkeypatch: pytest.MonkeyPatch, iteration: int, asks: bool, left: float
 ) -> None:
-    monkeypatch.setattr(after_step.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(between_steps.dist, "get_rank", lambda: 0)
     reports: list[Any] = []
     detector = SimpleNamespace(report=lambda flops, interval: reports.append((flops, interval)))
     train = SimpleNamespace(
@@ -317,5 +317,5 @@ def test_flops_are_counted_from_the_last_report(
         straggler=SimpleNamespace(log_straggler=asks),
         profiling=None,
     )
-    assert after_step.post_training_step_callbacks([], 7e9, detector, iteration, None, config, False) == left
+    assert between_steps.post_training_step_callbacks([], 7e9, detector, iteration, None, config, False) == left
     assert reports == ([(7e9, 4)] if left == 0 else [])

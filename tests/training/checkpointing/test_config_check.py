@@ -9,10 +9,10 @@ pytest.importorskip("megatron.core")
 from cloudai_mbridge.training.checkpointing import (
     check_checkpoint_packages,
     checkpoint_exists,
-    config_check,
     get_checkpoint_name,
     hf_export,
     init_checkpointing_context,
+    manager,
 )
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
@@ -102,7 +102,7 @@ LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "
     ],
 )
 def test_local_ones_with_the_package(fields, part, monkeypatch):
-    monkeypatch.setattr(config_check, "is_installed", lambda module: True)
+    monkeypatch.setattr(manager, "is_installed", lambda module: True)
     if part is None:
         check(**LOCAL | fields)
     else:
