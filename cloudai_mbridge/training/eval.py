@@ -108,18 +108,8 @@ def evaluate_and_print_results(
     Returns:
         Whether the run's time is over. Nothing is printed then, nor if nothing was evaluated.
     """
-    means, collected, is_time_over = evaluate(
-        state,
-        forward_step_func,
-        data_iterator,
-        model,
-        process_non_loss_data_func,
-        config,
-        verbose,
-        non_loss_data_func,
-        callback_manager,
-        is_test,
-    )
+    run = (state, forward_step_func, data_iterator, model, process_non_loss_data_func, config)
+    means, collected, is_time_over = evaluate(*run, verbose, non_loss_data_func, callback_manager, is_test)
     if is_time_over or means is None:
         return True
     losses = {key: float(value) for key, value in means.items()}

@@ -105,41 +105,27 @@ def _run(run: SetupOutput, forward_step_func: Any, adapted: dict[str, Any]) -> N
             run.checkpointing_context,
         )
         barrier_and_log("after training is done")
-        _save_at_the_end(run)
-    _evaluate_at_the_end(run, forward_step_func)
-    _finish_train(state)
-
-
-def _save_at_the_end(run: SetupOutput) -> None:
-    """Save the last step, unless it has been saved, or was loaded."""
-    state, checkpoint = run.state, run.state.cfg.checkpoint
-    step = state.train_state.step
-    if not checkpoint.save or checkpoint.save_interval == 0 or step in (0, state.last_saved_step):
-        return
-    save_checkpoint_and_time(
-        state,
-        run.model,
-        run.optimizer,
-        run.scheduler,
-        state.train_state.floating_point_operations_so_far,
-        run.checkpointing_context,
-        train_data_iterator=run.train_data_iterator,
-    )
-
-
-def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
-    state = run.state
-    sets = (
+        step, checkpoint = state.train_state.step, cfg.checkpoint
+        if checkpoint.save and checkpoint.save_interval != 0 and step not in (0, state.last_saved_step):
+            save_checkpoint_and_time(
+                state,
+                run.model,
+                run.optimizer,
+                run.scheduler,
+                state.train_state.floating_point_operations_so_far,
+                run.checkpointing_context,
+                train_data_iterator=run.train_data_iterator,
+            )
+    for wanted, name, iterator in (
         (state.train_state.do_valid, "validation", run.valid_data_iterator),
         (state.train_state.do_test, "test", run.test_data_iterator),
-    )
-    for wanted, name, iterator in sets:
+    ):
         if wanted:
             prefix = f"iteration {state.train_state.step} on {name} set"
-            config, is_test = run.model[0].config, name == "test"
-            step = forward_step_func
+            batches = (forward_step_func, iterator, run.model, run.model[0].config)
             with without_forward_pre_hooks(run.model):  # on if nothing was trained
-                evaluate_and_print_results(state, prefix, step, iterator, run.model, config, is_test=is_test)
+                evaluate_and_print_results(state, prefix, *batches, is_test=name == "test")
+    _finish_train(state)
 
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:

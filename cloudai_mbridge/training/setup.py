@@ -139,7 +139,9 @@ def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], Non
     if config.peft is not None:
         load_weights(chunks)
         adapters.apply(chunks, config.peft, config.rng.seed)
-    chunks = [_in_precision(config, chunk) for chunk in chunks]
+    if config.model.bf16 or config.model.fp16:
+        chunks = [Float16Module(config.model, chunk) for chunk in chunks]
+    correct_amax_history_if_needed(chunks)  # which Transformer Engine 1 spoils in moving FP8 parameters
     with graphs.gradient_stream(config):
         return wrap_chunks(config, chunks)
 
@@ -154,9 +156,3 @@ def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
     initialize_weights(model, config.model, config.rng.seed)
     convert_if_modelopt(config, model)
     return model
-
-
-def _in_precision(config: ConfigContainer, model: Any) -> Any:
-    wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
-    correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
-    return wrapped

@@ -3,7 +3,6 @@ settings of checkpoints before anything starts."""
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -132,7 +131,29 @@ def check_checkpoint_packages(cfg: Any) -> None:
 
     Raises ConfigError: one line with every field, its value and a remedy.
     """
-    if problems := [*_problems(cfg.checkpoint), *hf_export.problems(cfg)]:
+    c: CheckpointConfig = cfg.checkpoint
+    problems: list[str] = []
+    if c.ckpt_format not in ("torch_dist", FSDP_DTENSOR):
+        problems.append(f"ckpt_format = {c.ckpt_format!r} is not supported; use 'torch_dist' or 'fsdp_dtensor'")
+    if c.async_save and c.ckpt_format == FSDP_DTENSOR:
+        problems.append("async_save = True is not supported with ckpt_format = 'fsdp_dtensor'; use False")
+    if problem := _non_persistent_problem(c):
+        problems.append(problem)
+    if c.most_recent_k is not None and c.most_recent_k < 1 and c.most_recent_k != -1:
+        problems.append(f"most_recent_k = {c.most_recent_k} keeps nothing; use at least 1, or -1 to keep all")
+    if c.verify_integrity and c.ckpt_format == FSDP_DTENSOR:
+        problems.append("verify_integrity = True needs ckpt_format = 'torch_dist'; use False")
+    elif c.verify_integrity and not HAS_HASHES:
+        problems.append("verify_integrity = True needs Megatron-Core 0.19 or newer; use False")
+    for name in ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format"):
+        if value := getattr(c, name):
+            problems.append(f"{name} = {value!r} is not supported; remove it")
+    if c.custom_manager_class is not None:
+        try:
+            _find_manager_class(c.custom_manager_class)
+        except ConfigError as error:
+            problems.append(str(error).removeprefix("checkpoint."))
+    if problems := [*problems, *hf_export.problems(cfg)]:
         raise ConfigError("; ".join(f"checkpoint.{problem}" for problem in problems))
     hf_export.check(cfg)
 
@@ -147,29 +168,6 @@ def init_checkpointing_context(checkpoint_config: CheckpointConfig) -> dict[str,
     if checkpoint_config.non_persistent_ckpt_type != "local":
         return {}
     return {local.MANAGER: local.open_manager(checkpoint_config)}
-
-
-def _problems(c: CheckpointConfig) -> Iterator[str]:
-    if c.ckpt_format not in ("torch_dist", FSDP_DTENSOR):
-        yield f"ckpt_format = {c.ckpt_format!r} is not supported; use 'torch_dist' or 'fsdp_dtensor'"
-    if c.async_save and c.ckpt_format == FSDP_DTENSOR:
-        yield "async_save = True is not supported with ckpt_format = 'fsdp_dtensor'; use False"
-    if problem := _non_persistent_problem(c):
-        yield problem
-    if c.most_recent_k is not None and c.most_recent_k < 1 and c.most_recent_k != -1:
-        yield f"most_recent_k = {c.most_recent_k} keeps nothing; use at least 1, or -1 to keep all"
-    if c.verify_integrity and c.ckpt_format == FSDP_DTENSOR:
-        yield "verify_integrity = True needs ckpt_format = 'torch_dist'; use False"
-    elif c.verify_integrity and not HAS_HASHES:
-        yield "verify_integrity = True needs Megatron-Core 0.19 or newer; use False"
-    for name in ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format"):
-        if value := getattr(c, name):
-            yield f"{name} = {value!r} is not supported; remove it"
-    if c.custom_manager_class is not None:
-        try:
-            _find_manager_class(c.custom_manager_class)
-        except ConfigError as error:
-            yield str(error).removeprefix("checkpoint.")
 
 
 def _find_manager_class(path: str) -> Any:

@@ -161,31 +161,25 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         call = self._get_validation_call_info(message)
         compare = comparison_func or relative_difference
         if self.mode == RerunMode.REPORT_DETERMINISM_STATS:
-            self._record_difference(call, result, compare)
+            if self.state == RerunState.INITIAL_RUN:
+                self.rerun_requested = True
+                self.saved_results[call] = _detached(result)
+            elif self.state == RerunState.RERUNNING_IN_PLACE:
+                assert call in self.saved_results, f"{call} was not made in the first run of the step"
+                self.stats[Caller(call.caller.message, 0)].record(compare(self.saved_results[call], result))
         elif self.state == RerunState.INITIAL_RUN:
-            self._judge_first_run(call, result, rejection_func)
+            # The first rejection of the step asks for a rerun; not before one optimizer step is done
+            if self.rerun_requested or not self.first_iteration_complete:
+                return
+            if self.error_injector.maybe_inject() or rejection_func(result):
+                self.failed_validation_call = call
+                self.initial_result = _detached(result)
+                self.rerun_requested = True
+                self._report(RerunValidationStatus.INITIAL_RUN, call, result, "will be computed again", fatal=True)
         elif call == self.failed_validation_call:
             difference = self.error_injector.maybe_miscompare(compare, self.initial_result, result, self.state)
             judge = self._judge_rerun_in_place if self.state == RerunState.RERUNNING_IN_PLACE else self._judge_elsewhere
             judge(call, result, bool(difference <= tolerance), fatal)
-
-    def _record_difference(self, call: Call, result: Any, compare: Callable[[Any, Any], float]) -> None:
-        if self.state == RerunState.INITIAL_RUN:
-            self.rerun_requested = True
-            self.saved_results[call] = _detached(result)
-        elif self.state == RerunState.RERUNNING_IN_PLACE:
-            assert call in self.saved_results, f"{call} was not made in the first run of the step"
-            self.stats[Caller(call.caller.message, 0)].record(compare(self.saved_results[call], result))
-
-    def _judge_first_run(self, call: Call, result: Any, rejection_func: Callable[[Any], Any]) -> None:
-        """Ask for a rerun, if this is the first rejection of the step; not before one optimizer step is done."""
-        if self.rerun_requested or not self.first_iteration_complete:
-            return
-        if self.error_injector.maybe_inject() or rejection_func(result):
-            self.failed_validation_call = call
-            self.initial_result = _detached(result)
-            self.rerun_requested = True
-            self._report(RerunValidationStatus.INITIAL_RUN, call, result, "will be computed again", fatal=True)
 
     def _judge_rerun_in_place(self, call: Call, result: Any, is_same: bool, fatal: bool) -> None:
         self.continue_requested |= not fatal
