@@ -10,24 +10,10 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content, generators, layout, local
+from cloudai_mbridge.training.checkpointing import content, generators, layout, local, optimizer_state, verify
 from cloudai_mbridge.training.checkpointing.fsdp import FsdpLoad
 from cloudai_mbridge.training.checkpointing.layout import Found, find_checkpoint, pretrained
-from cloudai_mbridge.training.checkpointing.optimizer_state import (
-    loading,
-    regrouped_common,
-    saved_groups,
-    states_like_parameters,
-    weights_like,
-)
-from cloudai_mbridge.training.checkpointing.verify import (
-    check_files,
-    check_fit,
-    forget_metadata,
-    on_each_rank,
-    on_first_rank,
-    read_common,
-)
+from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
 from cloudai_mbridge.training.errors import CheckpointError
@@ -71,13 +57,13 @@ def load_checkpoint(
     _say(*found.notes)
     if not found.directory:
         return 0, 0
-    on_first_rank(partial(check_files, found.directory))
+    on_first_rank(partial(verify.check_files, found.directory))
     is_of_fsdp = on_first_rank(partial(_check_format, state.cfg, found.directory))
     if peft is not None:
         on_first_rank(partial(check_adapters, found.directory, peft))
     load = (FsdpLoad if is_of_fsdp else _Load)(*parts, found, strict=strict)
     load.run(skip_load_to_model_and_opt)
-    forget_metadata()
+    verify.forget_metadata()
     if found.weights_only:
         _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
         return 0, 0
@@ -102,10 +88,10 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     """
     found = on_first_rank(partial(pretrained, state.cfg.checkpoint))
     _say(*found.notes)
-    on_first_rank(partial(check_files, found.directory))
+    on_first_rank(partial(verify.check_files, found.directory))
     on_first_rank(partial(_check_format, state.cfg, found.directory))
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
-    forget_metadata()
+    verify.forget_metadata()
     _say(f"  successfully loaded the weights of {found.directory}")
 
 
@@ -161,7 +147,7 @@ class _Load:
         on_each_rank(self.path, self._check)
         tree = on_each_rank(self.path, self._tree)
         may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
-        resized = on_each_rank(self.path, partial(check_fit, self.path, tree, allow_missing=may_lack))
+        resized = on_each_rank(self.path, partial(verify.check_fit, self.path, tree, allow_missing=may_lack))
         if weights := [text for text in resized if not text.startswith("optimizer.")]:
             _say(f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}")
         loaded = on_each_rank(self.path, partial(self._read, tree))
@@ -216,7 +202,7 @@ class _Load:
             tree,
             self.path,
             content.load_strategy(self.config),
-            partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
+            partial(optimizer_state.regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
             strict=self.config.dist_ckpt_strictness,
             validate_access_integrity=self.config.ckpt_load_validate_sharding_integrity,
             **checkpoints.with_hashes(self.config.verify_integrity),
@@ -235,7 +221,7 @@ class _Load:
             keys = content.model_keys(self.model)
             loaded |= content.rows_for_layers({key: loaded[key] for key in keys}, chunks)
             for key, chunk in zip(keys, chunks, strict=True):
-                load_weights(chunk, weights_like(loaded[key], chunk), strict=strict)
+                load_weights(chunk, optimizer_state.weights_like(loaded[key], chunk), strict=strict)
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
@@ -258,8 +244,11 @@ class _Load:
                 sync_hybrid_device_optimizer_fp32_master_copies(self.optimizer)
             return
         keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
-        groups = saved_groups(loaded["optimizer"])
-        with loading(self.optimizer, groups, keep_schedule=keep_schedule), states_like_parameters(self.optimizer):
+        groups = optimizer_state.saved_groups(loaded["optimizer"])
+        with (
+            optimizer_state.loading(self.optimizer, groups, keep_schedule=keep_schedule),
+            optimizer_state.states_like_parameters(self.optimizer),
+        ):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
             self.scheduler.load_state_dict(loaded["opt_param_scheduler"])

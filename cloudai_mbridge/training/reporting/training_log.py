@@ -14,36 +14,13 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from cloudai_mbridge.training.compat.moe_metrics import report_router_losses
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.process.collectives import (
-    largest,
-    reduce_max_memory_across_pp_group,
-    reduce_max_stat_across_model_parallel_group,
-)
+from cloudai_mbridge.training.process import collectives, log_lines
 from cloudai_mbridge.training.process.device import current_device
-from cloudai_mbridge.training.process.log_lines import (
-    StepReport,
-    render_iteration,
-    render_step_record,
-    render_step_time,
-    run_token,
-    write_line,
-)
+from cloudai_mbridge.training.process.log_lines import StepReport, write_line
 from cloudai_mbridge.training.process.timers import timers_to_log
 from cloudai_mbridge.training.profiling import dump_memory_snapshot
-from cloudai_mbridge.training.reporting.loggers import (
-    SERVICES,
-    _build_moe_metric_writer,
-    _MoeMetricFanoutWriter,
-    log_scalars,
-)
-from cloudai_mbridge.training.reporting.reports import (
-    flops_per_step,
-    peak_memory_gib,
-    report_l2_norm_grad,
-    report_memory,
-    report_runtime,
-    report_throughput,
-)
+from cloudai_mbridge.training.reporting import loggers as services
+from cloudai_mbridge.training.reporting import reports
 from cloudai_mbridge.training.reporting.theoretical_memory import report_theoretical_memory
 
 _ADVANCED, _SKIPPED, _NAN = "advanced iterations", "skipped iterations", "nan iterations"
@@ -85,7 +62,9 @@ def training_log(
     dump_memory_snapshot(config.profiling, progress.step, dist.get_rank())
     to_console, has_loggers, to_loggers, shows_memory = _due(logger, progress.step)
     if to_console or to_loggers:
-        learning_rate = reduce_max_stat_across_model_parallel_group(learning_rate, _group(pg_collection, "mp"))
+        learning_rate = collectives.reduce_max_stat_across_model_parallel_group(
+            learning_rate, _group(pg_collection, "mp")
+        )
     loggers = state.open_loggers() if has_loggers and (to_console or to_loggers) else (None, None, None, None)
     is_open = any(each is not None for each in loggers)
     writers = loggers if to_loggers else (None, None, None, None)
@@ -139,7 +118,7 @@ def training_log(
         for name, total in totals.items():
             totals[name] = 0 if name in _COUNTERS else torch.zeros(1, device=total.device)
     if is_open:
-        log_scalars(loggers, common, against_samples, progress.step, progress.consumed_train_samples)
+        services.log_scalars(loggers, common, against_samples, progress.step, progress.consumed_train_samples)
     return report_memory_flag
 
 
@@ -164,7 +143,7 @@ def _due(logger: Any, step: int) -> tuple[bool, bool, bool, bool]:
 
     The same on every rank, although only the last one has loggers.
     """
-    is_any_configured = any(getattr(logger, setting) for setting, _, _ in SERVICES)
+    is_any_configured = any(getattr(logger, setting) for setting, _, _ in services.SERVICES)
     has_loggers = is_any_configured and not logger.skip_train_metrics_log
     return (
         step % logger.log_interval == 0,
@@ -188,9 +167,11 @@ def track_auxiliary_losses(
     such losses: every rank must call it in every step.
     """
     tensorboard, wandb, mlflow, comet = loggers
-    writer = _build_moe_metric_writer(tensorboard, comet, mlflow)
+    writer = services._build_moe_metric_writer(tensorboard, comet, mlflow)
     if wandb is not None and writer is None:
-        writer = _MoeMetricFanoutWriter(None, None, None)  # Megatron-Core logs to W&B only together with a writer
+        writer = services._MoeMetricFanoutWriter(
+            None, None, None
+        )  # Megatron-Core logs to W&B only together with a writer
     scale, mtp_layers = 1.0 / num_microbatches, getattr(model, "mtp_num_layers", None)
     if getattr(model, "num_moe_experts", None) is not None:
         kinds = model.moe_router_load_balancing_type
@@ -222,7 +203,9 @@ def _reduced_scalars(logger: Any, timers: Any, totals: dict[str, Any], groups: A
     """Return the memory in use, the greatest of the pipeline stages, and the slowest rank's times. A collective."""
     scalars: dict[str, Any] = {}
     if logger.log_memory_to_tensorboard:
-        report = reduce_max_memory_across_pp_group(report_memory(logger.memory_keys), _group(groups, "pp"))
+        report = collectives.reduce_max_memory_across_pp_group(
+            reports.report_memory(logger.memory_keys), _group(groups, "pp")
+        )
         scalars |= {f"memory/{name}": value for name, value in report.items()}
     names = timers_to_log(logger.timing_log_level)
     if logger.log_timers_to_tensorboard and names:
@@ -236,12 +219,12 @@ def _reports(config: Any, state: Any, seq_length: int, history: Any, model: list
     logger, train, progress = config.logger, config.train, state.train_state
     values: dict[str, float] = {}
     if logger.log_throughput_to_tensorboard and history is not None:
-        values |= report_throughput(train, progress.step, seq_length, history, logger.throughput_window_size)
+        values |= reports.report_throughput(train, progress.step, seq_length, history, logger.throughput_window_size)
     if logger.log_runtime_to_tensorboard:
         iters, unit = required(train.train_iters), logger.runtime_time_unit
-        values |= report_runtime(progress, state.start_time, seq_length, iters, unit)
+        values |= reports.report_runtime(progress, state.start_time, seq_length, iters, unit)
     if logger.log_l2_norm_grad_to_tensorboard:
-        values |= report_l2_norm_grad(model)
+        values |= reports.report_l2_norm_grad(model)
     return values
 
 
@@ -252,7 +235,7 @@ def _measured(
     rank, world_size, model, monitor = dist.get_rank(), dist.get_world_size(), config.model, state.energy_monitor
     iterations = totals[_ADVANCED] + totals[_SKIPPED]
     elapsed = state.timers("interval-time").elapsed(barrier=True)
-    slowest, peak_memory = largest(elapsed, peak_memory_gib(current_device()))
+    slowest, peak_memory = collectives.largest(elapsed, reports.peak_memory_gib(current_device()))
     step_time_s = slowest / iterations
     energy = None if monitor is None else monitor.lap() / iterations / world_size
     losses: dict[str, float] = {}
@@ -263,7 +246,7 @@ def _measured(
     tflops = None
     has_formula = None not in (getattr(model, "kv_channels", None), getattr(model, "num_attention_heads", None))
     if has_formula and rank in (0, world_size - 1) and step_time_s:
-        tflops = flops_per_step(state, seq_length) / step_time_s / world_size / 1e12
+        tflops = reports.flops_per_step(state, seq_length) / step_time_s / world_size / 1e12
     return {
         "step_time_s": step_time_s,
         "tflops_per_gpu": tflops,
@@ -292,11 +275,11 @@ def _print_report(report: StepReport, logger: Any, timers: Any) -> None:
     rank, is_last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
     if not logger.skip_train_metrics_log:
         if rank == 0 and report.tflops_per_gpu is not None:
-            write_line(render_step_time(report))
+            write_line(log_lines.render_step_time(report))
         if is_last:
-            write_line(render_iteration(report, datetime.now(), logger.log_throughput))
+            write_line(log_lines.render_iteration(report, datetime.now(), logger.log_throughput))
     if is_last:
-        write_line(render_step_record(report, run_token(os.environ)))
+        write_line(log_lines.render_step_record(report, log_lines.run_token(os.environ)))
     if names := timers_to_log(logger.timing_log_level):
         times = timers.get_all_timers_string(names, normalizer=logger.log_interval)
         if is_last and times is not None:
@@ -304,7 +287,7 @@ def _print_report(report: StepReport, logger: Any, timers: Any) -> None:
 
 
 def _print_memory_in_use(logger: Any, step: int, pg_collection: Any) -> None:
-    report = report_memory(logger.memory_keys)
+    report = reports.report_memory(logger.memory_keys)
     if report and _group(pg_collection, "dp").rank() == 0:
         values = " | ".join(f"{name}: {value}" for name, value in report.items())
         write_line(f"[Rank {dist.get_rank()}] (after {step} iterations) memory (GB) | {values}")

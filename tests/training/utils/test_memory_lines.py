@@ -23,7 +23,7 @@ def _logger(**keys: Any) -> Any:
 def test_the_first_replica_prints_its_memory(
     replica: int, out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "report_memory", lambda keys: {"a": 1.5, "b": 2})
+    monkeypatch.setattr(module.reports, "report_memory", lambda keys: {"a": 1.5, "b": 2})
     monkeypatch.setattr(module.dist, "get_rank", lambda: 3)
     groups = SimpleNamespace(dp=SimpleNamespace(rank=lambda: replica))
     _print_memory_in_use(_logger(), 7, groups)
