@@ -50,7 +50,10 @@ def maybe_wrap_for_inprocess_restart(
 
     # the package gives its wrapper to the parameter that is annotated with its class
     attempt.__annotations__["call_wrapper"] = nvrx("inprocess").CallWrapper
-    restarted = wrapper(attempt)
+    return wrapper(attempt), _outer_store()
+
+
+def _outer_store() -> Store:
     store: Store = dist.TCPStore(  # type: ignore[attr-defined]
         host_name=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]) + 1,
@@ -59,7 +62,7 @@ def maybe_wrap_for_inprocess_restart(
         timeout=_STORE_TIMEOUT,
         wait_for_workers=True,
     )
-    return restarted, store
+    return store
 
 
 def _wrapper(restart: InProcessRestartConfig, state: Any, *, on_gpu: bool) -> Any:
