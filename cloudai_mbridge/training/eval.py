@@ -208,7 +208,6 @@ def _forward(
 
 
 def _log(state: GlobalState, writer: Any, losses: dict[str, float]) -> None:
-    """Hand the result to every logger that is open on this rank."""
     step, samples = state.train_state.step, state.train_state.consumed_train_samples
     scalars = {f"{key} validation": value for key, value in losses.items()}
     if state.cfg.logger.log_validation_ppl_to_tensorboard:

@@ -133,7 +133,16 @@ def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], Non
     load_weights: loads the weights that adapters leave as they are; only called with adapters.
     """
     stages = config.model.virtual_pipeline_model_parallel_size
-    chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
+    is_meta, chunks = getattr(config.model, "init_model_with_meta_device", False), list[Any]()
+    for stage in range(stages) if stages else (None,):
+        with torch.device("meta") if is_meta else nullcontext():
+            chunk = config.model.provide(vp_stage=stage)
+        if not is_meta:
+            chunk.to(current_device())
+        mark_shards(chunk)
+        initialize_weights(chunk, config.model, config.rng.seed)
+        convert_if_modelopt(config, chunk)
+        chunks.append(chunk)
     for hook in config.model.pre_wrap_hooks:
         chunks = hook(chunks)
     if config.peft is not None:
@@ -144,15 +153,3 @@ def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], Non
     correct_amax_history_if_needed(chunks)  # which Transformer Engine 1 spoils in moving FP8 parameters
     with graphs.gradient_stream(config):
         return wrap_chunks(config, chunks)
-
-
-def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
-    is_meta = getattr(config.model, "init_model_with_meta_device", False)
-    with torch.device("meta") if is_meta else nullcontext():
-        model = config.model.provide(vp_stage=vp_stage)
-    if not is_meta:
-        model.to(current_device())
-    mark_shards(model)
-    initialize_weights(model, config.model, config.rng.seed)
-    convert_if_modelopt(config, model)
-    return model

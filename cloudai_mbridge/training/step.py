@@ -158,18 +158,18 @@ def reduce_losses(losses: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tens
     """
     if not mpu.is_pipeline_last_stage(ignore_virtual=True) or not losses:
         return {}
-    return {key: _reduce(key, [micro_batch[key] for micro_batch in losses]) for key in losses[0]}
-
-
-def _reduce(key: str, values: list[torch.Tensor]) -> torch.Tensor:
-    stacked = torch.stack([value.detach().reshape(-1).float() for value in values])
-    if stacked.size(1) == 1:
-        return stacked.mean()
-    if stacked.size(1) != 2:
-        raise ValueError(f"loss {key!r} has shape {tuple(values[0].shape)}; use one value or [sum, number of tokens]")
-    pair = stacked.sum(0)
-    dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
-    return pair[0] / pair[1].clamp(min=1)
+    reduced: dict[str, torch.Tensor] = {}
+    for key, first in losses[0].items():
+        stacked = torch.stack([micro_batch[key].detach().reshape(-1).float() for micro_batch in losses])
+        if stacked.size(1) not in (1, 2):
+            raise ValueError(f"loss {key!r} has shape {tuple(first.shape)}; use one value or [sum, number of tokens]")
+        if stacked.size(1) == 1:
+            reduced[key] = stacked.mean()
+        else:
+            pair = stacked.sum(0)
+            dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
+            reduced[key] = pair[0] / pair[1].clamp(min=1)
+    return reduced
 
 
 def _handle_mxfp8_param_buffer_copy(
@@ -198,7 +198,6 @@ def _should_skip_and_handle_iteration(global_state: GlobalState, train_data_iter
 
 
 def _dummy_train_step(global_state: GlobalState, train_data_iterator: Any) -> None:
-    """Draw a step's data and drop it."""
     count = 1 if global_state.cfg.dataset.dataloader_type == "batch" else get_num_microbatches()
     machine = get_rerun_state_machine()
     while machine.should_run_forward_backward(train_data_iterator):

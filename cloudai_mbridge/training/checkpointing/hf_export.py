@@ -99,7 +99,6 @@ def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
 
 
 def _tensors(bridge: Any) -> set[str]:
-    """Return the names of the source's tensors."""
     return set(bridge.hf_pretrained.state.source.key_to_filename_map)
 
 

@@ -174,7 +174,6 @@ class _Load:
             self.with_generators = False
 
     def _tree(self) -> dict[str, Any]:
-        """Return the tree to load, without values."""
         models = content.model_tree(self.model, self.metadata, adapters_only=self.adapters_only)
         tree: dict[str, Any] = dict(models)
         if self.with_optimizer:

@@ -158,7 +158,6 @@ def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
 
 
 def _uses_worker(config: CheckpointConfig) -> bool:
-    """Return whether a worker process writes, not a forked one."""
     on_gpu = current_device().type != "cpu" if dist.is_initialized() else torch.cuda.is_available()
     return config.async_save and config.use_persistent_ckpt_worker and on_gpu
 

@@ -271,7 +271,6 @@ def _report_scalars(r: StepReport) -> dict[str, float | None]:
 
 
 def _print_report(report: StepReport, logger: Any, timers: Any) -> None:
-    """Print the lines of a report and its record. A collective."""
     rank, is_last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
     if not logger.skip_train_metrics_log:
         if rank == 0 and report.tflops_per_gpu is not None:
