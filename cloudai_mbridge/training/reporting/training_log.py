@@ -168,10 +168,8 @@ def track_auxiliary_losses(
     """
     tensorboard, wandb, mlflow, comet = loggers
     writer = services._build_moe_metric_writer(tensorboard, comet, mlflow)
-    if wandb is not None and writer is None:
-        writer = services._MoeMetricFanoutWriter(
-            None, None, None
-        )  # Megatron-Core logs to W&B only together with a writer
+    if wandb is not None and writer is None:  # Megatron-Core logs to W&B only together with a writer
+        writer = services._MoeMetricFanoutWriter(None, None, None)
     scale, mtp_layers = 1.0 / num_microbatches, getattr(model, "mtp_num_layers", None)
     if getattr(model, "num_moe_experts", None) is not None:
         kinds = model.moe_router_load_balancing_type
