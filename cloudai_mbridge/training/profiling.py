@@ -28,18 +28,6 @@ from cloudai_mbridge.training.config.profiling import (
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.log_lines import write_line
 
-__all__ = [
-    "dump_memory_snapshot",
-    "finish_profiling",
-    "handle_profiling_step",
-    "handle_profiling_stop",
-    "initialize_pytorch_profiler",
-    "should_profile_rank",
-    "start_memory_history_recording",
-    "start_nsys_profiler",
-    "stop_nsys_profiler",
-]
-
 
 class StepProfiler(torch.profiler.profile):
     """A profiler whose `start` and `stop` may be called twice, and whose execution trace is complete after `stop`."""
