@@ -24,7 +24,11 @@ def import_megatron() -> None:
     """
     if torch.cuda.is_available():
         return
-    compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
+
+    def uncompiled(function: Any = None, **options: Any) -> Any:
+        return (lambda decorated: decorated) if function is None else function
+
+    compiler, torch.compile = torch.compile, uncompiled  # type: ignore[assignment]
     hides_wandb = sys.modules.setdefault("wandb", None) is None  # type: ignore[arg-type]
     try:
         import megatron.core  # noqa: F401
@@ -32,10 +36,6 @@ def import_megatron() -> None:
         torch.compile = compiler
         if hides_wandb:
             del sys.modules["wandb"]
-
-
-def _uncompiled(function: Any = None, **options: Any) -> Any:
-    return (lambda decorated: decorated) if function is None else function
 
 
 def install() -> bool:
@@ -52,16 +52,13 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     if not _done:
-        for replace in (
-            _torch_cuda,
-            follow_into_backward,
-            _rng,
-            _moe,
-            _uneven_collectives,
-            _device_meshes,
-            _offloading,
-        ):
-            replace()
+        _torch_cuda()
+        follow_into_backward()
+        _rng()
+        _moe()
+        _uneven_collectives()
+        _device_meshes()
+        _offloading()
         _done = True
     return True
 
@@ -107,13 +104,6 @@ def _torch_cuda() -> None:
     warnings.filterwarnings("ignore", message=".*device_type of 'cuda'.*")
 
 
-def _copy_storage(output: torch.Tensor, recomputed: torch.Tensor) -> None:
-    """Fill the freed memory of a discarded output, without a change that autograd would see."""
-    source = recomputed.untyped_storage()
-    output.untyped_storage().resize_(source.size())
-    output.untyped_storage().copy_(source)
-
-
 def _rng() -> None:
     from megatron.core.tensor_parallel import random as mrandom
 
@@ -140,10 +130,16 @@ def _rng() -> None:
                 self.states_[name] = torch.get_rng_state()
                 torch.set_rng_state(before)
 
+    def copy_storage(output: torch.Tensor, recomputed: torch.Tensor) -> None:
+        """Fill the freed memory of a discarded output, without a change that autograd would see."""
+        source = recomputed.untyped_storage()
+        output.untyped_storage().resize_(source.size())
+        output.untyped_storage().copy_(source)
+
     mrandom._CUDA_RNG_STATE_TRACKER = CpuRNGStatesTracker()
     mrandom._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     if hasattr(mrandom, "_get_share_storage"):  # 0.19 compiles a C++ extension for it, which takes a minute
-        mrandom._get_share_storage = lambda: _copy_storage
+        mrandom._get_share_storage = lambda: copy_storage
     mrandom._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     mrandom._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
 

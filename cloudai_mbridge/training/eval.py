@@ -14,13 +14,12 @@ from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.loop.exits import is_over_on_any_rank
-from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
+from cloudai_mbridge.training.loop.between_steps import is_over_on_any_rank
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.step import run_schedule
+from cloudai_mbridge.training.step import prepare_forward_step_func, run_schedule, with_own_reports
 
 Evaluated = tuple[dict[str, torch.Tensor] | None, Any | None, bool]
 _LARGEST_EXPONENT = 20.0  # of a perplexity that is still printed
@@ -109,18 +108,8 @@ def evaluate_and_print_results(
     Returns:
         Whether the run's time is over. Nothing is printed then, nor if nothing was evaluated.
     """
-    means, collected, is_time_over = evaluate(
-        state,
-        forward_step_func,
-        data_iterator,
-        model,
-        process_non_loss_data_func,
-        config,
-        verbose,
-        non_loss_data_func,
-        callback_manager,
-        is_test,
-    )
+    run = (state, forward_step_func, data_iterator, model, process_non_loss_data_func, config)
+    means, collected, is_time_over = evaluate(*run, verbose, non_loss_data_func, callback_manager, is_test)
     if is_time_over or means is None:
         return True
     losses = {key: float(value) for key, value in means.items()}
@@ -219,7 +208,6 @@ def _forward(
 
 
 def _log(state: GlobalState, writer: Any, losses: dict[str, float]) -> None:
-    """Hand the result to every logger that is open on this rank."""
     step, samples = state.train_state.step, state.train_state.consumed_train_samples
     scalars = {f"{key} validation": value for key, value in losses.items()}
     if state.cfg.logger.log_validation_ppl_to_tensorboard:

@@ -61,7 +61,19 @@ def forward_step(
     loss_function = create_masked_next_token_loss_function(
         mask, rerun.check_for_nan_in_loss, rerun.check_for_spiky_loss
     )
-    arguments = _model_arguments(batch, state.cfg)
+    arguments: dict[str, Any] = {
+        "input_ids": batch.tokens,
+        "position_ids": batch.position_ids,
+        "attention_mask": batch.attention_mask,
+        "labels": batch.labels,
+    }
+    if getattr(state.cfg.model, "mtp_num_layers", None):
+        arguments["loss_mask"] = batch.loss_mask
+    if (bounds := batch.cu_seqlens) is not None:
+        longest = {"max_seqlen_q": batch.max_seqlen, "max_seqlen_kv": batch.max_seqlen}
+        arguments["packed_seq_params"] = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, **longest
+        )
     with state.straggler_timer:
         if return_schedule_plan:
             return chunk.build_schedule_plan(**arguments), loss_function
@@ -120,23 +132,3 @@ def _stage(chunk: Any) -> dict[str, bool]:
 def _to_device(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     device = current_device()
     return {key: value.to(device, non_blocking=True) for key, value in tensors.items()}
-
-
-def _model_arguments(batch: Batch, cfg: Any) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "input_ids": batch.tokens,
-        "position_ids": batch.position_ids,
-        "attention_mask": batch.attention_mask,
-        "labels": batch.labels,
-    }
-    if getattr(cfg.model, "mtp_num_layers", None):
-        arguments["loss_mask"] = batch.loss_mask
-    if batch.cu_seqlens is not None:
-        arguments["packed_seq_params"] = PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=batch.cu_seqlens,
-            cu_seqlens_kv=batch.cu_seqlens,
-            max_seqlen_q=batch.max_seqlen,
-            max_seqlen_kv=batch.max_seqlen,
-        )
-    return arguments

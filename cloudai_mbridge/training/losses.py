@@ -32,7 +32,15 @@ def masked_next_token_loss(
     loss = torch.sum(losses.reshape(-1).float() * mask)
     tokens = mask.sum()
     if check_for_nan_in_loss or check_for_spiky_loss:
-        _validate(loss.detach(), check_for_nan_in_loss, check_for_spiky_loss)
+        machine = get_rerun_state_machine()
+        on_host = loss.detach().cpu()  # the machine waits for the device in every check: one wait, not three
+        if check_for_nan_in_loss:
+            machine.validate_result(on_host, torch.isnan, "found NaN in local forward loss calculation", fatal=True)
+            machine.validate_result(on_host, torch.isinf, "found Inf in local forward loss calculation", fatal=True)
+        if check_for_spiky_loss:
+            factor = getattr(machine, "spiky_loss_factor", SPIKY_LOSS_FACTOR)
+            is_spiky = partial(machine.is_unexpectedly_large, threshold=factor, context="loss")
+            machine.validate_result(on_host, is_spiky, "Spiky loss", fatal=False)
     return loss, tokens.to(torch.int), {"lm loss": torch.stack([loss.detach(), tokens.detach()])}
 
 
@@ -49,19 +57,3 @@ def create_masked_next_token_loss_function(
         check_for_nan_in_loss=check_for_nan_in_loss,
         check_for_spiky_loss=check_for_spiky_loss,
     )
-
-
-def _validate(loss: torch.Tensor, is_finite_wanted: bool, is_even_wanted: bool) -> None:
-    """Hand the loss to the rerun machine, once per question.
-
-    The machine waits for the device in every check, so it gets a copy on the host: one wait per micro-batch, not three.
-    """
-    machine = get_rerun_state_machine()
-    on_host = loss.cpu()
-    if is_finite_wanted:
-        machine.validate_result(on_host, torch.isnan, "found NaN in local forward loss calculation", fatal=True)
-        machine.validate_result(on_host, torch.isinf, "found Inf in local forward loss calculation", fatal=True)
-    if is_even_wanted:
-        factor = getattr(machine, "spiky_loss_factor", SPIKY_LOSS_FACTOR)
-        is_spiky = partial(machine.is_unexpectedly_large, threshold=factor, context="loss")
-        machine.validate_result(on_host, is_spiky, "Spiky loss", fatal=False)

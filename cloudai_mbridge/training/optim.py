@@ -45,17 +45,16 @@ def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimi
     if shards_between_instances(getattr(model[0], "ddp_config", None)):
         for part in getattr(optimizer, "chained_optimizers", [optimizer]):
             part.grad_stats_parallel_group = dist.group.WORLD  # Megatron-Core adds up norms within an instance alone
+
+    def take_saved_copies(inner: Any) -> None:  # Megatron-Core expects all parameters to be in 16 bits
+        for param, state in inner.state.items():
+            inner.param_to_inner_param[param].data.copy_(state["master_param"])
+
     for inner in _offloaded(optimizer):
-        inner._update_fp32_params_by_new_state = partial(_take_saved_copies, inner)
+        inner._update_fp32_params_by_new_state = partial(take_saved_copies, inner)
         if any(each not in inner.param_to_inner_param for group in inner.param_groups for each in group["params"]):
             inner._init_sub_optimizers()  # Megatron has replaced parameters in 16 bits by main parameters
     return optimizer
-
-
-def _take_saved_copies(inner: Any) -> None:
-    """Restore the copies from a checkpoint: Megatron-Core expects all parameters to be in 16 bits."""
-    for param, state in inner.state.items():
-        inner.param_to_inner_param[param].data.copy_(state["master_param"])
 
 
 def _offloaded(optimizer: Any) -> list[Any]:

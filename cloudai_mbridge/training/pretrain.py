@@ -20,15 +20,14 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
-from cloudai_mbridge.training.loop.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
+from cloudai_mbridge.training.loop.between_steps import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.mixed_precision import number_format
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.device import current_device, describe_device
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, render_record, run_token, write_line
 from cloudai_mbridge.training.reporting.loggers import check_loggers
-from cloudai_mbridge.training.reporting.reports import memory_kind
-from cloudai_mbridge.training.reporting.step_flops import flops_per_step
+from cloudai_mbridge.training.reporting.reports import flops_per_step, memory_kind
 from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
 from cloudai_mbridge.training.resilience.packages import check_packages
 from cloudai_mbridge.training.setup import SetupOutput, setup
@@ -106,41 +105,27 @@ def _run(run: SetupOutput, forward_step_func: Any, adapted: dict[str, Any]) -> N
             run.checkpointing_context,
         )
         barrier_and_log("after training is done")
-        _save_at_the_end(run)
-    _evaluate_at_the_end(run, forward_step_func)
-    _finish_train(state)
-
-
-def _save_at_the_end(run: SetupOutput) -> None:
-    """Save the last step, unless it has been saved, or was loaded."""
-    state, checkpoint = run.state, run.state.cfg.checkpoint
-    step = state.train_state.step
-    if not checkpoint.save or checkpoint.save_interval == 0 or step in (0, state.last_saved_step):
-        return
-    save_checkpoint_and_time(
-        state,
-        run.model,
-        run.optimizer,
-        run.scheduler,
-        state.train_state.floating_point_operations_so_far,
-        run.checkpointing_context,
-        train_data_iterator=run.train_data_iterator,
-    )
-
-
-def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
-    state = run.state
-    sets = (
+        step, checkpoint = state.train_state.step, cfg.checkpoint
+        if checkpoint.save and checkpoint.save_interval != 0 and step not in (0, state.last_saved_step):
+            save_checkpoint_and_time(
+                state,
+                run.model,
+                run.optimizer,
+                run.scheduler,
+                state.train_state.floating_point_operations_so_far,
+                run.checkpointing_context,
+                train_data_iterator=run.train_data_iterator,
+            )
+    for wanted, name, iterator in (
         (state.train_state.do_valid, "validation", run.valid_data_iterator),
         (state.train_state.do_test, "test", run.test_data_iterator),
-    )
-    for wanted, name, iterator in sets:
+    ):
         if wanted:
             prefix = f"iteration {state.train_state.step} on {name} set"
-            config, is_test = run.model[0].config, name == "test"
-            step = forward_step_func
+            batches = (forward_step_func, iterator, run.model, run.model[0].config)
             with without_forward_pre_hooks(run.model):  # on if nothing was trained
-                evaluate_and_print_results(state, prefix, step, iterator, run.model, config, is_test=is_test)
+                evaluate_and_print_results(state, prefix, *batches, is_test=name == "test")
+    _finish_train(state)
 
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:

@@ -19,10 +19,10 @@ from cloudai_mbridge.training.checkpointing import (
     load_checkpoint,
     load_pretrained,
     local,
-    modelopt,
 )
-from cloudai_mbridge.training.checkpointing.agree import on_first_rank
+from cloudai_mbridge.training.checkpointing.load import convert_if_modelopt
 from cloudai_mbridge.training.checkpointing.manager import has_checkpoint
+from cloudai_mbridge.training.checkpointing.verify import on_first_rank
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators, build_for_epochs
@@ -32,12 +32,15 @@ from cloudai_mbridge.training.models.initialization import initialize_weights, m
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.peft import apply as adapters
 from cloudai_mbridge.training.process.device import current_device
-from cloudai_mbridge.training.profiling import tensor_inspect
-from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
+from cloudai_mbridge.training.profiling import (
+    connect_tensor_inspection,
+    start_memory_history_recording,
+    start_tensor_inspection,
+)
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
-from cloudai_mbridge.training.resilience.nvrx_straggler import NVRxStragglerDetectionManager
 from cloudai_mbridge.training.resilience.rerun_machine import initialize_rerun
+from cloudai_mbridge.training.resilience.straggler import NVRxStragglerDetectionManager
 from cloudai_mbridge.training.startup.prepare import take_vocabulary
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
@@ -74,7 +77,7 @@ def setup(state: GlobalState) -> SetupOutput:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
     # The learning rate schedule needs the number of iterations in the epochs
     datasets = None if config.train.num_epochs is None else build_for_epochs(config, state.tokenizer)
-    tensor_inspect.start(config.tensor_inspect)
+    start_tensor_inspection(config.tensor_inspect)
     model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
@@ -86,7 +89,7 @@ def setup(state: GlobalState) -> SetupOutput:
     callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
     train, valid, test = build_data_iterators(state, len(model), datasets)
     state.open_loggers()
-    tensor_inspect.connect(config.tensor_inspect, model, state)
+    connect_tensor_inspection(config.tensor_inspect, model, state)
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
 
 
@@ -130,30 +133,23 @@ def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], Non
     load_weights: loads the weights that adapters leave as they are; only called with adapters.
     """
     stages = config.model.virtual_pipeline_model_parallel_size
-    chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
+    is_meta, chunks = getattr(config.model, "init_model_with_meta_device", False), list[Any]()
+    for stage in range(stages) if stages else (None,):
+        with torch.device("meta") if is_meta else nullcontext():
+            chunk = config.model.provide(vp_stage=stage)
+        if not is_meta:
+            chunk.to(current_device())
+        mark_shards(chunk)
+        initialize_weights(chunk, config.model, config.rng.seed)
+        convert_if_modelopt(config, chunk)
+        chunks.append(chunk)
     for hook in config.model.pre_wrap_hooks:
         chunks = hook(chunks)
     if config.peft is not None:
         load_weights(chunks)
         adapters.apply(chunks, config.peft, config.rng.seed)
-    chunks = [_in_precision(config, chunk) for chunk in chunks]
+    if config.model.bf16 or config.model.fp16:
+        chunks = [Float16Module(config.model, chunk) for chunk in chunks]
+    correct_amax_history_if_needed(chunks)  # which Transformer Engine 1 spoils in moving FP8 parameters
     with graphs.gradient_stream(config):
         return wrap_chunks(config, chunks)
-
-
-def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
-    is_meta = getattr(config.model, "init_model_with_meta_device", False)
-    with torch.device("meta") if is_meta else nullcontext():
-        model = config.model.provide(vp_stage=vp_stage)
-    if not is_meta:
-        model.to(current_device())
-    mark_shards(model)
-    initialize_weights(model, config.model, config.rng.seed)
-    modelopt.convert_if_asked(config, model)
-    return model
-
-
-def _in_precision(config: ConfigContainer, model: Any) -> Any:
-    wrapped = Float16Module(config.model, model) if config.model.bf16 or config.model.fp16 else model
-    correct_amax_history_if_needed([wrapped])  # which Transformer Engine 1 spoils in moving FP8 parameters
-    return wrapped

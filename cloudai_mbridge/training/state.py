@@ -10,17 +10,11 @@ import torch
 from megatron.core.energy_monitor import EnergyMonitor
 
 from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.checkpointing.async_save import open_queue
+from cloudai_mbridge.training.checkpointing.save import open_queue
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
 from cloudai_mbridge.training.process.timers import MonotonicTimers
-from cloudai_mbridge.training.reporting.loggers import (
-    close_loggers,
-    open_comet,
-    open_mlflow,
-    open_tensorboard,
-    open_wandb,
-)
+from cloudai_mbridge.training.reporting import loggers
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
@@ -147,22 +141,22 @@ class GlobalState:
     @cached_property
     def tensorboard_logger(self) -> Any:
         """A SummaryWriter, or None."""
-        return open_tensorboard(self.cfg)
+        return loggers.open_tensorboard(self.cfg)
 
     @cached_property
     def wandb_logger(self) -> Any:
         """The wandb module with a run open, or None."""
-        return open_wandb(self.cfg)
+        return loggers.open_wandb(self.cfg)
 
     @cached_property
     def mlflow_logger(self) -> Any:
         """The mlflow module with a run open, or None."""
-        return open_mlflow(self.cfg)
+        return loggers.open_mlflow(self.cfg)
 
     @cached_property
     def comet_logger(self) -> Any:
         """A Comet experiment, or None."""
-        return open_comet(self.cfg)
+        return loggers.open_comet(self.cfg)
 
     @cached_property
     def straggler_timer(self) -> GuardedStragglerDetector:
@@ -174,14 +168,14 @@ class GlobalState:
         """Megatron's reader of the GPU's energy counter, or None."""
         return EnergyMonitor() if self.cfg.logger.log_energy else None
 
-    def open_loggers(self) -> None:
-        """Open the logging services now: the first step is not to wait for them."""
-        _ = self.tensorboard_logger, self.wandb_logger, self.mlflow_logger, self.comet_logger
+    def open_loggers(self) -> tuple[Any, Any, Any, Any]:
+        """Open the logging services now, as the first step is not to wait for them, and return them."""
+        return self.tensorboard_logger, self.wandb_logger, self.mlflow_logger, self.comet_logger
 
     def close(self) -> None:
         """Close the loggers that were opened, and give the signal back. May be called again."""
         names = ("tensorboard_logger", "wandb_logger", "mlflow_logger", "comet_logger")
-        close_loggers(*(self.__dict__.pop(name, None) for name in names))
+        loggers.close_loggers(*(self.__dict__.pop(name, None) for name in names))
         if self.signal_handler is not None:
             self.signal_handler.release()
 

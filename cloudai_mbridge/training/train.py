@@ -24,21 +24,17 @@ from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.loop import graphs
-from cloudai_mbridge.training.loop.after_step import (
-    StepFlops,
-    check_weights,
-    learning_rates,
-    loss_scale_of,
-    post_training_step_callbacks,
-)
-from cloudai_mbridge.training.loop.exits import (
+from cloudai_mbridge.training.loop.between_steps import (
     EarlyExit,
     barrier_and_log,
+    check_weights,
     checkpoint_and_decide_exit,
+    learning_rates,
+    loss_scale_of,
     outside_step_time,
+    post_training_step_callbacks,
     save_checkpoint_and_time,
 )
-from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
 from cloudai_mbridge.training.loop.graphs import TrainingGraphs
 from cloudai_mbridge.training.loop.param_hooks import (
     FirstStepHooks,
@@ -57,23 +53,26 @@ from cloudai_mbridge.training.profiling import (
     finish_profiling,
     handle_profiling_step,
     initialize_pytorch_profiler,
-    tensor_inspect,
+    step_tensor_inspection,
+    stop_tensor_inspection,
 )
 from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
 )
+from cloudai_mbridge.training.reporting.reports import flops_of_batch
 from cloudai_mbridge.training.reporting.training_log import training_log
 from cloudai_mbridge.training.resilience import fault_tolerance
-from cloudai_mbridge.training.resilience.nvrx_straggler import safe_shutdown_nvrx_straggler_manager
-from cloudai_mbridge.training.resilience.straggler import configure_straggler
+from cloudai_mbridge.training.resilience.straggler import configure_straggler, safe_shutdown_nvrx_straggler_manager
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step import (
     _dummy_train_step,
     _handle_mxfp8_param_buffer_copy,
     _should_skip_and_handle_iteration,
+    prepare_forward_step_func,
     samples_per_step,
     train_step,
+    with_own_reports,
 )
 
 __all__ = [
@@ -118,7 +117,8 @@ def train(
     state.callback_manager = callback_manager or state.callback_manager
     run = _LoopState(forward_step_func, model, optimizer, state)
     args = (model, optimizer, scheduler)
-    fire = partial(run.fire, optimizer=optimizer, scheduler=scheduler)
+    fire = partial(callbacks.fire, manager=state.callback_manager, state=state, model=model)
+    fire = partial(fire, optimizer=optimizer, scheduler=scheduler)
     should_exit, exit_code = False, 0
 
     def save() -> None:
@@ -127,12 +127,15 @@ def train(
 
     try:
         fire("on_train_start")
-        run.begin()
+        run.hooks = FirstStepHooks(cfg, model, is_resumed=run.loaded_iteration > 0)
+        if cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
+            check_weights(model, progress.step, toggle_hooks=False)
+        state.timers("interval-time", log_level=0).start(barrier=True)
         while progress.step < required(cfg.train.train_iters):
             run.begin_step()
             _update_batch_size(state, save)
             if not _should_skip_and_handle_iteration(state, train_data_iterator):
-                run.capture_graphs()
+                run.graphs.capture_if_due(partial(outside_step_time, state))  # outside of the step time
                 fault_tolerance.on_training_step_start(state)
                 fire("on_train_step_start")
                 loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
@@ -140,7 +143,7 @@ def train(
                 )
                 fault_tolerance.on_training_step_end(state)
                 fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
-                tensor_inspect.step(cfg.tensor_inspect)
+                step_tensor_inspection(cfg.tensor_inspect)
                 if should_save and cfg.checkpoint.save:
                     save()
                 if should_exit:
@@ -148,7 +151,8 @@ def train(
                     break
                 run.count_step(bool(skipped))
                 run.log(loss_dict, skipped, grad_norm, num_zeros)
-            if progress.do_valid and _is_evaluation_due(cfg.validation, progress.step):
+            interval, first = cfg.validation.eval_interval, cfg.validation.start_eval_at_iter or 0
+            if progress.do_valid and interval and progress.step >= first and progress.step % interval == 0:
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
             should_exit = checkpoint_and_decide_exit(
@@ -168,6 +172,8 @@ def train(
 class _LoopState:
     """State of the loop from step to step in addition to the counters, and its actions around `train_step`."""
 
+    hooks: FirstStepHooks  # made after the callbacks of the start
+
     def __init__(self, forward_step_func: Any, model: list[Any], optimizer: Any, state: GlobalState) -> None:
         self.state, self.cfg, self.model, self.optimizer = state, state.cfg, model, optimizer
         self.forward_step_func = with_own_reports(prepare_forward_step_func(forward_step_func, state))
@@ -176,42 +182,30 @@ class _LoopState:
         self._total_loss_dict: dict[str, Any] = {}
         self._report_memory = True
         self.nsys_context: Any = None
-        window = self.cfg.logger.throughput_window_size + 1
-        self._history = deque[float](maxlen=window) if self.cfg.logger.log_throughput_to_tensorboard else None
-        for chunk in self.model:
+        cfg, first_step = self.cfg, self.loaded_iteration
+        window = cfg.logger.throughput_window_size + 1
+        self._history = deque[float](maxlen=window) if cfg.logger.log_throughput_to_tensorboard else None
+        for chunk in model:
             chunk.train()
         machine = get_rerun_state_machine()
-        if machine.current_iteration != self.loaded_iteration:
+        if machine.current_iteration != first_step:
             if dist.get_rank() == 0:
-                write_line(f"Setting rerun_state_machine.current_iteration to {self.loaded_iteration}...")
-            machine.current_iteration = self.loaded_iteration
-        if (energy := self.state.energy_monitor) is not None:
+                write_line(f"Setting rerun_state_machine.current_iteration to {first_step}...")
+            machine.current_iteration = first_step
+        if (energy := state.energy_monitor) is not None:
             energy.setup()
             energy.resume()
-        if self.cfg.train.manual_gc:
-            assert self.cfg.train.manual_gc_interval >= 0, "train.manual_gc_interval is negative"
+        if cfg.train.manual_gc:
+            assert cfg.train.manual_gc_interval >= 0, "train.manual_gc_interval is negative"
             gc.disable()
             gc.collect()
-        configure_straggler(self.state)
-        tensorboard_dir = self.cfg.logger.tensorboard_dir
-        self.profiler = initialize_pytorch_profiler(
-            self.cfg.profiling, tensorboard_dir, first_step=self.loaded_iteration
-        )
+        configure_straggler(state)
+        self.profiler = initialize_pytorch_profiler(cfg.profiling, cfg.logger.tensorboard_dir, first_step=first_step)
         if self.profiler is not None:
             self.profiler.start()
-        self.flops = StepFlops(self.state)
-        self._graphs = TrainingGraphs(self.cfg, self.model, self.optimizer)
-
-    def begin(self) -> None:
-        """Begin the first step: without gathering parameters ahead, and with the clock running. A collective."""
-        self._hooks = FirstStepHooks(self.cfg, self.model, is_resumed=self.loaded_iteration > 0)
-        if self.cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
-            check_weights(self.model, self.state.train_state.step, toggle_hooks=False)
-        self.state.timers("interval-time", log_level=0).start(barrier=True)
-
-    def fire(self, event: str, **known: Any) -> None:
-        """Call the user's callbacks of an event."""
-        callbacks.fire(event, self.state.callback_manager, self.state, self.model, **known)
+        self._flops_since_last_log: float = 0.0  # of the straggler detector's report
+        state.flops_at_start = state.train_state.floating_point_operations_so_far
+        self.graphs = TrainingGraphs(cfg, model, optimizer)
 
     def begin_step(self) -> None:
         """Profile, and see whether an asynchronous save has ended."""
@@ -228,14 +222,10 @@ class _LoopState:
             if (seconds := self.cfg.dist.distributed_timeout_seconds_after_init) is not None:
                 update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
 
-    def capture_graphs(self) -> None:
-        """Capture the CUDA graphs of layers after the warm-up, outside of the step time. A collective then."""
-        self._graphs.capture_if_due(partial(outside_step_time, self.state))
-
     def count_step(self, was_skipped: bool) -> None:
         """Count a step that was run: its samples and FLOPs."""
-        self._hooks.step_done(was_skipped)
-        self._graphs.step_done(was_skipped)
+        self.hooks.step_done(was_skipped)
+        self.graphs.step_done(was_skipped)
         progress, train = self.state.train_state, self.cfg.train
         progress.step += 1
         batch = samples_per_step(self.state)
@@ -243,7 +233,10 @@ class _LoopState:
         assert dropped >= 0 if train.decrease_batch_size_if_needed else dropped == 0, f"{dropped} samples were dropped"
         progress.consumed_train_samples += batch
         progress.skipped_train_samples += dropped
-        progress.floating_point_operations_so_far += self.flops.add(batch)
+        model: Any = self.cfg.model
+        flops = flops_of_batch(model, batch, self.state.step_seq_length or int(model.seq_length))
+        progress.floating_point_operations_so_far += flops
+        self._flops_since_last_log += flops
         if self._history is not None:
             self._history.append(time.time() - self.state.start_time)
 
@@ -304,9 +297,9 @@ class _LoopState:
 
     def end_step(self) -> None:
         """Run the actions due after a step; report the step to the hang watch."""
-        self.flops.since_last_log = post_training_step_callbacks(
+        self._flops_since_last_log = post_training_step_callbacks(
             self.model,
-            self.flops.since_last_log,
+            self._flops_since_last_log,
             self.state.straggler_timer,
             self.state.train_state.step,
             self.profiler,
@@ -320,8 +313,8 @@ class _LoopState:
         """Leave everything as it should be found after training. A collective."""
         if self.state.tensorboard_logger is not None:
             self.state.tensorboard_logger.flush()
-        self._graphs.close()
-        self._hooks.close()
+        self.graphs.close()
+        self.hooks.close()
         if self.cfg.train.manual_gc:
             gc.enable()
         self.state.timers("interval-time").stop()
@@ -357,11 +350,6 @@ def _measured_by_nvrx(state: GlobalState) -> Any:
     return train_step
 
 
-def _is_evaluation_due(validation: Any, step: int) -> bool:
-    is_late = validation.start_eval_at_iter is None or step >= validation.start_eval_at_iter
-    return bool(validation.eval_interval) and is_late and step % validation.eval_interval == 0
-
-
 def _update_batch_size(state: GlobalState, save: Any) -> None:
     """Follow the batch ramp-up, and save before the batch grows."""
     before, consumed = get_num_microbatches(), state.train_state.consumed_train_samples
@@ -387,6 +375,6 @@ def _finish_train(global_state: GlobalState) -> None:
     safe_shutdown_nvrx_straggler_manager(global_state.nvrx_straggler_manager)
     _finalize_async_save(global_state, blocking=True, terminate=True)
     graphs.delete_all()
-    tensor_inspect.stop(global_state.cfg.tensor_inspect)
+    stop_tensor_inspection(global_state.cfg.tensor_inspect)
     fault_tolerance.shutdown(global_state)
     global_state.close()

@@ -64,6 +64,18 @@ def launcher(processes: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
 
 
+def processes_in(directory: Path) -> list[int]:
+    """Return the processes whose working directory this is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
 @pytest.fixture
 def tiny() -> Callable[..., dict[str, Any]]:
     """Return a small model's container as plain data: tiny({"model": {"num_layers": 2}, "checkpoint": {...}})."""

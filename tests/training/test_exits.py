@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.training.compat.versions import installed_release
+from tests.training.conftest import launcher, processes_in
 
 pytest.importorskip("torch")
 
@@ -122,14 +122,13 @@ def test_after_a_signal_to_one_rank(
     """Two ranks; the signal goes to one of them. Both save, and both leave with 0."""
     sections = {**SAVE, "train": {"train_iters": 10**6, "exit_signal_handler": True, "exit_signal": SIGUSR1}}
     (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    argv = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", "config.json"]
+    argv = [*launcher(2), "-m", "cloudai_mbridge.training", "--config", "config.json"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(argv, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, env=env)
     try:
         wait_for(tmp_path / "out", "MBRIDGE_STEP", process)
-        rank = [pid for pid in ranks_in(tmp_path) if pid != process.pid][-1]
+        rank = [pid for pid in processes_in(tmp_path) if pid != process.pid][-1]
         os.kill(rank, signal.SIGUSR1)
         assert process.wait(60) == 0, (tmp_path / "out").read_text()[-3000:]
     finally:
@@ -150,15 +149,3 @@ def wait_for(file: Path, words: str, process: "subprocess.Popen[Any]") -> None:
             return
         time.sleep(0.1)
     raise AssertionError(file.read_text()[-3000:])
-
-
-def ranks_in(directory: Path) -> list[int]:
-    """Return the processes whose working directory this is."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return sorted(found)

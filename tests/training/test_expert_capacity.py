@@ -76,7 +76,7 @@ def test_the_graph_of_a_batch_that_does_not_fit_goes_first(monkeypatch: pytest.M
     from megatron.core.full_cuda_graph import FullCudaGraphWrapper
     from megatron.core.transformer.moe.paged_stash import PagedStashManager, PagedStashRunner
 
-    from cloudai_mbridge.training.loop.paged_stash import with_second_try
+    from cloudai_mbridge.training.step import with_second_try
 
     graphs = {"training": object(), "validation": object()}
     monkeypatch.setattr(FullCudaGraphWrapper, "cuda_graph", graphs)

@@ -15,12 +15,8 @@ torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.logs import read_log  # noqa: E402
 from cloudai_mbridge.training.data.packed_batch import sequence_bounds, zigzag_index  # noqa: E402
-from cloudai_mbridge.training.loop.forward_step import (  # noqa: E402
-    maybe_inject_state,
-    needs_global_state_injection,
-    prepare_forward_step_func,
-)
 from cloudai_mbridge.training.state import GlobalState  # noqa: E402
+from cloudai_mbridge.training.step import maybe_inject_state, needs_global_state_injection, prepare_forward_step_func  # noqa: E402
 
 # ---- state injection
 
@@ -41,28 +37,14 @@ def with_all(state: Any, data_iterator: Any, model: Any, return_schedule_plan: b
     return state, data_iterator, model, return_schedule_plan
 
 
-def annotated(s: GlobalState, data_iterator: Any, model: Any) -> Any:
-    return s, data_iterator, model
+def asking(annotation: Any) -> Any:
+    """Return a step whose first parameter has an annotation."""
 
+    def step(s: Any, data_iterator: Any, model: Any) -> Any:
+        return s, data_iterator, model
 
-def optional(s: Optional[GlobalState], data_iterator: Any, model: Any) -> Any:  # noqa: UP045
-    return s, data_iterator, model
-
-
-def optional_string(s: Optional["GlobalState"], data_iterator: Any, model: Any) -> Any:
-    return s, data_iterator, model
-
-
-def union(s: GlobalState | None, data_iterator: Any, model: Any) -> Any:
-    return s, data_iterator, model
-
-
-def string(s: "cloudai_mbridge.training.state.GlobalState", data_iterator: Any, model: Any) -> Any:  # type: ignore[name-defined]  # noqa: F821
-    return s, data_iterator, model
-
-
-def remark(s: Annotated[GlobalState, "the run's"], data_iterator: Any, model: Any) -> Any:
-    return s, data_iterator, model
+    step.__annotations__["s"] = annotation
+    return step
 
 
 def global_state(global_state: Any, data_iterator: Any, model: Any) -> Any:
@@ -98,24 +80,20 @@ def list_of_states(state_list: list[GlobalState], model: Any) -> Any:
 
 
 class Functor:
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
     def __call__(self, state: GlobalState, data_iterator: Any, model: Any) -> Any:
-        self.calls += 1
         return state, data_iterator, model
 
 
-OTHERS_STATE = type("GlobalState", (), {})  # the same class of another package
-
-
-def foreign(s: OTHERS_STATE, data_iterator: Any, model: Any) -> Any:  # type: ignore[valid-type]
-    return s, data_iterator, model
-
-
-WANTED = (annotated, optional, optional_string, union, string, remark, foreign, global_state, with_state, last)
+ANNOTATIONS = (
+    GlobalState,
+    Optional[GlobalState],  # noqa: UP045
+    Optional["GlobalState"],
+    GlobalState | None,
+    "cloudai_mbridge.training.state.GlobalState",
+    Annotated[GlobalState, "the run's"],
+    type("GlobalState", (), {}),  # the same class of another package
+)
+WANTED = (*map(asking, ANNOTATIONS), global_state, with_state, last)
 UNWANTED = (plain, with_plan, anything, later_name, list_of_states, max, "no function")
 
 
@@ -137,23 +115,10 @@ def test_the_others_stay_as_they_are(function: Any) -> None:
     assert prepare_forward_step_func(function, GlobalState()) is function
 
 
-def test_a_schedule_plan_may_be_asked_for() -> None:
+def test_a_schedule_plan_may_be_asked_for_and_the_caller_may_decide() -> None:
     state = GlobalState()
     assert prepare_forward_step_func(with_all, state)(1, 2, return_schedule_plan=True) == (state, 1, 2, True)
     assert prepare_forward_step_func(with_plan, state)(1, 2, return_schedule_plan=True) == (1, 2, True)
-
-
-def test_a_functor_keeps_its_count_and_sees_the_state_change() -> None:
-    state, functor = GlobalState(), Functor()
-    prepared = prepare_forward_step_func(functor, state)
-    prepared(1, 2)
-    state.train_state.step = 7
-    assert prepared(1, 2)[0].train_state.step == 7
-    assert functor.calls == 2
-
-
-def test_the_caller_may_decide() -> None:
-    state = GlobalState()
     assert maybe_inject_state(with_state, state, needs_injection=False) is with_state
     assert maybe_inject_state(anything, state, needs_injection=True)(1, 2) == (state, 1, 2)
     assert maybe_inject_state(plain, state) is plain

@@ -16,6 +16,7 @@ from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
 from tests.cases import every
+from tests.training.conftest import processes_in
 
 CONFIG: dict[str, Any] = {
     "model": {
@@ -123,17 +124,6 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     for process in started:
         process.communicate()
     assert not left, "processes were left running"
-
-
-def processes_in(directory: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def wait_for_stacks(directory: Path, process: "subprocess.Popen[str]", *expected: tuple[str, ...]) -> None:

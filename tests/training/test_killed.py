@@ -8,13 +8,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.training.conftest import launcher, processes_in
 
 pytest.importorskip("torch")
 
@@ -105,9 +106,7 @@ def killed_run(
     rank: which one, as a share of all.
     """
     before = newest(directory)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    launcher = launcher if processes > 1 else []
-    argv = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", "config.json"]
+    argv = [*launcher(processes), "-m", "cloudai_mbridge.training", "--config", "config.json"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     file = directory / f"out-{number}"
     with file.open("w") as out:
@@ -119,13 +118,13 @@ def killed_run(
             assert time.monotonic() < end, file.read_text()[-3000:]
             time.sleep(0.02)
         time.sleep(wait_s())
-        pids = [pid for pid in ranks_in(directory) if parent_of(pid) == process.pid] or [process.pid]
+        pids = [pid for pid in processes_in(directory) if parent_of(pid) == process.pid] or [process.pid]
         os.kill(pids[int(rank * len(pids))], signal.SIGKILL)
         process.wait(60)
     finally:
         process.kill()
         process.wait()
-        for pid in ranks_in(directory):
+        for pid in processes_in(directory):
             os.kill(pid, signal.SIGKILL)
     return file.read_text(), before
 
@@ -136,17 +135,6 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
-
-
-def ranks_in(directory: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return sorted(found)
 
 
 def newest(directory: Path) -> int:

@@ -33,7 +33,7 @@ from cloudai_mbridge.training.initialize import initialize_megatron
 from cloudai_mbridge.training.reporting.loggers import close_loggers
 from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.reporting.step_flops import flops_per_step
+from cloudai_mbridge.training.reporting.reports import flops_per_step
 from cloudai_mbridge.training.utils.train_utils import training_log
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator, update_num_microbatches

@@ -12,7 +12,6 @@ import torch
 
 from cloudai_mbridge.training import profiling
 from cloudai_mbridge.training.config import ProfilingConfig
-from cloudai_mbridge.training.profiling import memory_history
 
 SNAPSHOT = {"segments": [], "device_traces": []}
 
@@ -45,14 +44,14 @@ def read(path: Path) -> Any:
 
 def test_it_records_with_python_stacks(tmp_path: Path, gpu: list[Any], rank: Any) -> None:
     rank(3)
-    memory_history.start_memory_history_recording(config(tmp_path))
+    profiling.start_memory_history_recording(config(tmp_path))
     recorded, _ = gpu
     assert recorded == (("all",), {"context": "all", "stacks": "python", "max_entries": 100_000})
 
 
 def test_running_out_of_memory_writes_a_snapshot_of_the_rank(tmp_path: Path, gpu: list[Any], rank: Any) -> None:
     rank(3)
-    memory_history.start_memory_history_recording(config(tmp_path))
+    profiling.start_memory_history_recording(config(tmp_path))
     _, observer = gpu
     observer(0, 1 << 30, 1 << 34, 0)
     assert read(tmp_path / "memory" / "snapshot_oom_rank-3.pickle") == SNAPSHOT
@@ -65,18 +64,18 @@ def test_an_empty_list_of_ranks_means_all(
     c = config(tmp_path, profile_ranks=ranks)
     for value in range(3):
         rank(value)
-        memory_history.start_memory_history_recording(c)
-        memory_history.dump_memory_snapshot(c, c.profile_step_end, value)
+        profiling.start_memory_history_recording(c)
+        profiling.dump_memory_snapshot(c, c.profile_step_end, value)
     assert len(gpu) == 2 * len(recorded)
     assert sorted(path.name for path in (tmp_path / "memory").iterdir()) == [f"snapshot_{r}.pickle" for r in recorded]
 
 
 def test_the_snapshot_is_taken_at_the_end_of_the_window(tmp_path: Path, gpu: list[Any]) -> None:
     c = config(tmp_path, profile_step_end=12)
-    memory_history.dump_memory_snapshot(c, 11, 0)
-    memory_history.dump_memory_snapshot(c, 13, 0)
+    profiling.dump_memory_snapshot(c, 11, 0)
+    profiling.dump_memory_snapshot(c, 13, 0)
     assert not (tmp_path / "memory").exists()
-    memory_history.dump_memory_snapshot(c, 12, 0)
+    profiling.dump_memory_snapshot(c, 12, 0)
     assert read(tmp_path / "memory" / "snapshot_0.pickle") == SNAPSHOT
 
 
@@ -90,8 +89,8 @@ def test_training_that_ends_before_the_window_leaves_a_snapshot(tmp_path: Path, 
 
 def test_off_means_off(tmp_path: Path, gpu: list[Any]) -> None:
     for c in (None, config(tmp_path, record_memory_history=False)):
-        memory_history.start_memory_history_recording(c)
-        memory_history.dump_memory_snapshot(c, 12, 0)
+        profiling.start_memory_history_recording(c)
+        profiling.dump_memory_snapshot(c, 12, 0)
     assert gpu == []
     assert not (tmp_path / "memory").exists()
 
@@ -102,8 +101,8 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path, rank: Any, capsys: pytes
     c = config(tmp_path)
     for value in range(3):
         rank(value)
-        memory_history.start_memory_history_recording(c)
-        memory_history.dump_memory_snapshot(c, c.profile_step_end, value)
+        profiling.start_memory_history_recording(c)
+        profiling.dump_memory_snapshot(c, c.profile_step_end, value)
     assert capsys.readouterr().out.count("memory history: it needs a GPU") == 1
     assert not (tmp_path / "memory").exists()
 
@@ -113,9 +112,9 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path, rank: Any, capsys: pytes
 def test_on_a_gpu_the_snapshot_holds_what_was_allocated(tmp_path: Path, rank: Any) -> None:
     rank(0)
     c = config(tmp_path)
-    memory_history.start_memory_history_recording(c)
+    profiling.start_memory_history_recording(c)
     kept = torch.empty(1 << 20, device=torch.accelerator.current_accelerator())
-    memory_history.dump_memory_snapshot(c, c.profile_step_end, 0)
+    profiling.dump_memory_snapshot(c, c.profile_step_end, 0)
     sizes = [
         entry["size"] for trace in read(tmp_path / "memory" / "snapshot_0.pickle")["device_traces"] for entry in trace
     ]

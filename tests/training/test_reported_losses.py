@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
-from cloudai_mbridge.training.loop.forward_step import with_own_reports  # noqa: E402
 from cloudai_mbridge.training.losses import create_masked_next_token_loss_function, masked_next_token_loss  # noqa: E402
+from cloudai_mbridge.training.step import with_own_reports  # noqa: E402
 
 SCRIPT = """
 import json, sys

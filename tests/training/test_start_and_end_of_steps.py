@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from cloudai_mbridge.training import pretrain
 from cloudai_mbridge.training import train as loop
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.loop import exits
+from cloudai_mbridge.training.loop import between_steps
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
 from tests.cases import every
@@ -78,9 +78,9 @@ def _state(timer: _Timer, **more: Any) -> Any:
 
 def test_a_rank_that_failed_waits_for_nobody() -> None:
     timer = _Timer()
-    with pytest.raises(OSError, match="full"), exits.outside_step_time(_state(timer)):
+    with pytest.raises(OSError, match="full"), between_steps.outside_step_time(_state(timer)):
         raise OSError("full")
-    with exits.outside_step_time(_state(timer)):
+    with between_steps.outside_step_time(_state(timer)):
         pass
     assert timer.calls == ["stop", "start, barrier=False", "stop", "start, barrier=True"]
 
@@ -92,10 +92,10 @@ def test_the_progress_log_is_outside_the_step_time(monkeypatch: pytest.MonkeyPat
     def timed(*_: Any) -> Any:
         yield
 
-    monkeypatch.setattr(exits, "_timed", timed)
-    monkeypatch.setattr(exits, "save_checkpoint", lambda *_, **__: timer.calls.append("save"))
+    monkeypatch.setattr(between_steps, "_timed", timed)
+    monkeypatch.setattr(between_steps, "save_checkpoint", lambda *_, **__: timer.calls.append("save"))
     monkeypatch.setattr(
-        exits, "compute_throughputs_and_append_to_progress_log", lambda *_: timer.calls.append("progress log")
+        between_steps, "compute_throughputs_and_append_to_progress_log", lambda *_: timer.calls.append("progress log")
     )
     state = _state(
         timer,
@@ -107,7 +107,7 @@ def test_the_progress_log_is_outside_the_step_time(monkeypatch: pytest.MonkeyPat
         callback_manager=None,
         checkpoint_manager=None,
     )
-    exits.save_checkpoint_and_time(state, [], None, None, 0.0, {})
+    between_steps.save_checkpoint_and_time(state, [], None, None, 0.0, {})
     assert timer.calls == ["stop", "save", "progress log", "start, barrier=True"]
     assert state.last_saved_step == 3
 

@@ -1,6 +1,7 @@
 """The parts of a step that can be told apart from training: losses, skipped iterations, hooks, timers."""
 
 import time
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training import step  # noqa: E402
 from cloudai_mbridge.training.compat import quantized  # noqa: E402
-from cloudai_mbridge.training.loop import after_step, exits, param_hooks  # noqa: E402
+from cloudai_mbridge.training.loop import between_steps, param_hooks  # noqa: E402
 from cloudai_mbridge.training.process.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
 
 ONE_RANK = """
@@ -43,15 +44,9 @@ def test_losses_are_reduced(ranks: Any) -> None:
     ranks(1, ONE_RANK)
 
 
-@every(
-    ("fsdp", "distributed", "overlap", "expected"),
-    [(f, d, o, (f, d, o) == (False, True, True)) for f in (False, True) for d in (False, True) for o in (False, True)],
-)
-def test_when_there_are_hooks(fsdp: bool, distributed: bool, overlap: bool, expected: bool) -> None:
-    assert param_hooks.should_disable_forward_pre_hook(fsdp, distributed, overlap) is expected
-
-
-def test_only_wrapped_chunks_have_hooks() -> None:
+def test_when_there_are_hooks() -> None:
+    flags = list(product((False, True), repeat=3))  # Megatron-FSDP, distributed optimizer, overlap
+    assert [each for each in flags if param_hooks.should_disable_forward_pre_hook(*each)] == [(False, True, True)]
     for function in (param_hooks.enable_forward_pre_hook, param_hooks.disable_forward_pre_hook):
         with pytest.raises(AssertionError, match="Linear has no forward pre-hooks"):
             function([torch.nn.Linear(1, 1)])
@@ -131,10 +126,6 @@ def test_older_releases_finish_a_forced_gather(
     assert chunk.calls == (["gather"] if ends_itself else [("finish", True, in_flight)])
 
 
-def test_without_both_flags_the_optimizer_is_not_looked_at() -> None:
-    step._handle_mxfp8_param_buffer_copy(object(), False, True)
-
-
 class _Machine:
     """Stands for the rerun machine in a step that is run once."""
 
@@ -172,21 +163,17 @@ def test_a_skipped_iteration_takes_its_data(kind: str | None, drawn: int) -> Non
 
 
 @pytest.mark.usefixtures("three_micro_batches")
-def test_a_skipped_iteration_of_virtual_stages() -> None:
+def test_iterations_of_virtual_stages_and_others() -> None:
     state, data = _state(None, [0], at=0), [iter(range(100)), None, iter(range(100))]
     assert step._should_skip_and_handle_iteration(state, data)
     assert [next(each) for each in data if each is not None] == [3, 3]
+    for skip in ([], [6, 8]):
+        state, batches = _state(None, skip, at=7), iter(range(100))
+        assert step._should_skip_and_handle_iteration(state, batches) is False
+        assert (next(batches), state.train_state.step) == (0, 7)
 
 
-@pytest.mark.usefixtures("three_micro_batches")
-@pytest.mark.parametrize("skip", [[], [6, 8]])
-def test_other_iterations_are_not_skipped(skip: list[int]) -> None:
-    state, data = _state(None, skip, at=7), iter(range(100))
-    assert step._should_skip_and_handle_iteration(state, data) is False
-    assert (next(data), state.train_state.step) == (0, 7)
-
-
-def test_the_step_timer_runs_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_timer_runs_at_every_level_and_on_a_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudai_mbridge.training.process.timers.synchronize", lambda: None)
     timers = MonotonicTimers(-1, "minmax")
     timer = timers(STEP_TIMER, log_level=0)
@@ -197,10 +184,6 @@ def test_the_step_timer_runs_at_every_level(monkeypatch: pytest.MonkeyPatch) -> 
     other.start()
     with pytest.raises(Exception, match="dummy timer"):
         other.elapsed()
-
-
-def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudai_mbridge.training.process.timers.synchronize", lambda: None)
     timer = MonotonicTimers(0, "minmax")(STEP_TIMER, log_level=0)
     timer.start()
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -208,7 +191,7 @@ def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def _fail_outside_step_time(state: Any) -> None:
-    with exits.outside_step_time(state):
+    with between_steps.outside_step_time(state):
         time.sleep(1.5)
         raise OSError("full")
 
@@ -225,7 +208,7 @@ def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     elapsed = timer.elapsed()
     assert elapsed <= time.monotonic() - start - 1.5
     timer.stop()
-    with exits.outside_step_time(state):  # a run that does not time its steps now
+    with between_steps.outside_step_time(state):  # a run that does not time its steps now
         pass
     assert not timer._started
 
@@ -302,20 +285,15 @@ def _with_hooks(fp8: str | None) -> Any:
 def test_flops_are_counted_from_the_last_report(
     monkeypatch: pytest.MonkeyPatch, iteration: int, asks: bool, left: float
 ) -> None:
-    monkeypatch.setattr(after_step.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(between_steps.dist, "get_rank", lambda: 0)
     reports: list[Any] = []
     detector = SimpleNamespace(report=lambda flops, interval: reports.append((flops, interval)))
-    train = SimpleNamespace(
-        train_sync_interval=None,
-        check_weight_hash_across_dp_replicas_interval=None,
-        manual_gc=False,
-        manual_gc_interval=0,
-    )
+    off = dict.fromkeys(("train_sync_interval", "check_weight_hash_across_dp_replicas_interval", "manual_gc"))
     config: Any = SimpleNamespace(
-        train=train,
+        train=SimpleNamespace(**off),
         logger=SimpleNamespace(log_interval=4),
         straggler=SimpleNamespace(log_straggler=asks),
         profiling=None,
     )
-    assert after_step.post_training_step_callbacks([], 7e9, detector, iteration, None, config, False) == left
+    assert between_steps.post_training_step_callbacks([], 7e9, detector, iteration, None, config, False) == left
     assert reports == ([(7e9, 4)] if left == 0 else [])

@@ -16,7 +16,7 @@ SCRIPT = """
     cpu.install()
     from megatron.core import parallel_state as mpu
     from cloudai_mbridge.training.process.log_lines import write_line
-    from cloudai_mbridge.training.loop.after_step import check_param_hashes_across_dp_replicas
+    from cloudai_mbridge.training.loop.between_steps import check_param_hashes_across_dp_replicas
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -30,7 +30,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.config.rules import validate
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.loop import param_hooks
-from cloudai_mbridge.training.loop.exits import EarlyExit
+from cloudai_mbridge.training.loop.between_steps import EarlyExit
 from cloudai_mbridge.training.pretrain import pretrain
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.startup import prepare

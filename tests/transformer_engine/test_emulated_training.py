@@ -26,7 +26,7 @@ from megatron.core.utils import unwrap_model
 from transformer_engine.pytorch.ops.basic import grouped_linear
 
 from cloudai_mbridge.training.callbacks import Callback, CallbackContext
-from cloudai_mbridge.training.loop.after_step import _hash
+from cloudai_mbridge.training.loop.between_steps import _hash
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 
 CASES = [("dense", "fp32"), ("qk_norm", "fp32"), ("mla", "fp32"), ("mtp", "fp32"), ("grouped", "fp32")]

@@ -6,8 +6,6 @@ They hold pickles, and reading pickles runs code that they name: load checkpoint
 
 from typing import Any
 
-from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save
-from cloudai_mbridge.training.checkpointing.config_check import check_checkpoint_packages, init_checkpointing_context
 from cloudai_mbridge.training.checkpointing.layout import (
     checkpoint_exists,
     get_checkpoint_name,
@@ -20,9 +18,11 @@ from cloudai_mbridge.training.checkpointing.manager import (
     CheckpointManager,
     CheckpointSaveContext,
     DefaultCheckpointManager,
+    check_checkpoint_packages,
     create_checkpoint_manager,
+    init_checkpointing_context,
 )
-from cloudai_mbridge.training.checkpointing.save import save_checkpoint
+from cloudai_mbridge.training.checkpointing.save import maybe_finalize_async_save, save_checkpoint
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.upstream import missing
 

@@ -1,30 +1,41 @@
-"""Content of a checkpoint (the tree that Megatron-Core saves, or loads into), its writer and its reader."""
+"""Content of a checkpoint (the tree that Megatron-Core saves, or loads into), its writer and its reader.
 
+A checkpoint has all rows of the gate of a gated product, then all of the up projection. Layers that interleave them
+hold blocks of both by turns. As in Megatron-Bridge 0.6 their weights and biases are put in order for each save and back
+after each load, and the optimizer's state stays in the order of the layers.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from megatron.core.fp8_utils import is_float8tensor
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
+from torch.distributed.tensor import DTensor
 
-from cloudai_mbridge.training.checkpointing import generators, glu_order
+from cloudai_mbridge.training.checkpointing import generators
 from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, without_classes
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
-from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.errors import CheckpointError, ConfigError
 from cloudai_mbridge.training.peft.apply import is_trained
 from cloudai_mbridge.training.peft.config import AdapterConfig
 from cloudai_mbridge.training.peft.layers import has_layers_apart
 
-CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
 Metadata = dict[str, Any]
 
 
@@ -75,12 +86,18 @@ def saved_parallelism(directory: str, common: dict[str, Any]) -> dict[str, Any]:
     if "parallelism" in common:
         layout: dict[str, Any] = common["parallelism"]
         return layout
-    try:
-        model = dict(read_yaml(Path(directory) / RUN_CONFIG)["model"])
-    except (ConfigError, OSError, LookupError, TypeError, ValueError):
+    if (model := _saved_model(directory)) is None:
         return {}
     sizes = {short: model.get(f"{name}_parallel_size") for short, name in _LONG_NAMES.items()}
     return {short: size or (sizes["tp"] if short == "etp" else 1) for short, size in sizes.items()}
+
+
+def _saved_model(directory: str) -> dict[str, Any] | None:
+    """Return the section `model` of the run that saved a checkpoint, None if it cannot be read."""
+    try:
+        return dict(read_yaml(Path(directory) / RUN_CONFIG)["model"])
+    except (ConfigError, OSError, LookupError, TypeError, ValueError):
+        return None
 
 
 def model_keys(model: list[Any]) -> list[str]:
@@ -114,7 +131,7 @@ def tree_to_save(
     config = state.cfg.checkpoint
     models = model_tree(model, metadata, adapters_only=state.cfg.peft is not None)
     tree: dict[str, Any] = {
-        "checkpoint_version": CHECKPOINT_VERSION,
+        "checkpoint_version": 3.0,  # Megatron's: the order of heads in attention weights
         "iteration": state.train_state.step,
         "num_floating_point_operations_so_far": float(flops),
         "parallelism": parallelism(),
@@ -127,7 +144,7 @@ def tree_to_save(
         tree["optimizer"] = optimizer_tree(optimizer, models, metadata, is_loading=False)
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
-    tree |= glu_order.for_files(models, unwrap_model(model))  # the optimizer has found its parameters in `models`
+    tree |= rows_for_files(models, unwrap_model(model))  # the optimizer has found its parameters in `models`
     if config.save_rng:
         tree[generators.KEY] = generators.states_to_save(of_replicas=state.cfg.rng.data_parallel_random_init)
     return tree
@@ -172,3 +189,73 @@ def _group(name: str) -> Any:
     if name == "ep_dp":
         return mpu.get_expert_data_parallel_group()
     return mpu.get_data_parallel_group(with_context_parallel=True)
+
+
+# Class of a layer that interleaves -> the field of the model with the rows of a block
+_BLOCKS = {
+    "TEGroupedMLP": "moe_mlp_glu_interleave_size",
+    "FusedSharedExpertMLP": "moe_shared_expert_glu_interleave_size",
+}
+_PARAMETER = re.compile(r"(.*)linear_fc1\.(to_wrap\.)?(weight|bias)\d*")
+_Order = Callable[[torch.Tensor, int], torch.Tensor]
+_Trees = dict[str, dict[str, Any]]
+
+
+def rows_for_files(trees: _Trees, chunks: Iterable[Any]) -> _Trees:
+    """Return the sharded states of chunks as a checkpoint holds them; the layers keep their weights."""
+
+    def apart(rows: torch.Tensor, size: int) -> torch.Tensor:  # blocks of `size` rows by turns -> one half, the other
+        return rows.reshape(-1, 2, size, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+    return _ordered(trees, chunks, apart)
+
+
+def rows_for_layers(trees: _Trees, chunks: Iterable[Any]) -> _Trees:
+    """Return the loaded states of chunks as their layers hold them."""
+
+    def by_turns(rows: torch.Tensor, size: int) -> torch.Tensor:
+        return rows.reshape(2, -1, size, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+    return _ordered(trees, chunks, by_turns)
+
+
+def check_row_order(directory: str, model: Any) -> None:
+    """Check that the optimizer's state of a checkpoint is in the order of this model's layers.
+
+    Raises CheckpointError: the layers that saved it had blocks of another size. Nothing is checked without experts, or
+    if `run_config.yaml` cannot be read.
+    """
+    if not getattr(model, "num_moe_experts", None) or (saved := _saved_model(directory)) is None:
+        return
+    for field in _BLOCKS.values():
+        there, here = saved.get(field), getattr(model, field, None)
+        if there != here:
+            raise CheckpointError(
+                f"{directory}: was saved with model.{field} = {there!r}, in whose order of rows the state of the "
+                f"optimizer is; use that, not {here!r}, or set checkpoint.load_optim=False"
+            )
+
+
+def _ordered(trees: _Trees, chunks: Iterable[Any], order: _Order) -> _Trees:
+    made: _Trees = {}
+    for (key, tree), chunk in zip(trees.items(), chunks, strict=True):
+        sizes: dict[str, int] = {}  # name of a layer, with a trailing dot -> rows of a block
+        for name, module in chunk.named_modules():
+            for kind in type(module).__mro__:
+                size = getattr(module.config, _BLOCKS[kind.__name__], None) if kind.__name__ in _BLOCKS else None
+                if size is None or not module.config.gated_linear_unit:
+                    continue
+                # In torch's FSDP2 a rank holds only some rows of a matrix: their order is kept
+                if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+                    sizes[f"{name}."] = size
+        made[key] = dict(tree)
+        for name, value in tree.items():
+            if (match := _PARAMETER.fullmatch(name)) and match[1] in sizes:
+                made[key][name] = _put(value, order, sizes[match[1]])
+    return made
+
+
+def _put(value: Any, order: _Order, size: int) -> Any:
+    if isinstance(value, (ShardedTensor, ShardedTensorFactory)):
+        return replace(value, data=_put(value.data, order, size))
+    return order((value.dequantize() if is_float8tensor(value) else value).detach(), size)

@@ -3,6 +3,8 @@
 It has no common part: everything is in one tree, and a run loads the entries that it needs.
 """
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from cloudai_mbridge.training.checkpointing import generators
-from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
+from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR, TRAIN_STATE
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading, parts_of
-from cloudai_mbridge.training.checkpointing.verify import read_metadata
+from cloudai_mbridge.training.checkpointing.verify import on_each_rank, read_metadata
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.process.collectives import largest
@@ -50,24 +52,17 @@ def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool)
     (chunk,) = model  # the format has no names for virtual stages
     tree: Tree = {"checkpoint_version": 3.0, "iteration": 0, "model": chunk.state_dict_for_save_checkpoint()}
     if optimizer is not None:
-        _complete_states(optimizer)
+        ensure_state(optimizer)
+        # Parameters wholly on other ranks get a state, for the collectives that follow; one rank's number is saved
+        states = [(param, state) for part in parts_of(optimizer) for param, state in part.optimizer.state.items()]
+        (steps,) = largest(max((float(state["step"]) for _, state in states if "step" in state), default=0.0))
+        for param, state in states:
+            if "step" in state and not param.to_local().numel():
+                state["step"].fill_(steps)
         tree["optimizer"] = optimizer.sharded_state_dict(tree, is_loading=is_loading, metadata=dict(METADATA))
         if scheduler is not None:
             tree["opt_param_scheduler"] = scheduler.state_dict()
     return tree
-
-
-def _complete_states(optimizer: Any) -> None:
-    """Give a state to parameters that are wholly on other ranks, for the collectives that follow. A collective.
-
-    Their number of steps is the other ranks': one rank's is saved.
-    """
-    ensure_state(optimizer)
-    states = [(param, state) for part in parts_of(optimizer) for param, state in part.optimizer.state.items()]
-    (steps,) = largest(max((float(state["step"]) for _, state in states if "step" in state), default=0.0))
-    for param, state in states:
-        if "step" in state and not param.to_local().numel():
-            state["step"].fill_(steps)
 
 
 def _place() -> str:
@@ -87,7 +82,8 @@ def _prepared(tree: Tree, chunk: Any) -> Tree:
 
     prepared, config = dict(tree), chunk.config
     core.handle_fp8_extra_state_case(prepared["model"])
-    splits = [core.handle_swiglu_in_state_dict] if _is_swiglu(config) else []
+    is_swiglu = config.gated_linear_unit and config.activation_func is torch.nn.functional.silu
+    splits = [core.handle_swiglu_in_state_dict] if is_swiglu else []
     splits += [core.handle_gdn_in_state_dict] if hasattr(core, "handle_gdn_in_state_dict") else []  # since 0.18
     for split in splits:
         prepared["model"], states = split(_Named(chunk), prepared["model"], prepared.get("optimizer"))
@@ -120,10 +116,6 @@ def _bare(name: str) -> str:
     return name
 
 
-def _is_swiglu(config: Any) -> bool:
-    return bool(config.gated_linear_unit) and config.activation_func is torch.nn.functional.silu
-
-
 class FsdpLoad:
     """A checkpoint to load: its names, and the entries that this run takes."""
 
@@ -134,8 +126,18 @@ class FsdpLoad:
         self.names = read_metadata(self.path).state_dict_metadata
         self.common: Tree = {"num_floating_point_operations_so_far": 0.0}
 
+    def run(self, skip_model_and_optimizer: bool) -> None:
+        """Load everything that is wanted. A collective."""
+        if skip_model_and_optimizer:
+            raise CheckpointError(f"{self.path}: is loaded in place; it cannot only be read")
+        loaded = on_each_rank(self.path, self._read)
+        on_each_rank(self.path, partial(self._apply, loaded))
+        if not self.weights_only:
+            counters = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
+            self.state.train_state.load_state_dict(counters)
+
     @torch.no_grad()
-    def read(self) -> Tree:
+    def _read(self) -> Tree:
         """Load into model and optimizer; return the tree. A collective.
 
         Raises CheckpointError: a tensor of this run is not in it.
@@ -149,7 +151,11 @@ class FsdpLoad:
                 of_replicas = self._has(f"{generators.KEY}.{_place()}.1")
                 tree[generators.KEY] = {_place(): generators.own_states(of_replicas=of_replicas)}
         prepared = _prepared(tree, self.model[0])
-        self._check(prepared)
+        wanted = flatten_state_dict(prepared)[0]
+        missing = sorted(k for k, v in wanted.items() if torch.is_tensor(v) and k not in self.names)
+        if missing:
+            more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise CheckpointError(f"{self.path}: does not fit this model: {', '.join(missing[:3])}{more} not in it")
         with checkpoints.quiet():
             planner = DefaultLoadPlanner(allow_partial_load=not self.config.strict_fsdp_dtensor_load)
             state_dict_loader.load(prepared, storage_reader=FileSystemReader(self.path), planner=planner)
@@ -159,14 +165,7 @@ class FsdpLoad:
     def _has(self, start: str) -> bool:
         return any(name == start or name.startswith(f"{start}.") for name in self.names)
 
-    def _check(self, prepared: Tree) -> None:
-        wanted = flatten_state_dict(prepared)[0]
-        missing = sorted(k for k, v in wanted.items() if torch.is_tensor(v) and k not in self.names)
-        if missing:
-            more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise CheckpointError(f"{self.path}: does not fit this model: {', '.join(missing[:3])}{more} not in it")
-
-    def apply(self, tree: Tree) -> None:
+    def _apply(self, tree: Tree) -> None:
         """Apply the entries that `read` has not loaded in place. A collective."""
         self.model[0].load_state_dict(tree["model"], strict=self.strict)
         if self.optimizer is not None:

@@ -31,17 +31,16 @@ def states_to_save(*, of_replicas: bool = False) -> ShardedObject:
     the states of data-parallel ranks for equal and keeps the first. They differ after dropout in
     batches of different lengths; then all are kept, and Megatron-Bridge still takes the first.
     """
-    return _part(own_states(of_replicas=of_replicas or (len(_grid()[0]) == 2 and _differ())), *_grid())
+    shape, place = _grid()
+    if not of_replicas and len(shape) == 2:
+        of_replicas = len(set(_gathered(_fingerprint(state())))) > 1
+    return _part(own_states(of_replicas=of_replicas), shape, place)
 
 
 def own_states(*, of_replicas: bool) -> list[State]:
     """Return the states of this rank, or, in a collective, of its data-parallel ranks."""
     own = state()
     return _gathered(own) if of_replicas else [own]
-
-
-def _differ() -> bool:
-    return len(set(_gathered(_fingerprint(state())))) > 1
 
 
 def _gathered(own: Any) -> list[Any]:

@@ -5,7 +5,7 @@ Megatron-Bridge maps the tensors of each model family; the checkpoint itself doe
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,15 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudai_mbridge.training.checkpointing.agree import one_line
 from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
+from cloudai_mbridge.training.checkpointing.verify import one_line
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft.config import DoRA
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.process.provenance import is_installed
-
-DIRECTORY = "hf"
-_SWITCH = "checkpoint.also_save_hf_checkpoint = True"
 
 
 def source_of(cfg: Any) -> str | None:
@@ -73,46 +70,36 @@ def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
 
     Raises Megatron-Bridge's errors, after the ranks' collectives: a rank that fails alone keeps no other waiting.
     """
-    source, path = source_of(cfg), Path(checkpoint, DIRECTORY)
-    bridge = _open(source, cfg.checkpoint.hf_trust_remote_code)
+    c, source, path = cfg.checkpoint, source_of(cfg), Path(checkpoint, "hf")
+    bridge = _open(source, c.hf_trust_remote_code)
     if cfg.peft is not None:
         bridge.save_hf_adapter(model, path, cfg.peft, base_model_name_or_path=source, show_progress=False)
         return
     names: set[str] = set()
-    weights = _named(bridge.export_hf_weights(model, cpu=True, show_progress=False), names)
+
+    def named() -> Iterator[Any]:
+        for weight in bridge.export_hf_weights(model, cpu=True, show_progress=False):
+            names.add(weight[0])
+            yield weight
+
+    by_rank = {"distributed_save": True, "save_every_n_ranks": c.hf_save_every_n_ranks} if c.hf_distributed_save else {}
+    weights = named()
     try:
-        bridge.hf_pretrained.state.source.save_generator(weights, path, strict=False, **_by_rank(cfg.checkpoint))
+        bridge.hf_pretrained.state.source.save_generator(weights, path, strict=False, **by_rank)
         if dist.get_rank() == 0:
             bridge.hf_pretrained.save_artifacts(path, original_source_path=source)
     finally:
         for _ in weights:
             pass
     if dist.get_rank() == 0:
-        write_line(f"  saved Hugging Face weights to {path}{_missing(names, _tensors(bridge), source)}")
+        missing = sorted(_tensors(bridge) - names)  # Megatron-Bridge writes the others
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        clause = f"; of {source} the model lacks {missing[0]}{more}" if missing else ""
+        write_line(f"  saved Hugging Face weights to {path}{clause}")
 
 
-def _named(weights: Iterable[Any], names: set[str]) -> Iterator[Any]:
-    for weight in weights:
-        names.add(weight[0])
-        yield weight
-
-
-def _missing(model: Set[str], source: Set[str], name: str | None) -> str:
-    """Return a clause on the source's tensors that the model lacks; Megatron-Bridge writes the others."""
-    missing = sorted(source - model)
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"; of {name} the model lacks {missing[0]}{more}" if missing else ""
-
-
-def _tensors(bridge: Any) -> Set[str]:
-    """Return the names of the source's tensors."""
+def _tensors(bridge: Any) -> set[str]:
     return set(bridge.hf_pretrained.state.source.key_to_filename_map)
-
-
-def _by_rank(checkpoint: Any) -> dict[str, Any]:
-    if not checkpoint.hf_distributed_save:
-        return {}
-    return {"distributed_save": True, "save_every_n_ranks": checkpoint.hf_save_every_n_ranks}
 
 
 @functools.cache
@@ -130,4 +117,5 @@ def _refusals(source: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ConfigError(f"{_SWITCH}: Megatron-Bridge cannot export {source!r}: {one_line(error)}") from error
+        switch = "checkpoint.also_save_hf_checkpoint = True"
+        raise ConfigError(f"{switch}: Megatron-Bridge cannot export {source!r}: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Names inside a checkpoint directory, as in Megatron-Bridge, and completeness of a checkpoint.
+"""Checkpoint directories, named as in Megatron-Bridge: complete ones, the one to load, and those to keep.
 
 SAVE/
   iter_0000005/                         one checkpoint
@@ -11,12 +11,16 @@ SAVE/
 """
 
 import contextlib
+import os
 import re
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.errors import CheckpointError
 
 RUN_CONFIG = "run_config.yaml"
 TRAIN_STATE = "train_state.pt"
@@ -24,6 +28,7 @@ FSDP_DTENSOR = "fsdp_dtensor"  # Megatron-FSDP's format
 LATEST_TRAIN_STATE = "latest_train_state.pt"
 LATEST_ITERATION = "latest_checkpointed_iteration.txt"
 _ITERATION = re.compile(r"iter_(\d{7,})")
+_ASIDE = ".replaced"  # suffix of a checkpoint while another is saved in its place
 
 
 def get_checkpoint_name(checkpoints_path: str, iteration: int, release: bool = False) -> str:
@@ -98,3 +103,171 @@ def checkpoint_exists(path: str | None) -> bool:
     if path is None:
         return False
     return has_tracker(Path(path)) or bool(saved_iterations(Path(path)))
+
+
+@dataclass
+class Found:
+    """A checkpoint to load. weights_only: take the model's weights, begin at iteration 0. notes: lines to print.
+
+    directory: "" if there is nothing to load, which is not an error.
+    """
+
+    directory: str
+    weights_only: bool = False
+    is_persistent: bool = True
+    notes: list[str] = field(default_factory=list)
+
+
+def find_checkpoint(config: CheckpointConfig, *, adapters_only: bool = False) -> Found:
+    """Return the checkpoint to load. `load`, or a newer non-persistent checkpoint, wins over `pretrained_checkpoint`.
+
+    Rank 0 only; the result is broadcast. adapters_only: the weights of `pretrained_checkpoint` are loaded already.
+    Raises CheckpointError: a checkpoint requested by name is missing or incomplete.
+    """
+    if (resume := _to_resume(config)) is not None:
+        resume.weights_only = config.finetune
+        return resume
+    if config.pretrained_checkpoint is not None and not adapters_only:
+        return pretrained(config)
+    if config.load is None:
+        return Found("")
+    if config.exit_on_missing_checkpoint:
+        raise CheckpointError(
+            f"{config.load}: no checkpoint found, and checkpoint.exit_on_missing_checkpoint is set; "
+            "correct checkpoint.load, or remove it to start from scratch"
+        )
+    root = Path(config.load)
+    if root.is_file():
+        raise CheckpointError(f"{root}: is a file; checkpoint.load has to be a directory")
+    is_own = config.save is not None and Path(config.save).absolute() == root.absolute()
+    is_foreign = root.is_dir() and not has_tracker(root) and not saved_iterations(root, complete=False)
+    # Starting from scratch next to other files would hide a wrong path
+    if not is_own and is_foreign and (names := sorted(path.name for path in root.iterdir())):
+        raise CheckpointError(
+            f"{root}: is not a checkpoint directory (it holds {', '.join(names[:3])}{', ...' if names[3:] else ''}); "
+            "checkpoint.load has to be a directory that checkpoint.save wrote"
+        )
+    return Found("", notes=[f"WARNING: no checkpoint found in {config.load}: training starts from scratch"])
+
+
+def _to_resume(config: CheckpointConfig) -> Found | None:
+    if config.load is None:
+        return None
+    root = Path(config.load)
+    restore(root)
+    if config.ckpt_step is not None:
+        directory = Path(get_checkpoint_name(str(root), config.ckpt_step))
+        if is_complete(directory):
+            return Found(str(directory))
+        there = ", ".join(map(str, saved_iterations(root))) or "none"
+        state = "is not complete" if directory.exists() else "does not exist"
+        raise CheckpointError(
+            f"{directory}: checkpoint.ckpt_step = {config.ckpt_step} {state}; complete checkpoints there: {there}"
+        )
+    if is_complete(root):
+        return Found(str(root))
+    if is_sharded_checkpoint(root):
+        raise CheckpointError(
+            f"{root}: holds weights but no train_state.pt to resume from; use it as checkpoint.pretrained_checkpoint"
+        )
+    found = latest(root) if checkpoint_exists(config.load) else None
+    second = non_persistent_root(config, config.load)
+    if config.non_persistent_ckpt_type != "global" or config.finetune or not checkpoint_exists(str(second)):
+        return found
+    if found is not None and not saved_iterations(second):
+        found.notes.append(f"WARNING: {second}: holds no complete checkpoint; loading the persistent one")
+        return found
+    temporary = latest(second)
+    temporary.is_persistent = False
+    if found is None:
+        return temporary
+    return max(found, temporary, key=lambda each: iteration_of(Path(each.directory)) or 0)
+
+
+def latest(root: Path) -> Found:
+    """Return the checkpoint under `root` that the trackers name, or the newest complete one if it is not complete.
+
+    Raises CheckpointError: none is complete.
+    """
+    complete, tracked = saved_iterations(root), tracked_iteration(root)
+    if tracked in complete:
+        return Found(get_checkpoint_name(str(root), tracked))
+    named = "no readable iteration" if tracked is None else f"iteration {tracked}, which is not complete"
+    if not complete:
+        raise CheckpointError(
+            f"{root}: the trackers name {named}, and no other checkpoint in Megatron-Core's torch_dist format is "
+            "complete there; remove the directory to start from scratch, or point checkpoint.load elsewhere"
+        )
+    note = f"WARNING: {root}: the trackers name {named}; loading the newest complete checkpoint, {complete[-1]}"
+    return Found(get_checkpoint_name(str(root), complete[-1]), notes=[note])
+
+
+def pretrained(config: CheckpointConfig) -> Found:
+    """Return the initial weights. Raises CheckpointError: they are missing."""
+    path = Path(str(config.pretrained_checkpoint))
+    for directory in (path, Path(get_checkpoint_name(str(path), 0, release=True))):
+        if is_sharded_checkpoint(directory):
+            return Found(str(directory), weights_only=True)
+    if not checkpoint_exists(str(path)):
+        raise CheckpointError(
+            f"{path}: checkpoint.pretrained_checkpoint holds no complete checkpoint in the torch_dist format"
+        )
+    found = latest(path)
+    found.weights_only = True
+    return found
+
+
+def keep_most_recent(root: Path, current: int, count: int) -> None:
+    """Keep the `count` newest complete checkpoints under `root`, `current` among them.
+
+    Older directories of killed saves are removed too. Newer directories stay: a run that went back to an earlier
+    iteration must not remove the progress of another.
+    """
+    older = [i for i in saved_iterations(root) if i < current]
+    kept = set(older[len(older) - (count - 1) :]) if count > 1 else set()
+    for iteration in saved_iterations(root, complete=False):
+        if iteration < current and iteration not in kept:
+            _remove(root, iteration)
+
+
+def remove_old(config: CheckpointConfig, root: Path, current: int, previous: int | None) -> None:
+    """Remove checkpoints not kept by the configuration, after `current` has replaced `previous` as the latest."""
+    interval = config.save_retain_interval
+    if interval and previous is not None and previous < current and previous % interval:
+        _remove(root, previous)
+    if config.most_recent_k is not None and config.most_recent_k > 0:
+        keep_most_recent(root, current, config.most_recent_k)
+
+
+def _remove(root: Path, iteration: int) -> None:
+    """Remove a checkpoint, the completeness markers first: a partial checkpoint is never taken for a complete one."""
+    directory = Path(get_checkpoint_name(str(root), iteration))
+    for name in (TRAIN_STATE, "metadata.json"):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def move_aside(directory: Path) -> None:
+    """Make an empty `directory`; set a complete checkpoint in it aside, and remove the leftovers of a killed save."""
+    restore(directory.parent)
+    if is_complete(directory):
+        os.replace(directory, directory.with_name(directory.name + _ASIDE))
+    elif directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
+def drop(directory: Path) -> None:
+    """Remove the checkpoint set aside for `directory`, which is complete now."""
+    shutil.rmtree(directory.with_name(directory.name + _ASIDE), ignore_errors=True)
+
+
+def restore(root: Path) -> None:
+    """Put back under `root` the checkpoints set aside for saves that never finished."""
+    for aside in root.glob(f"iter_*{_ASIDE}"):
+        directory = aside.with_name(aside.name.removesuffix(_ASIDE))
+        if is_complete(directory) or not is_complete(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.replace(aside, directory)

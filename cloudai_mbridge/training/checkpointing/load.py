@@ -10,14 +10,10 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content, generators, glu_order, layout, local
-from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
-from cloudai_mbridge.training.checkpointing.dtensors import states_like_parameters, weights_like
-from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint, pretrained
+from cloudai_mbridge.training.checkpointing import content, generators, layout, local, optimizer_state, verify
 from cloudai_mbridge.training.checkpointing.fsdp import FsdpLoad
-from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
-from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
-from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, forget_metadata, read_common
+from cloudai_mbridge.training.checkpointing.layout import Found, find_checkpoint, pretrained
+from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
 from cloudai_mbridge.training.errors import CheckpointError
@@ -26,7 +22,6 @@ from cloudai_mbridge.training.peft.apply import check_adapters
 from cloudai_mbridge.training.process.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
-_SPLITS_OPTIMIZER = ("tp", "pp", "vp", "ep", "etp")
 
 
 def load_checkpoint(
@@ -46,37 +41,44 @@ def load_checkpoint(
     Returns (iteration, model FLOPs so far); (0, 0) if nothing, or only weights, can be loaded. Raises
     CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
     """
-    peft = state.cfg.peft
+    peft, config = state.cfg.peft, state.cfg.checkpoint
     parts = (state, model, optimizer, opt_param_scheduler)
-    context = checkpointing_context or {}
-    if (iteration := local.newest(state.cfg.checkpoint, context)) >= 0:
-        if iteration >= on_first_rank(partial(local.persistent_iteration, state.cfg.checkpoint)):
+    strict, context = strict and peft is None, checkpointing_context or {}
+    load: Any
+    if (iteration := local.newest(config, context)) >= 0:
+        if iteration >= on_first_rank(partial(local.persistent_iteration, config)):
             context[local.LOADED] = True
-            load_locally = _LocalLoad(*parts, context[local.MANAGER], strict=strict and peft is None)
-            return _load_locally(load_locally, skip_load_to_model_and_opt)
+            load = _LocalLoad(*parts, context[local.MANAGER], strict=strict)
+            load.run(skip_load_to_model_and_opt)
+            _say(f"  successfully loaded local checkpoint from {load.path} at iteration {state.train_state.step}")
+            return _position(load)
         _say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
-    found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint, adapters_only=peft is not None))
+    found = on_first_rank(partial(find_checkpoint, config, adapters_only=peft is not None))
     _say(*found.notes)
-    if isinstance(found, Nothing):
+    if not found.directory:
         return 0, 0
-    on_first_rank(partial(check_files, found.directory))
+    on_first_rank(partial(verify.check_files, found.directory))
     is_of_fsdp = on_first_rank(partial(_check_format, state.cfg, found.directory))
-    kind: Any = _FsdpLoad if is_of_fsdp else _Load
     if peft is not None:
         on_first_rank(partial(check_adapters, found.directory, peft))
-    load = kind(*parts, found, strict=strict and peft is None)
+    load = (FsdpLoad if is_of_fsdp else _Load)(*parts, found, strict=strict)
     load.run(skip_load_to_model_and_opt)
-    forget_metadata()
+    verify.forget_metadata()
     if found.weights_only:
         _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
         return 0, 0
     step = int(state.train_state.step)
     _say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
-    save = state.cfg.checkpoint.save
-    if found.is_persistent and save is not None and Path(found.directory).resolve().parent == Path(save).resolve():
+    if found.is_persistent and config.save and Path(found.directory).resolve().parent == Path(config.save).resolve():
         state.last_saved_step = step  # saving it once more would first remove it
-    update_num_microbatches(state.train_state.consumed_train_samples, verbose=False)
-    return step, float(load.common.get("num_floating_point_operations_so_far", 0))
+    return _position(load)
+
+
+def _position(load: Any) -> tuple[int, float]:
+    """Follow the batch ramp-up to where the checkpoint was saved; return (iteration, model FLOPs so far)."""
+    progress = load.state.train_state
+    update_num_microbatches(progress.consumed_train_samples, verbose=False)
+    return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
 
 
 def load_pretrained(state: Any, chunks: list[Any]) -> None:
@@ -86,19 +88,11 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     """
     found = on_first_rank(partial(pretrained, state.cfg.checkpoint))
     _say(*found.notes)
-    on_first_rank(partial(check_files, found.directory))
+    on_first_rank(partial(verify.check_files, found.directory))
     on_first_rank(partial(_check_format, state.cfg, found.directory))
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
-    forget_metadata()
+    verify.forget_metadata()
     _say(f"  successfully loaded the weights of {found.directory}")
-
-
-def _load_locally(load: "_LocalLoad", skip_model_and_optimizer: bool) -> tuple[int, float]:
-    load.run(skip_model_and_optimizer)
-    progress = load.state.train_state
-    _say(f"  successfully loaded local checkpoint from {load.path} at iteration {progress.step}")
-    update_num_microbatches(progress.consumed_train_samples, verbose=False)
-    return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
 
 
 def _say(*lines: str) -> None:
@@ -116,19 +110,9 @@ def _check_format(cfg: Any, directory: str) -> bool:
     return is_of_fsdp
 
 
-class _FsdpLoad(FsdpLoad):
-    def run(self, skip_model_and_optimizer: bool) -> None:
-        """Load everything that is wanted. A collective."""
-        if skip_model_and_optimizer:
-            raise CheckpointError(f"{self.path}: is loaded in place; it cannot only be read")
-        loaded = on_each_rank(self.path, self.read)
-        on_each_rank(self.path, partial(self.apply, loaded))
-        if not self.weights_only:
-            counters = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
-            self.state.train_state.load_state_dict(counters)
-
-
 class _Load:
+    """The load of a checkpoint in the format "torch_dist". To make one is a collective."""
+
     def __init__(
         self,
         state: Any,
@@ -140,59 +124,56 @@ class _Load:
         strict: bool,
         is_whole: bool = False,
     ) -> None:
-        """Look into the checkpoint. A collective. is_whole: with adapters too, the weights that they adapt."""
-        self.strict = strict
+        """Look into the checkpoint. is_whole: with adapters too, the weights that they adapt."""
+        self.strict, self.config = strict, state.cfg.checkpoint
         self.adapters_only = state.cfg.peft is not None and not is_whole
         self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
-        self.config = state.cfg.checkpoint
         self.path, self.weights_only = found.directory, found.weights_only
-        self.common = on_each_rank(self.path, partial(read_common, self.path))
-        self.metadata = self.common.get("content_metadata") or content.content_metadata(
-            self.config, state.cfg.peft if self.adapters_only else None
-        )
+        self.metadata = content.content_metadata(self.config, state.cfg.peft if self.adapters_only else None)
         self.with_optimizer = not self.weights_only and self.config.load_optim and optimizer is not None
+        self.with_generators = not self.weights_only and self.config.load_rng
+        self._open()
+
+    def _open(self) -> None:
+        self.common = on_each_rank(self.path, partial(read_common, self.path))
+        self.metadata = self.common.get("content_metadata") or self.metadata
         here = content.parallelism()
         self.layout = content.saved_parallelism(self.path, self.common)
         self.is_same_layout = bool(self.layout) and {**here, **self.layout} == here
-        self.with_generators = not self.weights_only and self.config.load_rng
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:
         """Load everything that is wanted. A collective."""
-        on_each_rank(self.path, self._check_optimizer)
-        on_each_rank(self.path, self._check_generators)
+        on_each_rank(self.path, self._check)
         tree = on_each_rank(self.path, self._tree)
         may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
-        resized = on_each_rank(self.path, partial(check_fit, self.path, tree, allow_missing=may_lack))
+        resized = on_each_rank(self.path, partial(verify.check_fit, self.path, tree, allow_missing=may_lack))
         if weights := [text for text in resized if not text.startswith("optimizer.")]:
             _say(f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}")
         loaded = on_each_rank(self.path, partial(self._read, tree))
         on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
 
-    def _check_optimizer(self) -> None:
-        if not self.with_optimizer:
-            return
-        if "optimizer" not in self.common:
-            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
-        glu_order.check_optimizer(self.path, self.state.cfg.model)
-        here, there = content.parallelism(), self.layout
-        changed = {key: (there[key], here[key]) for key in _SPLITS_OPTIMIZER if there.get(key, here[key]) != here[key]}
-        kind = self.metadata.get("distrib_optim_sharding_type")
-        if changed and self.state.cfg.ddp.use_distributed_optimizer and kind != "fully_reshardable":
-            sizes = ", ".join(f"{key} {was} -> {now}" for key, (was, now) in changed.items())
-            raise CheckpointError(
-                f"{self.path}: the state of the distributed optimizer was saved for one layout only ({kind}), and the "
-                f"layout changed ({sizes}); save with checkpoint.dist_ckpt_optim_fully_reshardable=True, or set "
-                "checkpoint.load_optim=False"
-            )
-
-    def _check_generators(self) -> None:
+    def _check(self) -> None:
+        """Check that the optimizer's state can be loaded, and whether the generators' can."""
+        if self.with_optimizer:
+            if "optimizer" not in self.common:
+                raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
+            content.check_row_order(self.path, self.state.cfg.model)
+            here, there = content.parallelism(), self.layout
+            names = [name for name in ("tp", "pp", "vp", "ep", "etp") if there.get(name, here[name]) != here[name]]
+            kind = self.metadata.get("distrib_optim_sharding_type")
+            if names and self.state.cfg.ddp.use_distributed_optimizer and kind != "fully_reshardable":
+                sizes = ", ".join(f"{name} {there[name]} -> {here[name]}" for name in names)
+                raise CheckpointError(
+                    f"{self.path}: the state of the distributed optimizer was saved for one layout only ({kind}), and "
+                    f"the layout changed ({sizes}); save with checkpoint.dist_ckpt_optim_fully_reshardable=True, or set"
+                    " checkpoint.load_optim=False"
+                )
         if self.with_generators and (reason := generators.why_not(self.path, is_same_layout=self.is_same_layout)):
             _say(f"(random number generator states are not loaded: {reason})")
             self.with_generators = False
 
     def _tree(self) -> dict[str, Any]:
-        """Return the tree to load, without values."""
         models = content.model_tree(self.model, self.metadata, adapters_only=self.adapters_only)
         tree: dict[str, Any] = dict(models)
         if self.with_optimizer:
@@ -220,7 +201,7 @@ class _Load:
             tree,
             self.path,
             content.load_strategy(self.config),
-            partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
+            partial(optimizer_state.regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
             strict=self.config.dist_ckpt_strictness,
             validate_access_integrity=self.config.ckpt_load_validate_sharding_integrity,
             **checkpoints.with_hashes(self.config.verify_integrity),
@@ -237,9 +218,9 @@ class _Load:
             strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
             chunks = unwrap_model(self.model)
             keys = content.model_keys(self.model)
-            loaded |= glu_order.for_layers({key: loaded[key] for key in keys}, chunks)
+            loaded |= content.rows_for_layers({key: loaded[key] for key in keys}, chunks)
             for key, chunk in zip(keys, chunks, strict=True):
-                load_weights(chunk, weights_like(loaded[key], chunk), strict=strict)
+                load_weights(chunk, optimizer_state.weights_like(loaded[key], chunk), strict=strict)
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
@@ -250,8 +231,7 @@ class _Load:
             _say("(random number generator states are not loaded: they are of another kind of device)")
 
     def _counters(self) -> dict[str, Any]:
-        counters: dict[str, Any] = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
-        return counters
+        return dict(torch.load(Path(self.path) / layout.TRAIN_STATE, weights_only=True))
 
     def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
         if not self.with_optimizer:
@@ -263,28 +243,27 @@ class _Load:
                 sync_hybrid_device_optimizer_fp32_master_copies(self.optimizer)
             return
         keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
-        groups = saved_groups(loaded["optimizer"])
-        with loading(self.optimizer, groups, keep_schedule=keep_schedule), states_like_parameters(self.optimizer):
+        groups = optimizer_state.saved_groups(loaded["optimizer"])
+        with (
+            optimizer_state.loading(self.optimizer, groups, keep_schedule=keep_schedule),
+            optimizer_state.states_like_parameters(self.optimizer),
+        ):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
             self.scheduler.load_state_dict(loaded["opt_param_scheduler"])
 
 
 class _LocalLoad(_Load):
-    """A local checkpoint: it holds everything for this run's layout, and nothing else is searched."""
+    """The load of a local checkpoint: it holds everything for this run's layout, and nothing else is searched."""
 
-    def __init__(
-        self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, manager: Any, *, strict: bool
-    ) -> None:
-        self.strict, self.weights_only = strict, False
-        self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
-        self.config, self.path = state.cfg.checkpoint, str(manager.local_ckpt_dir)
-        self.saved, _ = on_each_rank(self.path, manager.load)
+    def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, manager: Any, *, strict: bool):
+        self._manager = manager
+        super().__init__(state, model, optimizer, scheduler, Found(str(manager.local_ckpt_dir)), strict=strict)
+
+    def _open(self) -> None:
+        self.saved, _ = on_each_rank(self.path, self._manager.load)
         self.common = self.saved.common_state_dict
-        self.adapters_only = state.cfg.peft is not None
-        self.metadata = content.content_metadata(self.config, state.cfg.peft)
-        self.with_optimizer = self.config.load_optim and optimizer is not None
-        self.with_generators = self.config.load_rng and generators.KEY in self.saved.sharded_state_dict
+        self.with_generators &= generators.KEY in self.saved.sharded_state_dict
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:
@@ -307,5 +286,34 @@ class _LocalLoad(_Load):
         return bool(get_rerun_state_machine().validate_state_dict(self.common.get("rerun_state_machine")))
 
     def _counters(self) -> dict[str, Any]:
-        counters: dict[str, Any] = self.common[local.COUNTERS]
-        return counters
+        return dict(self.common[local.COUNTERS])
+
+
+def convert_if_modelopt(config: Any, model: Any) -> None:
+    """Convert a bare model as the checkpoint that the run begins from; its weights are not loaded yet. A collective.
+
+    NVIDIA's ModelOpt (quantization, pruning, distillation) saves the modes in which a model was converted in
+    `modelopt_state/`; per-layer state is in the layers' extra state, next to the weights. As in Megatron-Bridge a model
+    is converted before its weights are loaded.
+
+    Raises CheckpointError: the checkpoint is missing, or not of a converted model; on every rank.
+    """
+    if not getattr(config.model, "restore_modelopt_state", False):
+        return
+    # Before the state is read: torch then takes the types from it that ModelOpt has declared safe
+    from modelopt.torch.opt.plugins.mcore_dist_checkpointing import restore_sharded_modelopt_state
+
+    directory = on_first_rank(partial(_find_converted, config.checkpoint))
+    on_each_rank(directory, lambda: restore_sharded_modelopt_state([model], directory))
+
+
+def _find_converted(config: Any) -> str:
+    found = find_checkpoint(config)
+    remedy = "set checkpoint.load or pretrained_checkpoint to one, or model.restore_modelopt_state=False"
+    if not found.directory:
+        raise CheckpointError(f"model.restore_modelopt_state = True: no checkpoint to restore from; {remedy}")
+    state = Path(found.directory) / "modelopt_state"
+    modes = read_common(str(state)).get("modelopt_state_dict", ()) if layout.is_sharded_checkpoint(state) else ()
+    if all(mode[0] == "kd_loss" for mode in modes):  # distillation, a mode without a state of its own
+        raise CheckpointError(f"{found.directory}: holds no modelopt_state of a converted model; {remedy}")
+    return found.directory

@@ -1,13 +1,15 @@
-"""Optimizer state in checkpoints: needs of torch's own optimizers, and parameter groups arranged for this run.
+"""Optimizer state in checkpoints: needs of torch's own optimizers, parameter groups arranged for this run, DTensors.
 
 Megatron-Core 0.16 expects Transformer Engine's Adam, which counts its steps per parameter group. torch's Adam keeps a
 step tensor per parameter, and with the distributed optimizer Megatron then (1) refuses a state without steps, (2) looks
 for a step in the loaded parameter state, and (3) gives all parameters one shared step tensor, which torch advances once
 per parameter. It also takes over flags of the machine that saved, such as `fused`. With Transformer Engine or Apex none
 of this applies, and nothing is done.
+
+Of torch's FSDP2, in the format "torch_dist", Megatron-Core saves the local parts of DTensors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
+from torch.distributed.tensor import DTensor
 
 from cloudai_mbridge.training.checkpointing.verify import read_common
 from cloudai_mbridge.training.compat.optimizer_groups import KIND, found_by_kind, kind_of
@@ -40,7 +43,14 @@ def ensure_state(optimizer: Any) -> None:
         for inner in part.optimizer.sub_optimizers if offloaded else [part.optimizer]:
             for group in inner.param_groups:
                 for param in group["params"]:
-                    _ensure_param_state(inner, group, param)
+                    if isinstance(inner, torch.optim.Adam):  # AdamW is one too
+                        state = inner.state[param]
+                        state.setdefault("exp_avg", torch.zeros_like(param.data))
+                        state.setdefault("exp_avg_sq", torch.zeros_like(param.data))
+                        step = torch.zeros((), dtype=torch.float32, device=_step_device(group, param))
+                        state.setdefault("step", step)
+                    elif isinstance(inner, torch.optim.SGD) and group["momentum"]:
+                        inner.state[param].setdefault("momentum_buffer", torch.zeros_like(param.data))
         if offloaded:
             part.optimizer._sync_sub_optimizers_state_to_hdo()
 
@@ -52,16 +62,6 @@ def without_classes(tree: dict[Any, Any]) -> dict[Any, Any]:
             for name in _CLASSES:
                 group.pop(name, None)
     return tree
-
-
-def _ensure_param_state(inner: Any, group: dict[str, Any], param: torch.Tensor) -> None:
-    if isinstance(inner, torch.optim.Adam):  # AdamW is one too
-        state = inner.state[param]
-        state.setdefault("exp_avg", torch.zeros_like(param.data))
-        state.setdefault("exp_avg_sq", torch.zeros_like(param.data))
-        state.setdefault("step", torch.zeros((), dtype=torch.float32, device=_step_device(group, param)))
-    elif isinstance(inner, torch.optim.SGD) and group["momentum"]:
-        inner.state[param].setdefault("momentum_buffer", torch.zeros_like(param.data))
 
 
 def _step_device(group: dict[str, Any], param: torch.Tensor) -> torch.device:
@@ -93,8 +93,13 @@ def loading(optimizer: Any, saved: Sequence[Any], *, keep_schedule: bool) -> Ite
     for part, groups in zip(parts_of(optimizer), kept, strict=True):
         for group, values in zip(part.optimizer.param_groups, groups, strict=True):
             group.update(values)
-        if isinstance(part.optimizer, torch.optim.Adam):
-            _own_steps(part.optimizer)
+        if not isinstance(inner := part.optimizer, torch.optim.Adam):
+            continue
+        for group in inner.param_groups:
+            group.pop("step", None)  # Megatron's copy, which would not advance
+            for param in group["params"]:
+                step = torch.as_tensor(inner.state[param].get("step", 0.0), dtype=torch.float32)
+                inner.state[param]["step"] = step.clone().to(_step_device(group, param))
 
 
 def _set_all_but_step(part: DistributedOptimizer, model_param: Any, tensors: dict[str, Any]) -> None:
@@ -104,14 +109,6 @@ def _set_all_but_step(part: DistributedOptimizer, model_param: Any, tensors: dic
     DistributedOptimizer._set_main_param_and_optimizer_states(part, model_param, tensors)
     if step is not None:
         state["step"] = step
-
-
-def _own_steps(inner: torch.optim.Optimizer) -> None:
-    for group in inner.param_groups:
-        group.pop("step", None)  # Megatron's copy, which would not advance
-        for param in group["params"]:
-            step = torch.as_tensor(inner.state[param].get("step", 0.0), dtype=torch.float32)
-            inner.state[param]["step"] = step.clone().to(_step_device(group, param))
 
 
 *_SAME, _EXPERT = KIND  # whether it holds experts may differ
@@ -125,13 +122,52 @@ def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
     """
     common = read_common(directory)
     saved = common.pop("optimizer", None)
-    if optimizer is not None and saved is not None:
-        common["optimizer"] = arranged = _arranged(saved, optimizer, directory)
-        for entry, part in zip(_entries(arranged), _parts(optimizer), strict=True):
-            # Megatron omits a number of steps of 0, and torch's Adam needs it
-            if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
-                entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
+    if optimizer is None or saved is None:
+        return common
+    parts, entries, groups = _parts(optimizer), _entries(saved), saved_groups(saved)
+    kinds = [
+        "distributed" if "param_state_sharding_type" in entry else "mixed" if "optimizer" in entry else "fp32"
+        for entry in entries
+    ]
+    there = [(kind, [kind_of(group) for group in of_one]) for kind, of_one in zip(kinds, groups, strict=True)]
+    # Without groups it was saved per rank, for this one layout
+    if there != [_shape(part) for part in parts] and any(groups):
+        entries = _moved(entries, parts, directory)
+        saved = entries[0] if len(parts) == 1 else dict(enumerate(entries))
+    common["optimizer"] = saved
+    for entry, part in zip(entries, parts, strict=True):
+        # Megatron omits a number of steps of 0, and torch's Adam needs it
+        if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
+            entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
     return common
+
+
+def _moved(entries: list[dict[str, Any]], parts: list[Any], path: str) -> list[dict[str, Any]]:
+    """Return the entries that Megatron would have saved for `parts`."""
+    groups = [group for entry in entries for group in _groups(entry)]
+    step = next(_steps(entries), 0)
+    scaler = next((entry["grad_scaler"] for entry in entries if "grad_scaler" in entry), None)
+    moved = []
+    for part in parts:
+        wanted = [_match(group, groups, path) for group in part.optimizer.param_groups]
+        kind, _ = _shape(part)
+        if kind == "distributed":
+            inner: dict[str, Any] = {"param_groups": [{**group, "step": float(step)} for group in wanted]}
+            entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": "fully_reshardable"}
+        else:
+            inner = {"state": {"common_step": step}, "param_groups": wanted}
+            entry = {"optimizer": inner} if kind == "mixed" else inner
+        moved.append(entry if scaler is None or kind == "fp32" else {**entry, "grad_scaler": scaler})
+    return moved
+
+
+def _steps(entries: list[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the number of steps, as each kind of optimizer keeps it."""
+    for entry in entries:
+        yield from (group["step"] for group in _groups(entry) if "step" in group)
+        state = entry.get("optimizer", entry).get("state", {})
+        if "common_step" in state:
+            yield state["common_step"]
 
 
 def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
@@ -141,19 +177,6 @@ def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
 def _parts(optimizer: Any) -> list[Any]:
     parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return parts
-
-
-def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:
-    parts, entries = _parts(optimizer), _entries(saved)
-    if [_shape_of_saved(entry) for entry in entries] == [_shape(part) for part in parts]:
-        return saved
-    groups = [group for of_one in saved_groups(saved) for group in of_one]
-    if not groups:  # saved per rank, for this one layout
-        return saved
-    step = next(_steps(entries), 0)
-    scaler = next((entry["grad_scaler"] for entry in entries if "grad_scaler" in entry), None)
-    arranged = [_entry(part, groups, step, scaler, path) for part in parts]
-    return arranged[0] if len(parts) == 1 else dict(enumerate(arranged))
 
 
 def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
@@ -168,38 +191,10 @@ def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
     return groups
 
 
-def _steps(entries: list[dict[str, Any]]) -> Iterator[Any]:
-    """Yield the number of steps, as each kind of optimizer keeps it."""
-    for entry in entries:
-        yield from (group["step"] for group in _groups(entry) if "step" in group)
-        state = entry.get("optimizer", entry).get("state", {})
-        if "common_step" in state:
-            yield state["common_step"]
-
-
-def _shape_of_saved(entry: dict[str, Any]) -> Any:
-    kind = "distributed" if "param_state_sharding_type" in entry else "mixed" if "optimizer" in entry else "fp32"
-    return kind, [kind_of(group) for group in _groups(entry)]
-
-
 def _shape(part: Any) -> Any:
     is_distributed, is_mixed = isinstance(part, DistributedOptimizer), isinstance(part, MixedPrecisionOptimizer)
     kind = "distributed" if is_distributed else "mixed" if is_mixed else "fp32"
     return kind, [kind_of(group) for group in part.optimizer.param_groups]
-
-
-def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path: str) -> dict[str, Any]:
-    """Return the entry that Megatron would have saved for `part`."""
-    wanted = [_match(group, groups, path) for group in part.optimizer.param_groups]
-    kind, _ = _shape(part)
-    if kind == "distributed":
-        value = float(step)
-        inner: dict[str, Any] = {"param_groups": [{**group, "step": value} for group in wanted]}
-        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": "fully_reshardable"}
-    else:
-        inner = {"state": {"common_step": step}, "param_groups": wanted}
-        entry = {"optimizer": inner} if kind == "mixed" else inner
-    return entry if scaler is None or kind == "fp32" else {**entry, "grad_scaler": scaler}
 
 
 def _match(current: dict[str, Any], groups: list[dict[str, Any]], path: str) -> dict[str, Any]:
@@ -209,3 +204,58 @@ def _match(current: dict[str, Any], groups: list[dict[str, Any]], path: str) -> 
         raise CheckpointError(f"{path}: has no parameter group with {dict(zip(KIND, kind_of(current), strict=True))}")
     kept = {key: value for key, value in similar[0].items() if key not in ("step", "params")}
     return {**kept, _EXPERT: current[_EXPERT]}
+
+
+def _like(loaded: Any, current: Any) -> Any:
+    """Return the value loaded for `current`, as a DTensor if `current` is a DTensor."""
+    if not isinstance(current, DTensor) or not torch.is_tensor(loaded) or isinstance(loaded, DTensor):
+        return loaded
+    local = current.to_local()
+    if loaded.shape != local.shape:  # fewer rows than ranks: Megatron-Core saves all of them on each rank
+        parts = loaded.chunk(current.device_mesh.size())
+        rank = current.device_mesh.get_local_rank()
+        loaded = parts[rank] if rank < len(parts) else loaded[:0]
+    return DTensor.from_local(
+        loaded.to(local.dtype),
+        current.device_mesh,
+        current.placements,
+        run_check=False,
+        shape=current.shape,
+        stride=current.stride(),
+    )
+
+
+def weights_like(loaded: dict[str, Any], chunk: torch.nn.Module) -> dict[str, Any]:
+    """Return the loaded weights of a chunk in the form of its parameters."""
+    current = dict(chunk.named_parameters())
+    return {key: _like(value, current.get(key)) for key, value in loaded.items()}
+
+
+@contextmanager
+def states_like_parameters(optimizer: Any) -> Iterator[None]:
+    """Give the optimizers that load inside `with` states in the form of their parameters."""
+
+    def convert(inner: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        for group, theirs in zip(inner.param_groups, saved["param_groups"], strict=True):
+            for param, number in zip(group["params"], theirs["params"], strict=True):
+                state = saved["state"].get(number, {})
+                state.update({key: _like(value, param) for key, value in state.items() if key != "step"})
+
+    def load(part: Any, usual: Callable[[Any], None], saved: dict[str, Any]) -> None:
+        """Convert the main parameters in 16 bits, which Megatron-Core copies one by one."""
+        key = next(key for key in ("fp32_from_fp16_params", "fp32_from_fp16") if key in saved)
+        pairs = zip(part.fp32_from_float16_groups, saved[key], strict=True)
+        saved[key] = [[_like(value, param) for param, value in zip(*pair, strict=True)] for pair in pairs]
+        usual(saved)
+
+    hooks = [part.optimizer.register_load_state_dict_pre_hook(convert) for part in parts_of(optimizer)]
+    in_16_bits = [part for part in parts_of(optimizer) if hasattr(part, "fp32_from_float16_groups")]
+    for part in in_16_bits:
+        part.load_state_dict = partial(load, part, part.load_state_dict)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for part in in_16_bits:
+            del part.load_state_dict

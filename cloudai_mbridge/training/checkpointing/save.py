@@ -1,28 +1,35 @@
-"""Save a checkpoint: nothing but its last two writes, on rank 0 after every rank has finished, makes it the latest."""
+"""Save a checkpoint: nothing but its last two writes, on rank 0 after every rank has finished, makes it the latest.
 
-from collections.abc import Callable
-from contextlib import nullcontext
+In the background Megatron-Core's queue of saves writes, for both strategies, "mcore" and "nvrx": a GPU rank hands its
+tensors to a worker process; a CPU rank forks a process for each save, which keeps the old values while the optimizer
+changes the parameters.
+"""
+
+import pickle
+import queue
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import fsdp, hf_export, layout, local, modelopt, retention
-from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
-from cloudai_mbridge.training.checkpointing.async_save import (
-    forked_results,
-    maybe_finalize_async_save,
-    schedule,
-    uses_worker,
-)
-from cloudai_mbridge.training.checkpointing.content import Metadata, content_metadata, save_strategy, tree_to_save
+from cloudai_mbridge.training.checkpointing import fsdp, hf_export, layout, local
+from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
+from cloudai_mbridge.training.checkpointing.verify import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.process.atomic import write_bytes, write_torch
+from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 
@@ -59,7 +66,16 @@ def save_checkpoint(
     completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model)
     completed = partial(completed, optimizer=optimizer, scheduler=opt_param_scheduler)
     if non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
-        _save_locally(state, parts, metadata, checkpointing_context, completed)
+        iteration = state.train_state.step
+        where = f"checkpoint.non_persistent_local_ckpt_dir = {config.non_persistent_local_ckpt_dir!r}"
+        own = on_each_rank(where, lambda: tree_to_save(state, *parts, metadata))
+
+        def complete_local() -> None:
+            if dist.get_rank() == 0:
+                write_line(f"  successfully saved local checkpoint from iteration {iteration:7d}")
+
+        request = on_each_rank(where, lambda: local.save(config, checkpointing_context, own, state.train_state))
+        _conclude(state, request, complete_local, completed)
         return
     directory, complete = _begin(state, non_persistent_ckpt)
     if config.ckpt_format == layout.FSDP_DTENSOR:
@@ -70,7 +86,7 @@ def save_checkpoint(
     if tree is None:
         tree = on_each_rank(directory, lambda: tree_to_save(state, *parts, metadata))
     try:
-        with nullcontext() if uses_worker(config) else forked_results():
+        with nullcontext() if _uses_worker(config) else forked_results():
             request = checkpoints.save(
                 tree,
                 directory,
@@ -83,29 +99,15 @@ def save_checkpoint(
             )
     except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
-    modelopt.save_if_converted(state.cfg, model, directory)
+    if getattr(state.cfg.model, "restore_modelopt_state", False):  # the modes of a converted model
+        from modelopt.torch.opt.plugins.mcore_dist_checkpointing import save_sharded_modelopt_state
+
+        bare = unwrap_model(model)
+        with forked_results():
+            on_each_rank(directory, lambda: save_sharded_modelopt_state(bare, directory, (config.ckpt_format, 1)))
     _conclude(state, request, complete, completed)
     if config.also_save_hf_checkpoint and model:
         on_each_rank(directory, lambda: hf_export.save(state.cfg, model, directory))
-
-
-def _save_locally(
-    state: Any,
-    parts: tuple[list[Any], Any, Any, float, Any],
-    metadata: Metadata,
-    context: dict[str, Any],
-    completed: Callable[[], None],
-) -> None:
-    config, iteration = state.cfg.checkpoint, state.train_state.step
-    where = f"checkpoint.non_persistent_local_ckpt_dir = {config.non_persistent_local_ckpt_dir!r}"
-    tree = on_each_rank(where, lambda: tree_to_save(state, *parts, metadata))
-
-    def complete() -> None:
-        if dist.get_rank() == 0:
-            write_line(f"  successfully saved local checkpoint from iteration {iteration:7d}")
-
-    request = on_each_rank(where, lambda: local.save(config, context, tree, state.train_state))
-    _conclude(state, request, complete, completed)
 
 
 def _conclude(state: Any, request: Any, complete: Callable[[], None], completed: Callable[[], None]) -> None:
@@ -115,7 +117,9 @@ def _conclude(state: Any, request: Any, complete: Callable[[], None], completed:
         return
     request.add_finalize_fn(complete)
     request.add_finalize_fn(lambda: state.completed_saves.append(completed))
-    schedule(state, request)
+    open_queue(state)
+    with _clear_errors():
+        state.async_calls_queue.schedule_async_request(request)
 
 
 def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
@@ -129,7 +133,7 @@ def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
     root = layout.non_persistent_root(config, config.save) if non_persistent else Path(config.save)
     iteration = state.train_state.step
     directory = Path(layout.get_checkpoint_name(str(root), iteration))
-    on_first_rank(partial(retention.move_aside, directory))
+    on_first_rank(partial(layout.move_aside, directory))
     train_state = {key: value.clone() for key, value in state.train_state.state_dict().items()}
     run_config = resolved_yaml(state.cfg) if dist.get_rank() == 0 else ""
     logs_completion = config.async_save and not non_persistent and state.cfg.logger.log_progress
@@ -140,14 +144,93 @@ def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
         previous = layout.tracked_iteration(root)
         write_torch(root / layout.LATEST_TRAIN_STATE, train_state)
         write_bytes(root / layout.LATEST_ITERATION, str(iteration).encode())
-        retention.drop(directory)
+        layout.drop(directory)
         kind = "non-persistent " if non_persistent else ""
         write_line(f"  successfully saved {kind}checkpoint from iteration {iteration:7d} to {root}")
         if non_persistent:
-            retention.keep_most_recent(root, iteration, 1)
+            layout.keep_most_recent(root, iteration, 1)
         else:
-            retention.apply(config, root, iteration, previous)
+            layout.remove_old(config, root, iteration, previous)
         if logs_completion:
             append_to_progress_log(str(root), f"Saved async checkpoint\tIteration: {iteration}", barrier=False)
 
     return str(directory), partial(on_first_rank, complete)
+
+
+def _uses_worker(config: CheckpointConfig) -> bool:
+    on_gpu = current_device().type != "cpu" if dist.is_initialized() else torch.cuda.is_available()
+    return config.async_save and config.use_persistent_ckpt_worker and on_gpu
+
+
+def open_queue(state: Any) -> None:
+    """Create the queue unless it exists."""
+    if state.async_calls_queue is None:
+        if state.cfg.checkpoint.async_strategy == "nvrx" and (not dist.is_initialized() or dist.get_rank() == 0):
+            write_line("checkpoint.async_strategy = 'nvrx' is done by Megatron-Core's own writer ('mcore')")
+        state.async_calls_queue = AsyncCallsQueue(persistent=_uses_worker(state.cfg.checkpoint))
+
+
+def maybe_finalize_async_save(
+    global_state: Any, ckpt_cfg: CheckpointConfig, blocking: bool = False, terminate: bool = False
+) -> None:
+    """Complete the background saves that have finished. A collective.
+
+    The callbacks of `on_checkpoint_save` are called for each of these. blocking: wait for all of them. terminate: end
+    the worker as well; the run is over. Raises CheckpointError: a save failed, on any rank; raised on all of them.
+    """
+    saves = global_state.async_calls_queue
+    if not ckpt_cfg.async_save or saves is None:
+        return
+    if blocking and saves.get_num_unfinalized_calls() and dist.get_rank() == 0:
+        write_line("Unfinalized async checkpoint saves. Finalizing them synchronously now.")
+    with _clear_errors():
+        saves.maybe_finalize_async_calls(blocking=blocking, no_dist=False)
+        if terminate:
+            saves.close()
+            global_state.async_calls_queue = None
+    callbacks, global_state.completed_saves = global_state.completed_saves, []
+    for callback in callbacks:  # not inside: a callback's error is not a failed save
+        callback()
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FAILURES as error:
+        raise CheckpointError(f"the checkpoint that was being saved could not be written: {one_line(error)}") from error
+
+
+class ForkedResults:
+    """A queue for one item, between a process and those forked from it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the save)
+
+    def put(self, item: Any) -> None:
+        """Write the item; it is in the disk cache when this returns."""
+        self._file.seek(0)
+        pickle.dump(item, self._file)
+        self._file.flush()
+
+    def get_nowait(self) -> Any:
+        """Take the item. Raises queue.Empty: no item was written, or the process was killed while it wrote."""
+        self._file.seek(0)
+        try:
+            return pickle.load(self._file)  # noqa: S301 (our own file, which has no name)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise queue.Empty from error
+
+
+@contextmanager
+def forked_results() -> Iterator[None]:
+    """Let the saves that are prepared inside use `ForkedResults`."""
+    name = checkpoints.RESULTS_QUEUE
+    original = getattr(filesystem_async, name)
+    setattr(filesystem_async, name, ForkedResults)
+    try:
+        yield
+    finally:
+        setattr(filesystem_async, name, original)

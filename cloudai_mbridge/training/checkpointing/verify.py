@@ -1,14 +1,17 @@
-"""Check a checkpoint before it is loaded: whether its files are whole, and whether it fits this run's model."""
+"""Checks of a checkpoint before it is loaded, and results shared by all ranks: a failure on one rank fails every rank,
+so that none waits forever."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -16,25 +19,80 @@ from cloudai_mbridge.training.checkpointing.layout import is_of_fsdp
 from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_file, read_common_object
 from cloudai_mbridge.training.errors import CheckpointError
 
-_SHOWN = 3
+T = TypeVar("T")
+FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException
+_LONGEST = 300  # characters of another library's error message
+
+
+def on_first_rank(action: Callable[[], T]) -> T:
+    """Run `action` on rank 0 and return its value on every rank. A collective; the value must be picklable.
+
+    Raises CheckpointError: on every rank, if `action` raised anything.
+    """
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except FAILURES as error:
+            outcome[1] = one_line(error)
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise CheckpointError(outcome[1])
+    value: T = outcome[0]
+    return value
+
+
+def on_each_rank(path: str, action: Callable[[], T]) -> T:
+    """Run `action` on every rank and return its own value. A collective.
+
+    Raises CheckpointError: on every rank, if `action` raised anything on any of them; the first rank's message.
+    """
+    value, message, cause = None, None, None
+    try:
+        value = action()
+    except FAILURES as error:
+        text, cause = one_line(error), error
+        message = text if path in text else f"{path}: {text}"
+    messages: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    failed = [rank for rank, text in enumerate(messages) if text is not None]
+    if failed:
+        raise CheckpointError(messages[failed[0]] + ("" if failed[0] == 0 else f" (rank {failed[0]})")) from cause
+    return value  # type: ignore[return-value]
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as one line. torch collects the ranks' errors in one error: the first is taken."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = sorted(error.failures.items())[0]
+        return f"{one_line(inner)} (rank {rank})"
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, CheckpointError) else f"{text[:_LONGEST]} ({type(error).__name__})"
 
 
 def check_files(directory: str) -> None:
     """Check that every file is there, readable and long enough. Raises CheckpointError: with the file's path."""
-    root = Path(directory)
-    if is_of_fsdp(root):
-        _check_lengths(root, read_metadata(directory))
-        return
-    try:
-        backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{directory}: is not a checkpoint of Megatron-Core: metadata.json cannot be read"
-        ) from error
-    if backend != "torch_dist":
-        raise CheckpointError(f"{directory}: is in the format {backend!r}; only 'torch_dist' can be loaded")
-    _check_lengths(root, read_metadata(directory))
-    read_common(directory)
+    root, has_common = Path(directory), not is_of_fsdp(Path(directory))
+    if has_common:
+        try:
+            backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{directory}: is not a checkpoint of Megatron-Core: metadata.json cannot be read"
+            ) from error
+        if backend != "torch_dist":
+            raise CheckpointError(f"{directory}: is in the format {backend!r}; only 'torch_dist' can be loaded")
+    needed: dict[str, int] = {}
+    for place in (read_metadata(directory).storage_data or {}).values():
+        needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
+    for name, length in sorted(needed.items()):
+        path = root / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: is missing")
+        if path.stat().st_size < length:
+            raise CheckpointError(f"{path}: is cut off: {path.stat().st_size} bytes of {length}")
+    if has_common:
+        read_common(directory)
 
 
 def read_metadata(directory: str) -> Metadata:
@@ -65,18 +123,6 @@ def read_common(directory: str) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
-def _check_lengths(root: Path, metadata: Metadata) -> None:
-    needed: dict[str, int] = {}
-    for place in (metadata.storage_data or {}).values():
-        needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
-    for name, length in sorted(needed.items()):
-        path = root / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: is missing")
-        if path.stat().st_size < length:
-            raise CheckpointError(f"{path}: is cut off: {path.stat().st_size} bytes of {length}")
-
-
 def check_fit(directory: str, tree: dict[str, Any], *, allow_missing: bool) -> list[str]:
     """Check that the checkpoint holds every tensor of `tree` in its global shape.
 
@@ -85,8 +131,7 @@ def check_fit(directory: str, tree: dict[str, Any], *, allow_missing: bool) -> l
     """
     saved = read_metadata(directory).state_dict_metadata
     wanted = {tensor.key: tensor for tensor in _sharded_tensors(tree)}
-    problems: list[str] = []
-    resized: list[str] = []
+    problems, resized = list[str](), list[str]()
     for key, tensor in sorted(wanted.items()):
         there = saved.get(key)
         if not isinstance(there, TensorStorageMetadata):
@@ -96,8 +141,8 @@ def check_fit(directory: str, tree: dict[str, Any], *, allow_missing: bool) -> l
             text = f"{key} is {list(there.size)} in it and {list(tensor.global_shape)} here"
             (resized if tensor.allow_shape_mismatch else problems).append(text)
     if problems:
-        more = f", and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise CheckpointError(f"{directory}: does not fit this model: {'; '.join(problems[:_SHOWN])}{more}")
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CheckpointError(f"{directory}: does not fit this model: {'; '.join(problems[:3])}{more}")
     return resized
 
 

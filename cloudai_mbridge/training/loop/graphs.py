@@ -42,16 +42,32 @@ class TrainingGraphs:
         self._config, self._model, self._optimizer = config, model, optimizer
         self._steps, self._hooks_are_manual = 0, False
         is_te = cuda_graphs.implementation(config.model) == "transformer_engine"
-        self._helper = _helper(config, model, optimizer) if is_te else None
+        self._helper: Any = None
+        if is_te:
+            self._helper = layer_graphs.TECudaGraphHelper(
+                model=model,
+                config=model[0].config,
+                seq_length=config.model.seq_length,
+                micro_batch_size=config.train.micro_batch_size,
+                optimizers=[optimizer],
+            )
         self._eager_step = _graph_optimizer(config, optimizer)
 
     def capture_if_due(self, pause: Callable[[], AbstractContextManager[None]]) -> None:
         """Capture once, when the warm-up steps are done. A collective. pause: stops the step's clock meanwhile."""
         helper = self._helper
-        if helper is None or _is_captured(helper) or self._steps < self._config.model.cuda_graph_warmup_steps:
+        if helper is None or self._steps < self._config.model.cuda_graph_warmup_steps:
             return
-        with pause(), _without_hooks(self._model):
+        # The capture may have found no layer. 0.16 reports only whether graphs exist
+        if getattr(helper, "capture_finished", helper.graphs_created)():
+            return
+        with pause():
+            # Layers run that no optimizer step needs: the parameter hooks are off, and gather nothing
+            if were_enabled := param_hooks.are_enabled(self._model):
+                param_hooks.disable_forward_pre_hook(self._model, param_sync=False)
             helper.create_cudagraphs()
+            if were_enabled:
+                param_hooks.enable_forward_pre_hook(self._model)
         self._gather_in_replays()
 
     def step_done(self, skipped: bool) -> None:
@@ -69,22 +85,18 @@ class TrainingGraphs:
             helper.cuda_graph_set_manual_hooks()
             self._hooks_are_manual = True
 
-    def _captured(self) -> list[str]:
-        """Return the names of the captured parts."""
+    def close(self) -> None:
+        """Delete the captures of training: graphs hold buffers of NCCL, whose groups could not be destroyed."""
         has_local = getattr(layer_graphs._CudagraphGlobalRecord, "cudagraph_created", False)
         has_engine = self._helper is not None and self._helper.graphs_created()
-        found = {
+        captured = {
             "layers": has_local or has_engine,
             "full iteration": FullCudaGraphWrapper.cuda_graph[_TRAINING],
             "optimizer": getattr(OptimizerCudaGraphWrapper, "cuda_graph", None),
         }
-        return [name for name, is_there in found.items() if is_there]
-
-    def close(self) -> None:
-        """Delete the captures of training: graphs hold buffers of NCCL, whose groups could not be destroyed."""
-        if (found := self._captured()) and dist.get_rank() == 0:
+        if (found := [name for name, is_there in captured.items() if is_there]) and dist.get_rank() == 0:
             write_line(f"{CAPTURED_MARK} {', '.join(found)}")
-        if self._helper is not None and self._helper.graphs_created():
+        if has_engine:
             self._helper.delete_cuda_graphs()
         if self._eager_step is not None:
             self._optimizer.step = self._eager_step
@@ -168,32 +180,6 @@ def _forget(stage: str) -> None:
         OptimizerCudaGraphWrapper.curr_iteration = 0
     if had_any:
         gc.collect()  # a graph that waits for the collector holds its buffers
-
-
-def _helper(config: ConfigContainer, model: list[Any], optimizer: Any) -> Any:
-    return layer_graphs.TECudaGraphHelper(
-        model=model,
-        config=model[0].config,
-        seq_length=config.model.seq_length,
-        micro_batch_size=config.train.micro_batch_size,
-        optimizers=[optimizer],
-    )
-
-
-def _is_captured(helper: Any) -> bool:
-    """Return whether the capture was run; it may have found no layer. 0.16 reports only whether graphs exist."""
-    return bool(getattr(helper, "capture_finished", helper.graphs_created)())
-
-
-@contextmanager
-def _without_hooks(model: list[Any]) -> Iterator[None]:
-    """Keep the parameter hooks off while layers run that no optimizer step needs, and gather nothing."""
-    were_enabled = param_hooks.are_enabled(model)
-    if were_enabled:
-        param_hooks.disable_forward_pre_hook(model, param_sync=False)
-    yield
-    if were_enabled:
-        param_hooks.enable_forward_pre_hook(model)
 
 
 def _graph_optimizer(config: ConfigContainer, optimizer: Any) -> Any:

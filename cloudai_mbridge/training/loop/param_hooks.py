@@ -35,19 +35,13 @@ def enable_forward_pre_hook(model: list[DistributedDataParallel]) -> None:
     """Enable the hooks of every chunk. Raises AssertionError: a chunk is not wrapped for data parallelism."""
     for chunk in _wrapped(model):
         chunk.enable_forward_pre_hook()
-        _hook_fused_operations(chunk)
-
-
-def _hook_fused_operations(chunk: Any) -> None:
-    """Let fused operations that were built without hooks be built again, with them.
-
-    Megatron-Core builds Transformer Engine's fused operations in the first forward pass, with the hooks that their
-    layers have then. Without hooks nothing waits for the gathered parameters, and the next gather fails.
-    """
-    for module in chunk.modules():
-        built = getattr(module, _FUSED_OPERATIONS, None)
-        if built is not None and not built[0]._forward_pre_hooks:
-            setattr(module, _FUSED_OPERATIONS, None)
+        # Megatron-Core builds Transformer Engine's fused operations in the first forward pass, with the hooks that
+        # their layers have then. Without hooks nothing waits for the gathered parameters, and the next gather fails:
+        # operations that were built without are built again
+        for module in chunk.modules():
+            built = getattr(module, _FUSED_OPERATIONS, None)
+            if built is not None and not built[0]._forward_pre_hooks:
+                setattr(module, _FUSED_OPERATIONS, None)
 
 
 def disable_forward_pre_hook(model: list[DistributedDataParallel], param_sync: bool = True) -> None:
@@ -99,7 +93,8 @@ class FirstStepHooks:
 
     def __init__(self, config: ConfigContainer, model: list[Any], is_resumed: bool = False) -> None:
         self._model = model
-        self._waiting = has_forward_pre_hooks(config) and not (is_resumed and _is_mxfp8(config.model))
+        is_mxfp8 = config.model.fp8 and str(config.model.fp8_recipe).lower().endswith("mxfp8")
+        self._waiting = has_forward_pre_hooks(config) and not (is_resumed and is_mxfp8)
         if self._waiting:
             disable_forward_pre_hook(model, param_sync=False)
             self._param_sync_func = model[0].config.param_sync_func
@@ -116,7 +111,3 @@ class FirstStepHooks:
         """Disable the hooks for good, with all parameters gathered."""
         if are_enabled(self._model):
             disable_forward_pre_hook(self._model)
-
-
-def _is_mxfp8(model: Any) -> bool:
-    return bool(model.fp8) and str(model.fp8_recipe).lower().endswith("mxfp8")

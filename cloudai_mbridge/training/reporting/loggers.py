@@ -1,16 +1,21 @@
-"""Open a run at each logging service on the last rank; find out before training whether that will work."""
+"""The logging services of the last rank: whether they will work, before training; open, log and close them.
+
+A service that does not take a step's numbers is reported once and ends no run.
+"""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.process.provenance import is_installed
 
-_MLFLOW_LONGEST_VALUE = 500  # accepted by every MLflow server
 # The setting that turns a service on, its package, and its name for pip
 SERVICES = (
     ("tensorboard_dir", "tensorboard", "tensorboard"),
@@ -59,8 +64,7 @@ def open_wandb(cfg: Any) -> Any:
     import wandb
     from megatron.core import timers
 
-    timers.wandb = wandb  # imported without it on a CPU (cpu/install.py)
-
+    timers.wandb = wandb  # imported without it on a CPU (`cpu.import_megatron`)
     directory = Path(logger.wandb_save_dir or os.path.join(cfg.checkpoint.save or ".", "wandb"))
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -97,7 +101,8 @@ def open_mlflow(cfg: Any) -> Any:
         mlflow.start_run(run_name=logger.mlflow_run_name, description=logger.mlflow_description)
     if logger.mlflow_tags:
         mlflow.set_tags(logger.mlflow_tags)
-    mlflow.log_params({name: str(value)[:_MLFLOW_LONGEST_VALUE] for name, value in flat(run_config(cfg)).items()})
+    # 500 characters are accepted by every MLflow server
+    mlflow.log_params({name: str(value)[:500] for name, value in flat(run_config(cfg)).items()})
     return mlflow
 
 
@@ -151,3 +156,74 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         items.update(flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
     return items
+
+
+def log_scalars(
+    loggers: Sequence[Any], common: Mapping[str, Any], against_samples: Mapping[str, Any], step: int, samples: int
+) -> None:
+    """Log a step's numbers, by series, to the loggers of `GlobalState.open_loggers`. None: not known, and not logged.
+
+    against_samples: TensorBoard shows these over `samples`, the sequences consumed so far, too.
+    """
+    tensorboard, wandb, mlflow, comet = loggers
+    numbers = {name: _number(value) for name, value in {**common, **against_samples}.items() if value is not None}
+    more = {"samples vs steps": samples} if against_samples else {}
+    if tensorboard is not None:
+        for name, value in numbers.items():
+            tensorboard.add_scalar(name, value, step)
+            if name in against_samples:
+                tensorboard.add_scalar(f"{name} vs samples", value, samples)
+    if wandb is not None:
+        _attempt("W&B", lambda: wandb.log({**numbers, **more}, step))
+    if mlflow is not None:
+        names = {"throughput/tflops/device": "throughput/tflops_per_device"}  # "throughput/tflops" is a name already
+        renamed = {names.get(name, name): value for name, value in {**numbers, **more}.items()}
+        _attempt("MLflow", lambda: mlflow.log_metrics(renamed, step=step))
+    if comet is not None:
+        _attempt("Comet", lambda: comet.log_metrics(numbers, step=step))
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+_failed: set[str] = set()
+
+
+def _attempt(service: str, log: Callable[[], Any]) -> None:
+    """Call `log`; if the service fails, warn the first time, and continue."""
+    try:
+        log()
+    except Exception as error:
+        if service not in _failed:
+            _failed.add(service)
+            write_line(f"warning: {service} did not take the numbers of a step; training continues: {error!r}")
+
+
+class _MoeMetricFanoutWriter:
+    """Looks like a TensorBoard writer, and passes every scalar on to MLflow and Comet too."""
+
+    def __init__(self, tb_writer: Any, comet_logger: Any, mlflow_logger: Any) -> None:
+        self._tb_writer, self._comet, self._mlflow = tb_writer, comet_logger, mlflow_logger
+
+    @staticmethod
+    def _sanitize(value: Any) -> Any:
+        """Return the number of a tensor with one element; anything else as it is."""
+        return _number(value)
+
+    def add_scalar(self, name: str, value: Any, iteration: int) -> None:
+        """Log one scalar. In MLflow's names a slash becomes an underscore."""
+        if self._tb_writer is not None:
+            self._tb_writer.add_scalar(name, value, iteration)
+        if self._mlflow is not None:
+            renamed = {name.replace("/", "_"): _number(value)}
+            _attempt("MLflow", lambda: self._mlflow.log_metrics(renamed, step=iteration))
+        if self._comet is not None:
+            _attempt("Comet", lambda: self._comet.log_metrics({name: _number(value)}, step=iteration))
+
+
+def _build_moe_metric_writer(tb_writer: Any, comet_logger: Any, mlflow_logger: Any) -> Any:
+    """Return the TensorBoard writer itself, None included, unless MLflow or Comet log too."""
+    if comet_logger is None and mlflow_logger is None:
+        return tb_writer
+    return _MoeMetricFanoutWriter(tb_writer, comet_logger, mlflow_logger)

@@ -1,4 +1,4 @@
-"""Series logged in addition to the losses: memory, gradient norms, run time, throughput; and the peak memory."""
+"""Series logged in addition to the losses: memory, gradient norms, run time, rates; peak memory; a step's FLOPs."""
 
 import logging
 import math
@@ -9,11 +9,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
+from cloudai_mbridge.training.flops import num_floating_point_operations
 from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -137,3 +141,26 @@ def peak_memory_gib(device: torch.device) -> float:
         if match := re.search(rb"^VmHWM:\s*(\d+) kB", _STATUS.read_bytes(), re.MULTILINE):
             return int(match[1]) * 1024 / _GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / _GIB
+
+
+def flops_per_step(state: Any, seq_length: int | None = None) -> int:
+    """Return the model FLOPs of one step at the current batch size, which a ramp-up changes.
+
+    The lengths are, in this order: the sums that the forward step has counted on this rank, as `state.seqlen_sum` and
+    `state.seqlen_squared_sum` (over the real sub-sequences of the step's micro-batches; 0 or missing: not counted);
+    `seq_length`; the model's.
+    """
+    batch_size = get_current_running_global_batch_size()
+    model = state.cfg.model
+    if counted := getattr(state, "seqlen_sum", 0):
+        chunks = model.virtual_pipeline_model_parallel_size or 1  # each has counted the same micro-batches
+        replicas = mpu.get_data_parallel_world_size()
+        tokens, squared = (int(local) * replicas // chunks for local in (counted, state.seqlen_squared_sum))
+        return num_floating_point_operations(state.cfg, batch_size, tokens, squared)
+    return flops_of_batch(model, batch_size, int(model.seq_length) if seq_length is None else seq_length)
+
+
+def flops_of_batch(model: Any, batch_size: int, seq_length: int) -> int:
+    """Return the model FLOPs to train on `batch_size` sequences of `seq_length` tokens."""
+    tokens = batch_size * seq_length
+    return num_floating_point_operations(SimpleNamespace(model=model), batch_size, tokens, tokens * seq_length)

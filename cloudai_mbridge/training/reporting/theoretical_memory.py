@@ -128,7 +128,10 @@ def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> Theoretical
     held = zip(split.layers_of(model.num_layers), tables, strict=True)
     weight = max(layer * count / model.num_layers + table * number for count, number in held)
     parameters = round(dense + routed + embedding * (1 + untied))
-    activation = activation_bytes(model, split, _ffn_width(model)) / (split.tp * split.cp)
+    dense_layers, expert_layers = count_layers(model)
+    active = _expert_width(model) * model.moe_router_topk + read(model, "moe_shared_expert_intermediate_size", 0)
+    ffn_width = float((dense_layers * model.ffn_hidden_size + expert_layers * active) / (dense_layers + expert_layers))
+    activation = activation_bytes(model, split, ffn_width) / (split.tp * split.cp)
     return TheoreticalMemory(parameters, weight, activation)
 
 
@@ -167,13 +170,6 @@ def _parameters(model: Any, projections: int) -> tuple[float, float]:
     dense += dense_layers * projections * h * model.ffn_hidden_size
     dense += expert_layers * (projections * h * shared + 2 * h * latent)
     return dense, expert_layers * projections * (latent or h) * _expert_width(model) * read(model, "num_moe_experts", 0)
-
-
-def _ffn_width(model: Any) -> float:
-    """Return the feed-forward width that a token meets, averaged over the layers."""
-    dense, experts = count_layers(model)
-    active = _expert_width(model) * model.moe_router_topk + read(model, "moe_shared_expert_intermediate_size", 0)
-    return float((dense * model.ffn_hidden_size + experts * active) / (dense + experts))
 
 
 def _expert_width(model: Any) -> int:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,32 +10,17 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from cloudai_mbridge.training.compat.moe_metrics import report_router_losses
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.process.collectives import largest, reduce_max_stat_across_model_parallel_group
+from cloudai_mbridge.training.process import collectives, log_lines
 from cloudai_mbridge.training.process.device import current_device
-from cloudai_mbridge.training.process.log_lines import (
-    StepReport,
-    render_iteration,
-    render_step_record,
-    render_step_time,
-    run_token,
-    write_line,
-)
+from cloudai_mbridge.training.process.log_lines import StepReport, write_line
 from cloudai_mbridge.training.process.timers import timers_to_log
-from cloudai_mbridge.training.profiling.memory_history import dump_memory_snapshot
-from cloudai_mbridge.training.reporting.moe_metrics import _build_moe_metric_writer, track_auxiliary_losses
-from cloudai_mbridge.training.reporting.reports import peak_memory_gib, report_memory
-from cloudai_mbridge.training.reporting.step_flops import flops_per_step
-from cloudai_mbridge.training.reporting.step_scalars import (
-    Scalars,
-    Sinks,
-    StepValues,
-    is_any_logger_configured,
-    memory_scalars,
-    report_scalars,
-    step_scalars,
-)
+from cloudai_mbridge.training.profiling import dump_memory_snapshot
+from cloudai_mbridge.training.reporting import loggers as services
+from cloudai_mbridge.training.reporting import reports
 from cloudai_mbridge.training.reporting.theoretical_memory import report_theoretical_memory
 
 _ADVANCED, _SKIPPED, _NAN = "advanced iterations", "skipped iterations", "nan iterations"
@@ -72,38 +57,68 @@ def training_log(
 
     Returns whether to report the memory in use at the next report: only until the second step.
     """
-    _accumulate(total_loss_dict, loss_dict, bool(skipped_iter))
-    dump_memory_snapshot(config.profiling, global_state.train_state.step, dist.get_rank())
-    due = _Due.at(config.logger, global_state.train_state.step)
-    if due.at_all:
-        learning_rate = reduce_max_stat_across_model_parallel_group(learning_rate, _group(pg_collection, "mp"))
-    micro_batch_size = required(config.train.micro_batch_size)
-    values = StepValues(
-        losses=loss_dict,
-        learning_rate=learning_rate,
-        decoupled_learning_rate=decoupled_learning_rate,
-        loss_scale=loss_scale,
-        grad_norm=grad_norm,
-        params_norm=params_norm,
-        num_zeros=num_zeros_in_grad,
-        max_attention_logit=log_max_attention_logit,
-        batch_size=_group(pg_collection, "dp").size() * micro_batch_size * get_num_microbatches(),
-        seq_length=int(config.model.seq_length) if seq_length is None else seq_length,
-        history=history_wct,
-        model=model,
-    )
-    log = _Log(config, global_state, total_loss_dict, pg_collection, due)
-    log.auxiliary_losses(is_skipped=bool(skipped_iter))
-    if due.scalars:
-        log.at_logger_interval(values)
-    if due.memory and not (due.console and report_memory_flag):
-        _print_memory_in_use(config.logger, global_state.train_state.step, pg_collection)
-    if due.console:
-        log.at_log_interval(values)
-        report_memory_flag = log.memory(report_memory_flag, loaded_iteration)
-        for name, total in total_loss_dict.items():
-            total_loss_dict[name] = 0 if name in _COUNTERS else torch.zeros(1, device=total.device)
-    log.send()
+    state, logger, progress, totals = global_state, config.logger, global_state.train_state, total_loss_dict
+    _accumulate(totals, loss_dict, bool(skipped_iter))
+    dump_memory_snapshot(config.profiling, progress.step, dist.get_rank())
+    to_console, has_loggers, to_loggers, shows_memory = _due(logger, progress.step)
+    if to_console or to_loggers:
+        learning_rate = collectives.reduce_max_stat_across_model_parallel_group(
+            learning_rate, _group(pg_collection, "mp")
+        )
+    loggers = state.open_loggers() if has_loggers and (to_console or to_loggers) else (None, None, None, None)
+    is_open = any(each is not None for each in loggers)
+    writers = loggers if to_loggers else (None, None, None, None)
+    counted = None if skipped_iter else totals
+    track_auxiliary_losses(config.model, get_num_microbatches(), progress.step, writers, counted, pg_collection)
+    length = int(config.model.seq_length) if seq_length is None else seq_length
+    batch_size = _group(pg_collection, "dp").size() * required(config.train.micro_batch_size) * get_num_microbatches()
+    common: dict[str, Any] = {}
+    against_samples: dict[str, Any] = {}
+    if to_loggers:
+        common |= _reduced_scalars(logger, state.timers, totals, pg_collection)
+        if is_open:
+            common |= _reports(config, state, length, history_wct, model)
+            common["decoupled-learning-rate"] = decoupled_learning_rate
+            common["skipped-train-samples"] = progress.skipped_train_samples or None
+            against_samples = {
+                "learning-rate": learning_rate,
+                "batch-size": batch_size,
+                **loss_dict,
+                "loss-scale": loss_scale if logger.log_loss_scale_to_tensorboard else None,
+                "world-size": dist.get_world_size() if logger.log_world_size_to_tensorboard else None,
+                "grad-norm": grad_norm,
+                "num-zeros": num_zeros_in_grad,
+                "params-norm": params_norm,
+                "max-attention-logit": log_max_attention_logit,
+            }
+    if shows_memory and not (to_console and report_memory_flag):
+        _print_memory_in_use(logger, progress.step, pg_collection)
+    if to_console:
+        report = StepReport(
+            step=progress.step,
+            train_iters=required(config.train.train_iters),
+            consumed_samples=progress.consumed_train_samples,
+            skipped_samples=progress.skipped_train_samples,
+            global_batch_size=batch_size,
+            learning_rate=learning_rate,
+            loss_scale=loss_scale,
+            grad_norm=grad_norm,
+            num_zeros=num_zeros_in_grad,
+            params_norm=params_norm,
+            max_attention_logit=log_max_attention_logit,
+            **_measured(config, state, totals, loss_dict, length),
+        )
+        common |= _report_scalars(report)
+        _print_report(report, logger, state.timers)
+        if report_memory_flag:
+            if dist.get_rank() == 0:
+                report_theoretical_memory(config, get_num_microbatches(), verbose=True)
+            _print_memory_in_use(logger, progress.step, pg_collection)
+            report_memory_flag = bool(progress.step <= loaded_iteration + 1)
+        for name, total in totals.items():
+            totals[name] = 0 if name in _COUNTERS else torch.zeros(1, device=total.device)
+    if is_open:
+        services.log_scalars(loggers, common, against_samples, progress.step, progress.consumed_train_samples)
     return report_memory_flag
 
 
@@ -123,141 +138,153 @@ def _accumulate(totals: dict[str, Any], losses: dict[str, torch.Tensor], is_skip
         totals[name] = totals[name] + value if name in totals else value.clone()
 
 
-@dataclass(frozen=True)
-class _Due:
-    """Reports due after a step; the same on every rank, although only the last one has loggers."""
+def _due(logger: Any, step: int) -> tuple[bool, bool, bool, bool]:
+    """Return whether a report is due on the console; any logger exists, and is due; the memory in use is due.
 
-    console: bool
-    loggers: bool  # any logger exists
-    scalars: bool  # and it is their turn
-    memory: bool  # in use, at its own interval
+    The same on every rank, although only the last one has loggers.
+    """
+    is_any_configured = any(getattr(logger, setting) for setting, _, _ in services.SERVICES)
+    has_loggers = is_any_configured and not logger.skip_train_metrics_log
+    return (
+        step % logger.log_interval == 0,
+        has_loggers,
+        has_loggers and step % logger.tensorboard_log_interval == 0,
+        bool(logger.log_memory_interval) and step % logger.log_memory_interval == 0,
+    )
 
-    @classmethod
-    def at(cls, logger: Any, step: int) -> "_Due":
-        has_loggers = is_any_logger_configured(logger) and not logger.skip_train_metrics_log
-        return cls(
-            console=step % logger.log_interval == 0,
-            loggers=has_loggers,
-            scalars=has_loggers and step % logger.tensorboard_log_interval == 0,
-            memory=bool(logger.log_memory_interval) and step % logger.log_memory_interval == 0,
+
+def track_auxiliary_losses(
+    model: Any,
+    num_microbatches: int,
+    iteration: int,
+    loggers: Sequence[Any],
+    totals: dict[str, Any] | None,
+    groups: Any = None,
+) -> None:
+    """Log the means of the losses that Megatron-Core keeps apart from the model's output, and reset them.
+
+    They are the routers' and multi-token prediction's, and are added to `totals`. A collective for models that have
+    such losses: every rank must call it in every step.
+    """
+    tensorboard, wandb, mlflow, comet = loggers
+    writer = services._build_moe_metric_writer(tensorboard, comet, mlflow)
+    if wandb is not None and writer is None:  # Megatron-Core logs to W&B only together with a writer
+        writer = services._MoeMetricFanoutWriter(None, None, None)
+    scale, mtp_layers = 1.0 / num_microbatches, getattr(model, "mtp_num_layers", None)
+    if getattr(model, "num_moe_experts", None) is not None:
+        kinds = model.moe_router_load_balancing_type
+        names = {  # of the losses that any rank's routers may have; "seq_aux_loss" also is an "aux_loss"
+            "load_balancing_loss": "aux_loss" in kinds,
+            "seq_load_balancing_loss": "seq_aux_loss" in kinds,
+            "global_load_balancing_loss": "global_aux_loss" in kinds,
+            "z_loss": model.moe_z_loss_coeff is not None,
+        }
+        report_router_losses(
+            [name for name, is_tracked in names.items() if is_tracked],
+            model.num_layers + (mtp_layers or 0),
+            loss_scale=scale,
+            iteration=iteration,
+            writer=writer,
+            wandb_writer=wandb,
+            total_loss_dict=totals,
+            per_layer_logging=model.moe_per_layer_logging,
+            num_layers=model.num_layers,
+            moe_layer_freq=model.moe_layer_freq,
+            mtp_num_layers=mtp_layers,
+            pg_collection=groups,
         )
-
-    @property
-    def at_all(self) -> bool:
-        return self.console or self.scalars
+    if mtp_layers:
+        MTPLossLoggingHelper.track_mtp_metrics(scale, iteration, writer, wandb, totals)
 
 
-class _Log:
-    """The report of one step. Every method but `send` is a collective."""
-
-    def __init__(self, config: Any, state: Any, totals: dict[str, Any], pg_collection: Any, due: _Due) -> None:
-        self._config, self._state, self._totals, self._groups = config, state, totals, pg_collection
-        self._logger, self._step = config.logger, state.train_state.step
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._sinks = Sinks(state) if due.loggers and due.at_all else None
-        self._due, self._scalars = due, Scalars()
-
-    def auxiliary_losses(self, is_skipped: bool) -> None:
-        """Take the routers' and multi-token prediction's losses from Megatron-Core."""
-        sinks = self._sinks if self._due.scalars else None
-        track_auxiliary_losses(
-            self._config.model,
-            get_num_microbatches(),
-            self._step,
-            _build_moe_metric_writer(sinks.tensorboard, sinks.comet, sinks.mlflow) if sinks else None,
-            sinks.wandb if sinks else None,
-            None if is_skipped else self._totals,
-            self._groups,
+def _reduced_scalars(logger: Any, timers: Any, totals: dict[str, Any], groups: Any) -> dict[str, Any]:
+    """Return the memory in use, the greatest of the pipeline stages, and the slowest rank's times. A collective."""
+    scalars: dict[str, Any] = {}
+    if logger.log_memory_to_tensorboard:
+        report = collectives.reduce_max_memory_across_pp_group(
+            reports.report_memory(logger.memory_keys), _group(groups, "pp")
         )
+        scalars |= {f"memory/{name}": value for name, value in report.items()}
+    names = timers_to_log(logger.timing_log_level)
+    if logger.log_timers_to_tensorboard and names:
+        # not reset: they run on until the console's report, as the count of steps does
+        times = timers._get_global_min_max_time(names, False, False, totals[_ADVANCED] + totals[_SKIPPED])
+        scalars |= {f"{name}-time": slowest for name, (_, slowest) in times.items()}
+    return scalars
 
-    def at_logger_interval(self, values: StepValues) -> None:
-        memory = memory_scalars(self._logger, _group(self._groups, "pp"))
-        if self._sinks:
-            self._scalars = step_scalars(values, self._config, self._state, memory)
-        names = timers_to_log(self._logger.timing_log_level)
-        if self._logger.log_timers_to_tensorboard and names:
-            # not reset: they run on until the console's report, as the count of steps does
-            iterations = self._totals[_ADVANCED] + self._totals[_SKIPPED]
-            times = self._state.timers._get_global_min_max_time(names, False, False, iterations)
-            self._scalars.common |= {f"{name}-time": slowest for name, (_, slowest) in times.items()}
 
-    def at_log_interval(self, values: StepValues) -> None:
-        report = self._report(values)
-        self._scalars.common |= report_scalars(report, self._world_size)
-        is_last = self._rank == self._world_size - 1
-        if not self._logger.skip_train_metrics_log:
-            if self._rank == 0 and report.tflops_per_gpu is not None:
-                write_line(render_step_time(report))
-            if is_last:
-                write_line(render_iteration(report, datetime.now(), self._logger.log_throughput))
+def _reports(config: Any, state: Any, seq_length: int, history: Any, model: list[Any]) -> dict[str, float]:
+    logger, train, progress = config.logger, config.train, state.train_state
+    values: dict[str, float] = {}
+    if logger.log_throughput_to_tensorboard and history is not None:
+        values |= reports.report_throughput(train, progress.step, seq_length, history, logger.throughput_window_size)
+    if logger.log_runtime_to_tensorboard:
+        iters, unit = required(train.train_iters), logger.runtime_time_unit
+        values |= reports.report_runtime(progress, state.start_time, seq_length, iters, unit)
+    if logger.log_l2_norm_grad_to_tensorboard:
+        values |= reports.report_l2_norm_grad(model)
+    return values
+
+
+def _measured(
+    config: Any, state: Any, totals: dict[str, Any], last: dict[str, torch.Tensor], seq_length: int
+) -> dict[str, Any]:
+    """Return the fields of a `StepReport` that are measured since the last report. A collective. last: its losses."""
+    rank, world_size, model, monitor = dist.get_rank(), dist.get_world_size(), config.model, state.energy_monitor
+    iterations = totals[_ADVANCED] + totals[_SKIPPED]
+    elapsed = state.timers("interval-time").elapsed(barrier=True)
+    slowest, peak_memory = collectives.largest(elapsed, reports.peak_memory_gib(current_device()))
+    step_time_s = slowest / iterations
+    energy = None if monitor is None else monitor.lap() / iterations / world_size
+    losses: dict[str, float] = {}
+    if rank == world_size - 1:  # the last step's own if the optimizer has skipped all of them
+        losses = {name: float(loss) for name, loss in last.items()}
+        if advanced := totals[_ADVANCED]:
+            losses = {name: float(total) / advanced for name, total in totals.items() if name not in _COUNTERS}
+    tflops = None
+    has_formula = None not in (getattr(model, "kv_channels", None), getattr(model, "num_attention_heads", None))
+    if has_formula and rank in (0, world_size - 1) and step_time_s:
+        tflops = reports.flops_per_step(state, seq_length) / step_time_s / world_size / 1e12
+    return {
+        "step_time_s": step_time_s,
+        "tflops_per_gpu": tflops,
+        "losses": losses,
+        "peak_memory_gib": peak_memory,
+        "energy_per_gpu_j": energy,
+        "power_per_gpu_w": None if energy is None or not step_time_s else energy / step_time_s,
+        "skipped_iterations": totals[_SKIPPED],
+        "nan_iterations": max(totals[_NAN], int(any(not math.isfinite(x) for x in losses.values()))),
+    }
+
+
+def _report_scalars(r: StepReport) -> dict[str, float | None]:
+    tflops = r.tflops_per_gpu
+    return {
+        "throughput/tflops/device": tflops,
+        "throughput/tflops": None if tflops is None else tflops * dist.get_world_size(),
+        "iteration-time": r.step_time_s,
+        "iter-energy/gpu": r.energy_per_gpu_j,
+        "power/gpu": r.power_per_gpu_w,
+    }
+
+
+def _print_report(report: StepReport, logger: Any, timers: Any) -> None:
+    rank, is_last = dist.get_rank(), dist.get_rank() == dist.get_world_size() - 1
+    if not logger.skip_train_metrics_log:
+        if rank == 0 and report.tflops_per_gpu is not None:
+            write_line(log_lines.render_step_time(report))
         if is_last:
-            write_line(render_step_record(report, run_token(os.environ)))
-        names = timers_to_log(self._logger.timing_log_level)
-        if names:
-            times = self._state.timers.get_all_timers_string(names, normalizer=self._logger.log_interval)
-            if is_last and times is not None:
-                write_line(times)
-
-    def _report(self, s: StepValues) -> StepReport:
-        progress, totals, monitor = self._state.train_state, self._totals, self._state.energy_monitor
-        iterations = totals[_ADVANCED] + totals[_SKIPPED]
-        elapsed = self._state.timers("interval-time").elapsed(barrier=True)
-        slowest, peak_memory = largest(elapsed, peak_memory_gib(current_device()))
-        step_time_s = slowest / iterations
-        energy = None if monitor is None else monitor.lap() / iterations / self._world_size
-        losses = self._losses(s.losses) if self._rank == self._world_size - 1 else {}
-        return StepReport(
-            step=progress.step,
-            train_iters=required(self._config.train.train_iters),
-            step_time_s=step_time_s,
-            tflops_per_gpu=self._tflops(s.seq_length, step_time_s),
-            consumed_samples=progress.consumed_train_samples,
-            skipped_samples=progress.skipped_train_samples,
-            global_batch_size=s.batch_size,
-            learning_rate=s.learning_rate,
-            loss_scale=s.loss_scale,
-            losses=losses,
-            grad_norm=s.grad_norm,
-            num_zeros=s.num_zeros,
-            params_norm=s.params_norm,
-            max_attention_logit=s.max_attention_logit,
-            peak_memory_gib=peak_memory,
-            energy_per_gpu_j=energy,
-            power_per_gpu_w=None if energy is None or not step_time_s else energy / step_time_s,
-            skipped_iterations=totals[_SKIPPED],
-            nan_iterations=max(totals[_NAN], int(any(not math.isfinite(x) for x in losses.values()))),
-        )
-
-    def _losses(self, last: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Return the means since the last report; the last step's own if the optimizer has skipped all of them."""
-        if not (advanced := self._totals[_ADVANCED]):
-            return {name: float(loss) for name, loss in last.items()}
-        return {name: float(total) / advanced for name, total in self._totals.items() if name not in _COUNTERS}
-
-    def _tflops(self, seq_length: int, step_time_s: float) -> float | None:
-        model = self._config.model
-        if getattr(model, "kv_channels", None) is None or getattr(model, "num_attention_heads", None) is None:
-            return None
-        if self._rank not in (0, self._world_size - 1) or not step_time_s:
-            return None
-        return flops_per_step(self._state, seq_length) / step_time_s / self._world_size / 1e12
-
-    def memory(self, is_due: bool, loaded_iteration: int) -> bool:
-        """Print the memory that the model should need and that is in use, if due; return whether it stays due."""
-        if not is_due:
-            return False
-        if self._rank == 0:
-            report_theoretical_memory(self._config, get_num_microbatches(), verbose=True)
-        _print_memory_in_use(self._logger, self._step, self._groups)
-        return bool(self._step <= loaded_iteration + 1)
-
-    def send(self) -> None:
-        if self._sinks:
-            self._sinks.log(self._scalars, self._step, self._state.train_state.consumed_train_samples)
+            write_line(log_lines.render_iteration(report, datetime.now(), logger.log_throughput))
+    if is_last:
+        write_line(log_lines.render_step_record(report, log_lines.run_token(os.environ)))
+    if names := timers_to_log(logger.timing_log_level):
+        times = timers.get_all_timers_string(names, normalizer=logger.log_interval)
+        if is_last and times is not None:
+            write_line(times)
 
 
 def _print_memory_in_use(logger: Any, step: int, pg_collection: Any) -> None:
-    report = report_memory(logger.memory_keys)
+    report = reports.report_memory(logger.memory_keys)
     if report and _group(pg_collection, "dp").rank() == 0:
         values = " | ".join(f"{name}: {value}" for name, value in report.items())
         write_line(f"[Rank {dist.get_rank()}] (after {step} iterations) memory (GB) | {values}")

@@ -42,19 +42,12 @@ def setup(cfg: ConfigContainer, state: Any) -> None:
     seen.ft_state_path = os.path.join(cfg.checkpoint.save, "ft_state.json")
     seen.is_async_chkpt_enabled = bool(cfg.checkpoint.async_save)
     seen.is_calculating_timeouts = cfg.ft.calc_ft_timeouts
-    client = _connected_client(Path(seen.ft_state_path))
-    client.start_section("setup")
-    seen.is_setup_section_open = True
-    state.rank_monitor_client = client
-
-
-def _connected_client(state_path: Path) -> Any:
     client = nvrx("fault_tolerance").RankMonitorClient()
-    if state_path.exists():
+    if (path := Path(seen.ft_state_path)).exists():
         try:
-            learned = dict(json.loads(state_path.read_text()))
+            learned = dict(json.loads(path.read_text()))
         except ValueError as error:
-            logger.warning("The timeouts in %s cannot be read (%s); the launcher's apply", state_path, error)
+            logger.warning("The timeouts in %s cannot be read (%s); the launcher's apply", path, error)
             learned = {}
         client.load_state_dict(learned)
     try:
@@ -64,7 +57,9 @@ def _connected_client(state_path: Path) -> Any:
             f"ft.enable_ft_package=true, but this rank cannot reach its monitor ({error}): start the run with "
             "`ft_launcher`, or set ft.enable_ft_package=false"
         ) from error
-    return client
+    client.start_section("setup")
+    seen.is_setup_section_open = True
+    state.rank_monitor_client = client
 
 
 def on_training_step_start(state: Any) -> None:
@@ -152,7 +147,13 @@ def _close_setup(client: Any, seen: Any) -> None:
 def _maybe_update_timeouts(client: Any, seen: Any, is_closing: bool = False) -> None:
     if not seen.is_calculating_timeouts:
         return
-    sections = _learned_sections(seen)
+    enough = {  # observations of a section to set its timeout
+        "setup": seen.is_persistent_chkpt_loaded,
+        "step": seen.seen_tr_iters_cnt >= _MIN_ITERS_FOR_STEP_TIMEOUT,
+        # an asynchronous save leaves its section long before it is written
+        "checkpointing": seen.seen_checkpoints_cnt > 0 and not seen.is_async_chkpt_enabled,
+    }
+    sections = [section for section, is_enough in enough.items() if is_enough]
     out_of_section = is_closing and {"setup", "step"} <= set(sections) and seen.seen_checkpoints_cnt > 0
     if not sections and not out_of_section:
         return
@@ -163,18 +164,6 @@ def _maybe_update_timeouts(client: Any, seen: Any, is_closing: bool = False) -> 
         write_bytes(path, json.dumps(client.state_dict(), indent=2).encode())
 
 
-def _learned_sections(seen: Any) -> list[str]:
-    """Return the sections with enough observations to set a timeout."""
-    enough = {
-        "setup": seen.is_persistent_chkpt_loaded,
-        "step": seen.seen_tr_iters_cnt >= _MIN_ITERS_FOR_STEP_TIMEOUT,
-        # an asynchronous save leaves its section long before it is written
-        "checkpointing": seen.seen_checkpoints_cnt > 0 and not seen.is_async_chkpt_enabled,
-    }
-    return [section for section, is_enough in enough.items() if is_enough]
-
-
-_SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
 _chance = random.SystemRandom()  # the run's seeded generators stay as they are, and each attempt differs
 
 
@@ -186,25 +175,21 @@ def maybe_setup_simulated_fault(ft_config: FaultToleranceConfig | None) -> None:
     """
     if ft_config is None or not ft_config.simulate_fault:
         return
-    if _agreed_rank(ft_config.simulated_fault_rank) != dist.get_rank():
+    world_size, rank = dist.get_world_size(), ft_config.simulated_fault_rank
+    if rank is None:
+        drawn = torch.tensor([_chance.randrange(world_size)], device=current_device())
+        dist.broadcast(drawn, 0)
+        rank = int(drawn.item())
+    elif not 0 <= rank < world_size:
+        raise ConfigError(f"ft.simulated_fault_rank={rank}: this run has the ranks 0 to {world_size - 1}")
+    if rank != dist.get_rank():
         return
+    signals = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
     kind = ft_config.simulated_fault_type
     if kind == "random":
         kind = _chance.choice(("rank_hung", "rank_killed"))
     delay = ft_config.simulated_fault_base_delay * (1 + 0.2 * _chance.random())
     write_line(f"Simulated fault: {kind} on rank {dist.get_rank()} in {delay:.1f} s")
-    fault = threading.Timer(delay, os.kill, (os.getpid(), _SIGNALS[kind]))
+    fault = threading.Timer(delay, os.kill, (os.getpid(), signals[kind]))
     fault.name, fault.daemon = "simulated-fault", True
     fault.start()
-
-
-def _agreed_rank(configured: int | None) -> int:
-    if configured is not None:
-        if not 0 <= configured < dist.get_world_size():
-            raise ConfigError(
-                f"ft.simulated_fault_rank={configured}: this run has the ranks 0 to {dist.get_world_size() - 1}"
-            )
-        return configured
-    rank = torch.tensor([_chance.randrange(dist.get_world_size())], device=current_device())
-    dist.broadcast(rank, 0)
-    return int(rank.item())

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,14 @@ def maybe_wrap_for_inprocess_restart(
         return fn, None
     if dist.is_initialized():
         raise RuntimeError("in-process restart must wrap the training before torch.distributed is initialized")
-    on_gpu = config.dist.distributed_backend == "nccl"
-    return _wrapper(restart, state, on_gpu)(_with_own_store(fn)), _outer_store()
+    wrapper = _wrapper(restart, state, on_gpu=config.dist.distributed_backend == "nccl")
+
+    def attempt(*args: Any, store: Any, call_wrapper: Any = None, **kwargs: Any) -> Any:
+        return fn(*args, store=PrefixStore(str(call_wrapper.iteration), store), **kwargs)
+
+    # the package gives its wrapper to the parameter that is annotated with its class
+    attempt.__annotations__["call_wrapper"] = nvrx("inprocess").CallWrapper
+    return wrapper(attempt), _outer_store()
 
 
 def _outer_store() -> Store:
@@ -58,26 +65,31 @@ def _outer_store() -> Store:
     return store
 
 
-def _with_own_store(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def attempt(*args: Any, store: Any, call_wrapper: Any = None, **kwargs: Any) -> Any:
-        return fn(*args, store=PrefixStore(str(call_wrapper.iteration), store), **kwargs)
-
-    # the package gives its wrapper to the parameter that is annotated with its class
-    attempt.__annotations__["call_wrapper"] = nvrx("inprocess").CallWrapper
-    return attempt
-
-
-def _wrapper(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
+def _wrapper(restart: InProcessRestartConfig, state: Any, *, on_gpu: bool) -> Any:
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").lower() not in ("error", "fatal"):
         warnings.warn("set TORCH_CPP_LOG_LEVEL=error: torch's stores warn of every wait that times out", stacklevel=3)
     inprocess = nvrx("inprocess")
-    nested = inprocess.nested_restarter
+    nested, ranks, finalize = inprocess.nested_restarter, inprocess.rank_assignment, inprocess.finalize
+    active = restart.active_world_size or int(os.environ.get("WORLD_SIZE", 1))
+    layers = [ranks.Layer(min_ranks=active, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
+    if restart.granularity == "node":  # a node is lost as a whole
+        per_node = torch.cuda.device_count() if on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        sizes = {"min_ranks": per_node, "max_ranks": per_node, "flag": ranks.LayerFlag.RESERVE}
+        layers.append(ranks.Layer(**sizes, key_or_fn=lambda _: socket.gethostname()))
+    if on_gpu:
+        hook = partial(finalize.ThreadedFinalize, timeout=_HOOK_TIMEOUT)
+        hooks = [hook(fn=torch.cuda.empty_cache)] if restart.empty_cuda_cache else []
+        ends = inprocess.Compose(hook(fn=reset_for_restart, args=(state,)), *hooks)
+    else:  # ThreadedFinalize refuses to run without a GPU
+        ends = _finalize_on_cpu(finalize.Finalize, state)
+    healthy = inprocess.health_check.CudaHealthCheck(timeout=_HOOK_TIMEOUT)
+    if restart.max_rank_faults is not None:
+        faults = inprocess.health_check.FaultCounter(max_rank_faults=restart.max_rank_faults)
+        healthy = inprocess.Compose(healthy, faults)
     return inprocess.Wrapper(
         store_kwargs={"timeout": _STORE_TIMEOUT, "port": int(os.environ["MASTER_PORT"]) + 2},
         initialize=inprocess.Compose(
-            inprocess.initialize.RetryController(
-                max_iterations=restart.max_iterations, min_world_size=_active_world_size(restart)
-            ),
+            inprocess.initialize.RetryController(max_iterations=restart.max_iterations, min_world_size=active),
             nested.NestedRestarterHandlingCompleted(),
         ),
         abort=inprocess.Compose(
@@ -87,44 +99,12 @@ def _wrapper(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
         ),
         completion=nested.NestedRestarterFinalized(),
         terminate=nested.NestedRestarterAborted(),
-        finalize=_finalize(restart, state, on_gpu),
-        health_check=_health_check(restart),
-        rank_assignment=inprocess.rank_assignment.Tree(layers=_layers(restart, on_gpu)),
+        finalize=ends,
+        health_check=healthy,
+        rank_assignment=ranks.Tree(layers=layers),
         monitor_process_logfile=_monitor_logfile(restart),
         **{name: timedelta(seconds=getattr(restart, name)) for name in _DURATIONS},
     )
-
-
-def _active_world_size(restart: InProcessRestartConfig) -> int:
-    return restart.active_world_size or int(os.environ.get("WORLD_SIZE", 1))
-
-
-def _layers(restart: InProcessRestartConfig, on_gpu: bool) -> list[Any]:
-    """Return the topology: all ranks, and with granularity "node" the nodes; a node is lost as a whole."""
-    ranks = nvrx("inprocess").rank_assignment
-    active = _active_world_size(restart)
-    layers = [ranks.Layer(min_ranks=active, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
-    if restart.granularity == "node":
-        per_node = torch.cuda.device_count() if on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        layers.append(
-            ranks.Layer(
-                min_ranks=per_node,
-                max_ranks=per_node,
-                key_or_fn=lambda _: socket.gethostname(),
-                flag=ranks.LayerFlag.RESERVE,
-            )
-        )
-    return layers
-
-
-def _finalize(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
-    finalize = nvrx("inprocess").finalize
-    if not on_gpu:  # ThreadedFinalize refuses to run without a GPU
-        return _finalize_on_cpu(finalize.Finalize, state)
-    steps = [finalize.ThreadedFinalize(timeout=_HOOK_TIMEOUT, fn=reset_for_restart, args=(state,))]
-    if restart.empty_cuda_cache:
-        steps.append(finalize.ThreadedFinalize(timeout=_HOOK_TIMEOUT, fn=torch.cuda.empty_cache))
-    return nvrx("inprocess").Compose(*steps)
 
 
 def _finalize_on_cpu(base: Any, state: Any) -> Any:
@@ -138,14 +118,6 @@ def _finalize_on_cpu(base: Any, state: Any) -> Any:
             return restart_state
 
     return ResetState()
-
-
-def _health_check(restart: InProcessRestartConfig) -> Any:
-    inprocess = nvrx("inprocess")
-    gpu = inprocess.health_check.CudaHealthCheck(timeout=_HOOK_TIMEOUT)
-    if restart.max_rank_faults is None:
-        return gpu
-    return inprocess.Compose(gpu, inprocess.health_check.FaultCounter(max_rank_faults=restart.max_rank_faults))
 
 
 def _monitor_logfile(restart: InProcessRestartConfig) -> str | None:

@@ -19,20 +19,20 @@ def check_packages(cfg: ConfigContainer) -> None:
 
     Raises ConfigError: the first such key, with the package and the remedy.
     """
-    switches = {"ft": "enable_ft_package", "nvrx_straggler": "enabled", "inprocess_restart": "enabled"}
-    for section, switch in switches.items():
-        if getattr(getattr(cfg, section), switch, False):
-            _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
-    if cfg.logger.log_energy:
-        _require("logger.log_energy", "pynvml", "nvidia-ml-py")
-    if getattr(cfg.model, "restore_modelopt_state", False):
-        _require("model.restore_modelopt_state", MODELOPT, "'cloudai-mbridge[modelopt]'")
-    if cfg.tensor_inspect is not None and cfg.tensor_inspect.enabled:
-        _require("tensor_inspect.enabled", "nvdlfw_inspect", "nvdlfw-inspect")
-    _check_optimizer(cfg)
-
-
-def _check_optimizer(cfg: ConfigContainer) -> None:
+    for key, module, project in (
+        ("ft.enable_ft_package", NVRX, "nvidia-resiliency-ext"),
+        ("nvrx_straggler.enabled", NVRX, "nvidia-resiliency-ext"),
+        ("inprocess_restart.enabled", NVRX, "nvidia-resiliency-ext"),
+        ("logger.log_energy", "pynvml", "nvidia-ml-py"),
+        ("model.restore_modelopt_state", MODELOPT, "'cloudai-mbridge[modelopt]'"),
+        ("tensor_inspect.enabled", "nvdlfw_inspect", "nvdlfw-inspect"),
+    ):
+        section, _, switch = key.partition(".")
+        if getattr(getattr(cfg, section), switch, False) and not is_installed(module):
+            raise ConfigError(
+                f"{key}=true needs the Python package {project}, which is not installed: "
+                f"run `pip install {project}` in the job's environment, or set {key}=false"
+            )
     name = cfg.optimizer.optimizer
     if name in ("adam", "sgd"):
         return
@@ -59,11 +59,3 @@ def nvrx(part: str) -> Any:
     Raises ImportError: the package is not installed, or does not load on this machine.
     """
     return importlib.import_module(f"{NVRX}.{part}")
-
-
-def _require(key: str, module: str, project: str) -> None:
-    if not is_installed(module):
-        raise ConfigError(
-            f"{key}=true needs the Python package {project}, which is not installed: "
-            f"run `pip install {project}` in the job's environment, or set {key}=false"
-        )

@@ -6,10 +6,11 @@ result moves the job to another device (exit code 16, resume). There, another re
 """
 
 import logging
+import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -19,8 +20,11 @@ import torch.distributed as dist
 from megatron.core import rerun_state_machine as mcore
 from megatron.core._rank_utils import safe_get_rank
 from megatron.core.rerun_state_machine import (
+    COMPARISON_MATCH,
+    COMPARISON_MISMATCH,
     Call,
     Caller,
+    QuickStats,
     RerunMode,
     RerunState,
     RerunStateMachine,
@@ -30,9 +34,52 @@ from megatron.core.rerun_state_machine import (
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.generators import set_tracker_states, tracker_states
-from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference, report_stats
+from cloudai_mbridge.training.process.log_lines import write_line
 
 logger = logging.getLogger(__name__)
+
+
+class DeterminismStats(QuickStats):  # type: ignore[misc]
+    """Megatron's statistics of one validation, which travel whole between ranks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def relative_difference(first: Any, second: Any) -> float:
+    """Return 0 for equal results (two NaNs too), infinity if one is not finite or their sum is 0, else |2(a-b)/(a+b)|.
+
+    The results are floats or tensors of one element.
+    """
+    a, b = float(first), float(second)
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return float(COMPARISON_MATCH)
+    mean = a / 2 + b / 2
+    if mean == 0 or not (math.isfinite(a) and math.isfinite(b)):
+        return float(COMPARISON_MISMATCH)
+    return abs((a - b) / mean)
+
+
+def report_stats(stats: Mapping[Caller, QuickStats]) -> None:
+    """Print, on rank 0, the statistics of all ranks since the start, and reset them on the others. Collective."""
+    gathered: list[Any] = [dict(stats)]
+    if dist.is_initialized():
+        everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(dict(stats), everyone)
+        if everyone is None:
+            for mine in stats.values():
+                mine.reset()
+            return
+        gathered = everyone
+    write_line("Stats on computation determinism in validation calls")
+    for caller in sorted(set().union(*gathered)):
+        # rank 0 may not have made this call: only the last pipeline stage computes a loss
+        mine = stats[caller]
+        mine.combine([theirs[caller] for theirs in gathered[1:] if caller in theirs])
+        write_line(f"  {caller.message}: {mine.print_stats()}")
 
 
 class RerunMachine(RerunStateMachine):  # type: ignore[misc]
@@ -104,44 +151,35 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         """
         if self.mode == RerunMode.DISABLED:
             if rejection_func(result):
-                self._reject_at_once(result, message, fatal)
+                self._log_validation_error_to_file(RerunValidationStatus.RERUN_DISABLED, result, message)
+                text = f"{self._place()}: Unexpected result {_shown(result)} (message='{message}')"
+                if fatal:
+                    raise RuntimeError(text)
+                logger.warning(text)
             return
         assert self.state != RerunState.NOT_RUNNING_YET, "validate_result called outside of the forward-backward pass"
         call = self._get_validation_call_info(message)
         compare = comparison_func or relative_difference
         if self.mode == RerunMode.REPORT_DETERMINISM_STATS:
-            self._record_difference(call, result, compare)
+            if self.state == RerunState.INITIAL_RUN:
+                self.rerun_requested = True
+                self.saved_results[call] = _detached(result)
+            elif self.state == RerunState.RERUNNING_IN_PLACE:
+                assert call in self.saved_results, f"{call} was not made in the first run of the step"
+                self.stats[Caller(call.caller.message, 0)].record(compare(self.saved_results[call], result))
         elif self.state == RerunState.INITIAL_RUN:
-            self._judge_first_run(call, result, rejection_func)
+            # The first rejection of the step asks for a rerun; not before one optimizer step is done
+            if self.rerun_requested or not self.first_iteration_complete:
+                return
+            if self.error_injector.maybe_inject() or rejection_func(result):
+                self.failed_validation_call = call
+                self.initial_result = _detached(result)
+                self.rerun_requested = True
+                self._report(RerunValidationStatus.INITIAL_RUN, call, result, "will be computed again", fatal=True)
         elif call == self.failed_validation_call:
             difference = self.error_injector.maybe_miscompare(compare, self.initial_result, result, self.state)
             judge = self._judge_rerun_in_place if self.state == RerunState.RERUNNING_IN_PLACE else self._judge_elsewhere
             judge(call, result, bool(difference <= tolerance), fatal)
-
-    def _reject_at_once(self, result: Any, message: str, fatal: bool) -> None:
-        self._log_validation_error_to_file(RerunValidationStatus.RERUN_DISABLED, result, message)
-        text = f"{self._place()}: Unexpected result {_shown(result)} (message='{message}')"
-        if fatal:
-            raise RuntimeError(text)
-        logger.warning(text)
-
-    def _record_difference(self, call: Call, result: Any, compare: Callable[[Any, Any], float]) -> None:
-        if self.state == RerunState.INITIAL_RUN:
-            self.rerun_requested = True
-            self.saved_results[call] = _detached(result)
-        elif self.state == RerunState.RERUNNING_IN_PLACE:
-            assert call in self.saved_results, f"{call} was not made in the first run of the step"
-            self.stats[Caller(call.caller.message, 0)].record(compare(self.saved_results[call], result))
-
-    def _judge_first_run(self, call: Call, result: Any, rejection_func: Callable[[Any], Any]) -> None:
-        """Ask for a rerun, if this is the first rejection of the step; not before one optimizer step is done."""
-        if self.rerun_requested or not self.first_iteration_complete:
-            return
-        if self.error_injector.maybe_inject() or rejection_func(result):
-            self.failed_validation_call = call
-            self.initial_result = _detached(result)
-            self.rerun_requested = True
-            self._report(RerunValidationStatus.INITIAL_RUN, call, result, "will be computed again", fatal=True)
 
     def _judge_rerun_in_place(self, call: Call, result: Any, is_same: bool, fatal: bool) -> None:
         self.continue_requested |= not fatal

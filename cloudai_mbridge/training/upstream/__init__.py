@@ -28,7 +28,7 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "inprocess_restart": {"resilience.inprocess_restart": "maybe_wrap_for_inprocess_restart"},
     "nvrx_straggler": {
-        "resilience.nvrx_straggler": "NVRxStragglerDetectionManager check_nvrx_straggler_detection"
+        "resilience.straggler": "NVRxStragglerDetectionManager check_nvrx_straggler_detection"
         " safe_shutdown_nvrx_straggler_manager",
         _HERE: "HAVE_NVRX",
     },
@@ -43,7 +43,7 @@ MODULES: dict[str, dict[str, str]] = {
     "utils.flop_utils": {_HERE: "num_floating_point_operations"},
     "utils.log_utils": {
         "reporting.progress_log": "append_to_progress_log",
-        "loop.exits": "barrier_and_log",
+        "loop.between_steps": "barrier_and_log",
         _HERE: "setup_logging",
     },
     "utils.omegaconf_utils": {_HERE: "OverridesError apply_overrides process_config_with_overrides"},
@@ -51,16 +51,16 @@ MODULES: dict[str, dict[str, str]] = {
     "utils.sig_utils": {"process.signal_handler": "DistributedSignalHandler"},
     "utils.theoretical_memory_utils": {"reporting.theoretical_memory": "report_theoretical_memory"},
     "utils.train_utils": {
-        "loop.forward_step": "maybe_inject_state needs_global_state_injection prepare_forward_step_func",
+        "step": "maybe_inject_state needs_global_state_injection prepare_forward_step_func",
         "models.hooks": "LinearForLastLayer ModelHook ModelList _ensure_model_list _freeze_parameter_if_present"
         " _register_linear_for_last_layer_mapping create_value_head_hook freeze_moe_router make_value_model",
         "models.param_norm": "calc_dtensor_params_l2_norm calc_params_l2_norm param_is_not_shared",
         "process.collectives": "logical_and_across_model_parallel_group reduce_max_memory_across_pp_group"
         " reduce_max_stat_across_model_parallel_group",
-        "profiling.memory_history": "start_memory_history_recording",
-        "reporting.moe_metrics": "_MoeMetricFanoutWriter _build_moe_metric_writer",
-        "reporting.reports": "MEMORY_KEYS report_l2_norm_grad report_memory report_runtime report_throughput",
-        "reporting.step_flops": "flops_per_step",
+        "profiling": "start_memory_history_recording",
+        "reporting.loggers": "_MoeMetricFanoutWriter _build_moe_metric_writer",
+        "reporting.reports": "MEMORY_KEYS flops_per_step report_l2_norm_grad report_memory report_runtime"
+        " report_throughput",
         "reporting.training_log": "training_log",
         _HERE: "logger",
     },

@@ -1,4 +1,4 @@
-"""What is refused before anything starts."""
+"""What is refused before anything starts, and files that changed after they were saved."""
 
 from types import SimpleNamespace
 
@@ -9,11 +9,12 @@ pytest.importorskip("megatron.core")
 from cloudai_mbridge.training.checkpointing import (
     check_checkpoint_packages,
     checkpoint_exists,
-    config_check,
     get_checkpoint_name,
     hf_export,
     init_checkpointing_context,
+    manager,
 )
+from cloudai_mbridge.training.compat.checkpoints import HAS_HASHES
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft.config import DoRA
@@ -102,7 +103,7 @@ LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": "
     ],
 )
 def test_local_ones_with_the_package(fields, part, monkeypatch):
-    monkeypatch.setattr(config_check, "is_installed", lambda module: True)
+    monkeypatch.setattr(manager, "is_installed", lambda module: True)
     if part is None:
         check(**LOCAL | fields)
     else:
@@ -128,3 +129,31 @@ def test_names_and_what_exists(tmp_path):
     assert not checkpoint_exists(str(tmp_path))  # its last file is missing
     (begun / "train_state.pt").touch()
     assert checkpoint_exists(str(tmp_path))
+
+
+CHANGED = """
+from pathlib import Path
+
+def scenario():
+    names = {"save": "hashed", "load": "hashed"}
+    hashed = {**names, "verify_integrity": True, "ckpt_load_validate_sharding_integrity": False}
+    run = start(checkpoint=hashed)
+    run.train(1)
+    run.save()
+    whole = start(checkpoint=hashed).load()[0]
+    data = max(Path("hashed/iter_0000001").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    return [whole, data.name, refusal(start(checkpoint=hashed))]
+"""
+
+
+def test_a_changed_file_is_refused(launch):
+    if not HAS_HASHES:
+        with pytest.raises(ValueError, match=r"verify_integrity = True needs Megatron-Core 0\.19 or newer; use False"):
+            check(verify_integrity=True)
+        return
+    ((whole, name, refused),), _ = launch(1, CHANGED)
+    assert whole == 1
+    assert f"verification failed for 1 file(s) in hashed/iter_0000001: {name}: hash mismatch" in refused

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from cloudai_mbridge.training.checkpointing import retention
-from cloudai_mbridge.training.checkpointing.find import Found, find_checkpoint
+from cloudai_mbridge.training.checkpointing.layout import find_checkpoint, move_aside, restore
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
 
@@ -25,7 +24,6 @@ def test_a_broken_second_stream_does_not_cost_the_first(tmp_path: Path, is_compl
     first = saved(tmp_path, 5)
     second = saved(tmp_path / "non_persistent", 8, complete=is_complete)
     found = find_checkpoint(CheckpointConfig(load=str(tmp_path), non_persistent_ckpt_type="global"))
-    assert isinstance(found, Found)
     assert (found.directory, found.is_persistent) == ((second, False) if is_complete else (first, True))
     assert bool(found.notes) != is_complete
 
@@ -34,14 +32,13 @@ def test_a_broken_second_stream_does_not_cost_the_first(tmp_path: Path, is_compl
 def test_a_checkpoint_that_is_saved_again_is_never_missing(tmp_path: Path, comes_to_its_end: bool) -> None:
     directory = Path(saved(tmp_path, 5))
     (directory / "of").write_text("first")
-    retention.move_aside(directory)
+    move_aside(directory)
     assert not list(directory.iterdir())
     (directory / "of").write_text("second")  # and then it is killed, or goes on
     if comes_to_its_end:
         for name in (".metadata", "metadata.json", "common.pt", "train_state.pt"):
             (directory / name).touch()
     found = find_checkpoint(CheckpointConfig(load=str(tmp_path)))
-    assert isinstance(found, Found)
     assert Path(found.directory, "of").read_text() == ("second" if comes_to_its_end else "first")
     assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000005"]
 
@@ -49,9 +46,9 @@ def test_a_checkpoint_that_is_saved_again_is_never_missing(tmp_path: Path, comes
 def test_killed_while_a_checkpoint_is_set_aside(tmp_path: Path) -> None:
     directory = Path(saved(tmp_path, 5))
     directory.rename(directory.with_name("iter_0000005.replaced"))  # between the two steps
-    retention.restore(tmp_path)
+    restore(tmp_path)
     assert (directory / "train_state.pt").exists()
-    retention.move_aside(directory)
-    retention.move_aside(directory)  # twice killed
-    retention.restore(tmp_path)
+    move_aside(directory)
+    move_aside(directory)  # twice killed
+    restore(tmp_path)
     assert (directory / "train_state.pt").exists()

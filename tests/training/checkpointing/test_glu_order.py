@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from cloudai_mbridge.training.checkpointing import glu_order
+from cloudai_mbridge.training.checkpointing import content
 from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
 from cloudai_mbridge.training.errors import CheckpointError
 
@@ -39,13 +39,13 @@ def test_weights_are_in_order_in_files_and_by_turns_in_layers() -> None:
         f"{NAME}adapter.linear_out.weight": "adapter",
         f"{NAME.replace('fc1', 'fc2')}weight0": "second",
     }
-    made = glu_order.for_files({"model": tree}, [chunk()])["model"]
+    made = content.rows_for_files({"model": tree}, [chunk()])["model"]
     values = {name: getattr(value, "data", value) for name, value in made.items()}
     assert values[f"{NAME}weight0"].equal(torch.arange(12.0)[:, None].repeat(1, 3))
     assert values[f"{NAME}bias1"].equal(torch.arange(12.0))
     assert weight[:, 0].equal(BY_TURNS), "the layer's own weights were moved"
     assert list(values.values())[2:] == ["state", "adapter", "second"]
-    back = glu_order.for_layers({"model": values}, [chunk()])["model"]
+    back = content.rows_for_layers({"model": values}, [chunk()])["model"]
     assert back[f"{NAME}weight0"].equal(weight)
     assert back[f"{NAME}bias1"].equal(BY_TURNS)
 
@@ -53,13 +53,13 @@ def test_weights_are_in_order_in_files_and_by_turns_in_layers() -> None:
 @pytest.mark.parametrize("fields", [{"moe_mlp_glu_interleave_size": None}, {"gated_linear_unit": False}])
 def test_other_layers_are_left_alone(fields: dict[str, Any]) -> None:
     tree = {f"{NAME}weight0": BY_TURNS}
-    assert glu_order.for_files({"model": tree}, [chunk(**fields)])["model"][f"{NAME}weight0"] is BY_TURNS
+    assert content.rows_for_files({"model": tree}, [chunk(**fields)])["model"][f"{NAME}weight0"] is BY_TURNS
 
 
 def test_state_of_the_optimizer_in_another_order_is_refused(tmp_path: Path) -> None:
     experts = {"num_moe_experts": 2, "moe_mlp_glu_interleave_size": 32}
-    glu_order.check_optimizer(str(tmp_path), SimpleNamespace(**experts))  # no configuration beside it
+    content.check_row_order(str(tmp_path), SimpleNamespace(**experts))  # no configuration beside it
     (tmp_path / RUN_CONFIG).write_text("model: {num_moe_experts: 2, moe_mlp_glu_interleave_size: 32}\n")
-    glu_order.check_optimizer(str(tmp_path), SimpleNamespace(**experts))
+    content.check_row_order(str(tmp_path), SimpleNamespace(**experts))
     with pytest.raises(CheckpointError, match=r"moe_mlp_glu_interleave_size = 32, .*; use that, not None, or set"):
-        glu_order.check_optimizer(str(tmp_path), SimpleNamespace(num_moe_experts=2))
+        content.check_row_order(str(tmp_path), SimpleNamespace(num_moe_experts=2))

@@ -86,8 +86,8 @@ FIND = """
     import torch.distributed as dist
     from megatron.core import dist_checkpointing
     from cloudai_mbridge.training import cpu
-    from cloudai_mbridge.training.checkpointing import modelopt
-    from cloudai_mbridge.training.checkpointing.async_save import forked_results
+    from cloudai_mbridge.training.checkpointing.load import _find_converted
+    from cloudai_mbridge.training.checkpointing.save import forked_results
     from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
     from cloudai_mbridge.training.errors import CheckpointError
 
@@ -110,7 +110,7 @@ FIND = """
             state = {"modelopt_state_dict": converted, "modelopt_version": "0.47.0"}
             save(state, name + "/release/modelopt_state")
         try:
-            print(name, modelopt._find(CheckpointConfig(pretrained_checkpoint=name)))
+            print(name, _find_converted(CheckpointConfig(pretrained_checkpoint=name)))
         except CheckpointError as error:
             print(name, error)
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.training.flops import flops_per_token, num_floating_point_operations
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
-from cloudai_mbridge.training.reporting import step_flops
+from cloudai_mbridge.training.reporting import reports
 
 MODEL = GPTModelProvider(
     num_layers=4,
@@ -27,8 +27,8 @@ MODEL = GPTModelProvider(
 @pytest.fixture
 def replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two data-parallel replicas train eight sequences: what Megatron would answer."""
-    monkeypatch.setattr(step_flops, "get_current_running_global_batch_size", lambda: 8)
-    monkeypatch.setattr(step_flops.mpu, "get_data_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(reports, "get_current_running_global_batch_size", lambda: 8)
+    monkeypatch.setattr(reports.mpu, "get_data_parallel_world_size", lambda: 2)
 
 
 def state_of(**fields: Any) -> SimpleNamespace:
@@ -41,9 +41,9 @@ def test_the_model_is_the_recipes() -> None:
 
 @pytest.mark.usefixtures("replicas")
 def test_a_step_of_full_sequences() -> None:
-    assert step_flops.flops_per_step(state_of()) == 8 * 64 * flops_per_token(MODEL)
-    assert step_flops.flops_per_step(state_of(), 32) == 8 * 32 * flops_per_token(MODEL, seq_length=32)
-    assert step_flops.flops_of_batch(MODEL, 8, 32) == step_flops.flops_per_step(state_of(seqlen_sum=0), 32)
+    assert reports.flops_per_step(state_of()) == 8 * 64 * flops_per_token(MODEL)
+    assert reports.flops_per_step(state_of(), 32) == 8 * 32 * flops_per_token(MODEL, seq_length=32)
+    assert reports.flops_of_batch(MODEL, 8, 32) == reports.flops_per_step(state_of(seqlen_sum=0), 32)
 
 
 @pytest.mark.usefixtures("replicas")
@@ -54,4 +54,4 @@ def test_a_step_of_counted_sequences(monkeypatch: pytest.MonkeyPatch, chunks: in
     times = chunks or 1
     counted = state_of(seqlen_sum=256 * times, seqlen_squared_sum=4 * 2 * 32**2 * times)
     expected = num_floating_point_operations(counted.cfg, 8, 512, 16 * 32**2)
-    assert step_flops.flops_per_step(counted) == expected == 512 * flops_per_token(MODEL, seq_length=32)
+    assert reports.flops_per_step(counted) == expected == 512 * flops_per_token(MODEL, seq_length=32)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.config.resilience import NVRxStragglerDetectionConfig
-from cloudai_mbridge.training.resilience.nvrx_straggler import (
+from cloudai_mbridge.training.resilience.straggler import (
     NVRxStragglerDetectionManager,
     check_nvrx_straggler_detection,
     safe_shutdown_nvrx_straggler_manager,

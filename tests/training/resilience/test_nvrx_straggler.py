@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("torch")
 
 from cloudai_mbridge.training.config.resilience import NVRxStragglerDetectionConfig
-from cloudai_mbridge.training.resilience import nvrx_straggler
-from cloudai_mbridge.training.resilience.nvrx_straggler import (
+from cloudai_mbridge.training.resilience import straggler
+from cloudai_mbridge.training.resilience.packages import is_installed
+from cloudai_mbridge.training.resilience.straggler import (
     NVRxStragglerDetectionManager,
     check_nvrx_straggler_detection,
     safe_shutdown_nvrx_straggler_manager,
 )
-from cloudai_mbridge.training.resilience.packages import is_installed
 
 HERE = Path(__file__).parent
 
@@ -81,7 +81,7 @@ class FakeDetector:
 def detector(monkeypatch: pytest.MonkeyPatch) -> FakeDetector:
     fake = FakeDetector()
     package = SimpleNamespace(Detector=fake, CallableId=lambda owner, name: (owner, name))
-    monkeypatch.setattr(nvrx_straggler, "nvrx", lambda part: package)
+    monkeypatch.setattr(straggler, "nvrx", lambda part: package)
     return fake
 
 
@@ -175,7 +175,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 import torch.distributed as dist
 from cloudai_mbridge.training.config.resilience import NVRxStragglerDetectionConfig
-from cloudai_mbridge.training.resilience import nvrx_straggler
+from cloudai_mbridge.training.resilience import straggler
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 rank, steps = dist.get_rank(), 0
@@ -186,15 +186,15 @@ report = SimpleNamespace(
 detector = SimpleNamespace(  # fakes the package: the interval elapses on rank 0 in step 3, on rank 1 in step 2
     initialize=lambda **_: None, shutdown=lambda: None,
     generate_report_if_interval_elapsed=lambda: report if steps == 3 - rank else None)
-nvrx_straggler.nvrx = lambda part: SimpleNamespace(Detector=detector)
-manager = nvrx_straggler.NVRxStragglerDetectionManager(
+straggler.nvrx = lambda part: SimpleNamespace(Detector=detector)
+manager = straggler.NVRxStragglerDetectionManager(
     NVRxStragglerDetectionConfig(enabled=True, stop_if_detected=True, num_gpu_perf_scores_to_print=0))
 manager.initialize()
 while True:
     steps += 1
-    if nvrx_straggler.check_nvrx_straggler_detection(manager):
+    if straggler.check_nvrx_straggler_detection(manager):
         break
-nvrx_straggler.safe_shutdown_nvrx_straggler_manager(manager)
+straggler.safe_shutdown_nvrx_straggler_manager(manager)
 dist.barrier()
 dist.destroy_process_group()
 print(f"stopped after {steps}")

@@ -15,8 +15,12 @@ import torch
 from megatron.core import rerun_state_machine as mcore
 
 from cloudai_mbridge.training.config.rerun import RerunStateMachineConfig
-from cloudai_mbridge.training.resilience.rerun_machine import RerunMachine, initialize_rerun
-from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference
+from cloudai_mbridge.training.resilience.rerun_machine import (
+    DeterminismStats,
+    RerunMachine,
+    initialize_rerun,
+    relative_difference,
+)
 from tests.cases import every
 
 HERE = Path(__file__).parent

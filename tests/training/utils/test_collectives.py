@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from types import SimpleNamespace
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.utils import train_utils as t
-from cloudai_mbridge.training.reporting.moe_metrics import track_auxiliary_losses
+from cloudai_mbridge.training.reporting.training_log import track_auxiliary_losses
 
 def save_mtp_loss(loss, **groups):
     if hasattr(MTPLossLoggingHelper, "save_loss_to_tracker"):
@@ -97,7 +97,7 @@ with cpu.megatron_device():
     ]
     only_mtp, means = SimpleNamespace(mtp_num_layers=1), {}
     save_mtp_loss(torch.tensor(float(rank)), avg_group=world)
-    track_auxiliary_losses(only_mtp, 1, 1, None, None, means)
+    track_auxiliary_losses(only_mtp, 1, 1, [None] * 4, means)
     found["mean over replicas"] = float(means["mtp_1 loss"])
     MTPLossLoggingHelper.tracker.clear()
     mpu.destroy_model_parallel()
@@ -121,7 +121,7 @@ with cpu.megatron_device():
                 save_to_aux_losses_tracker("seq_load_balancing_loss", torch.tensor(loss), 3, 5)
                 save_to_aux_losses_tracker("z_loss", torch.tensor(1.0), 3, 5)
                 save_mtp_loss(torch.tensor(loss))
-        track_auxiliary_losses(config, 2, step, None if step == 1 else writer, wandb, totals)
+        track_auxiliary_losses(config, 2, step, [None if step == 1 else writer, wandb, None, None], totals)
     found["aux"] = {name: float(value) for name, value in totals.items()}
     found["written"], found["wandb"] = written, to_wandb
     mpu.destroy_model_parallel()

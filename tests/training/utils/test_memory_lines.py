@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cloudai_mbridge.training.reporting import training_log as module
-from cloudai_mbridge.training.reporting.training_log import _Due, _print_memory_in_use
+from cloudai_mbridge.training.reporting.training_log import _due, _print_memory_in_use
 
 
 def _logger(**keys: Any) -> Any:
@@ -23,7 +23,7 @@ def _logger(**keys: Any) -> Any:
 def test_the_first_replica_prints_its_memory(
     replica: int, out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "report_memory", lambda keys: {"a": 1.5, "b": 2})
+    monkeypatch.setattr(module.reports, "report_memory", lambda keys: {"a": 1.5, "b": 2})
     monkeypatch.setattr(module.dist, "get_rank", lambda: 3)
     groups = SimpleNamespace(dp=SimpleNamespace(rank=lambda: replica))
     _print_memory_in_use(_logger(), 7, groups)
@@ -37,9 +37,10 @@ def test_without_allocator_there_is_no_line(capsys: pytest.CaptureFixture[str]) 
 
 def test_what_is_due() -> None:
     logger = _logger(comet_project="c", log_memory_interval=4)
-    due = {step: _Due.at(logger, step) for step in (1, 3, 4, 10)}
-    assert [due[step].console for step in due] == [False, False, False, True]
-    assert [due[step].scalars for step in due] == [False, True, False, False]
-    assert [due[step].memory for step in due] == [False, False, True, False]
-    assert not _Due.at(_logger(), 3).at_all
-    assert not _Due.at(_logger(comet_project="c", skip_train_metrics_log=True), 30).loggers
+    console, loggers, scalars, memory = zip(*(_due(logger, step) for step in (1, 3, 4, 10)), strict=True)
+    assert console == (False, False, False, True)
+    assert loggers == (True, True, True, True)
+    assert scalars == (False, True, False, False)
+    assert memory == (False, False, True, False)
+    assert _due(_logger(), 3) == (False, False, False, False)
+    assert _due(_logger(comet_project="c", skip_train_metrics_log=True), 30) == (True, False, False, False)

@@ -13,21 +13,12 @@ import torch
 
 from cloudai_mbridge.training.reporting import reports
 from cloudai_mbridge.training.reporting.reports import (
-    MEMORY_KEYS,
     report_l2_norm_grad,
     report_memory,
     report_runtime,
     report_throughput,
 )
 from tests.cases import every
-
-
-def test_the_memory_keys() -> None:
-    where = {"allocated": "allocated", "active": "active", "inactive_split": "inactive", "reserved": "reserved"}
-    now = {f"{source}_bytes.all.current": f"mem-{name}-bytes" for source, name in where.items()}
-    peak = {f"{source}_bytes.all.peak": f"mem-max-{name}-bytes" for source, name in where.items()}
-    counts = {"num_alloc_retries": "mem-alloc-retires", "allocation.all.current": "mem-allocated-count"}
-    assert {**now, **peak, **counts} == MEMORY_KEYS
 
 
 def test_memory_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +54,6 @@ def test_gradient_norms_of_several_chunks() -> None:
         "l2_norm/grad/global": 85.0,
     }
     assert report_l2_norm_grad([_Chunk(a=None)]) == {"l2_norm/grad/global": 0.0}
-
-
-def test_a_parameter_that_is_not_wrapped_has_no_gradient_norm() -> None:
     with pytest.raises(AttributeError, match="main_grad"):
         report_l2_norm_grad([torch.nn.Linear(2, 2)])
 
@@ -86,13 +74,10 @@ def test_the_run_time(monkeypatch: pytest.MonkeyPatch, unit: str, seconds: int) 
     }
 
 
-def test_the_run_time_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_time_before_the_first_step_and_in_an_unknown_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1100.0)
     report = report_runtime(_progress(0), 1000, 16, 20)
     assert (report["time/remaining_estimate"], report["time/total"]) == (math.inf, 100.0)
-
-
-def test_an_unknown_time_unit() -> None:
     with pytest.raises(ValueError, match="'weeks'; use one of seconds, minutes, hours, days"):
         report_runtime(_progress(1), 0, 1, 1, "weeks")
 
@@ -124,11 +109,8 @@ def test_the_throughput_per_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("tokens" in name for name in report)
 
 
-@every(("history", "window"), [([], 1), ([1.0], 1), ([1.0, 2.0], 3)])
-def test_no_throughput_before_the_window_is_full(history: list[float], window: int) -> None:
-    assert report_throughput(TRAIN, 9, 16, history, window) == {}
-
-
-def test_no_throughput_if_the_clock_stands(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_throughput_before_the_window_is_full_or_if_the_clock_stands(caplog: pytest.LogCaptureFixture) -> None:
+    for history, window in (([], 1), ([1.0], 1), ([1.0, 2.0], 3)):
+        assert report_throughput(TRAIN, 9, 16, history, window) == {}
     assert report_throughput(TRAIN, 9, 16, [5.0, 5.0], 2) == {}
     assert "no throughput at iteration 9" in caplog.text

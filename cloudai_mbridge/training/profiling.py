@@ -1,20 +1,32 @@
-"""PyTorch's profiler, a trace and, if configured, an execution trace per rank; and ranges for Nsight Systems.
+"""Profile a few steps of some ranks: PyTorch's profiler with a trace and, if configured, an execution trace per rank;
+ranges for Nsight Systems; the GPU allocator's history, for torch's memory viewer (https://pytorch.org/memory_viz); and
+statistics of the tensors inside Transformer Engine's layers, by NVIDIA's nvdlfw_inspect.
 
 The loop calls the profilers' hooks. They are not collectives: ranks that are not profiled may leave them out.
 """
 
+import os
+import pickle
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.parallel_state import get_tensor_and_data_parallel_group
 from megatron.core.utils import configure_nvtx_profiling
 from torch.profiler import ExecutionTraceObserver, schedule, tensorboard_trace_handler
 
-from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
+from cloudai_mbridge.training.config.profiling import (
+    ProfilingConfig,
+    TensorInspectConfig,
+    has_window,
+    is_speaker,
+    shipped_features,
+    should_profile_rank,
+)
+from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.log_lines import write_line
-from cloudai_mbridge.training.profiling.memory_history import write_memory_snapshot
 
 
 class StepProfiler(torch.profiler.profile):
@@ -64,6 +76,11 @@ def initialize_pytorch_profiler(
         return None
     directory = Path(tensorboard_dir or "./torch_profile")
     start = max(config.profile_step_start - first_step, 0)
+    operators: Any = None  # their graph, in torch's format, the input of Chakra's tools
+    if config.pytorch_profiler_collect_chakra:
+        path = directory / "chakra" / f"rank-{rank}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        operators = ExecutionTraceObserver().register_callback(str(path))
     return StepProfiler(
         schedule=schedule(
             wait=max(start - 1, 0),
@@ -74,15 +91,8 @@ def initialize_pytorch_profiler(
         on_trace_ready=tensorboard_trace_handler(str(directory), worker_name=f"rank-{rank}"),
         record_shapes=config.record_shapes or config.pytorch_profiler_collect_shapes,
         with_stack=config.pytorch_profiler_collect_callstack,
-        execution_trace_observer=_chakra(directory, rank) if config.pytorch_profiler_collect_chakra else None,
+        execution_trace_observer=operators,
     )
-
-
-def _chakra(directory: Path, rank: int) -> Any:
-    """Return an observer that writes the rank's graph of operators: torch's format, the input of Chakra's tools."""
-    path = directory / "chakra" / f"rank-{rank}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return ExecutionTraceObserver().register_callback(str(path))
 
 
 def start_nsys_profiler(config: ProfilingConfig) -> ExitStack | None:
@@ -155,7 +165,7 @@ def finish_profiling(
     _stop(config, prof, nsys_context)
     if iteration >= config.profile_step_end:
         return
-    write_memory_snapshot(config, rank)
+    _write_memory_snapshot(config, rank)
     if (config.use_pytorch_profiler or config.use_nsys_profiler) and is_speaker(config, rank):
         window = f"[{config.profile_step_start}, {config.profile_step_end})"
         write_line(f"profiling: training ended after {iteration} steps, before the end of the window {window}")
@@ -166,3 +176,122 @@ def _stop(config: ProfilingConfig, prof: Any, nsys_context: ExitStack | None) ->
         prof.stop()
     if config.use_nsys_profiler:
         stop_nsys_profiler(nsys_context)
+
+
+def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
+    """Record every allocation of this rank's GPU from now on, with Python stacks. Call it before the model is built.
+
+    Running out of memory writes a snapshot to `{base}_oom_rank-{rank}{ext}` of `memory_snapshot_path`. No-op if it
+    is off or for other ranks (an empty `profile_ranks` means all); on a CPU one line is logged.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+    if not _records(profiling, rank):
+        return
+    assert profiling is not None
+    if not torch.cuda.is_available():
+        if is_speaker(profiling, rank):
+            write_line("memory history: it needs a GPU; this run has none, nothing is recorded")
+        return
+    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=100_000)
+    base, ext = os.path.splitext(profiling.memory_snapshot_path)
+    path = Path(f"{base}_oom_rank-{rank}{ext}")
+    write_line(f"memory history: recording on rank {rank}; out of memory writes {path}")
+    core: Any = torch._C
+    core._cuda_attach_out_of_memory_observer(lambda *_: _write_snapshot(path))  # called before torch raises
+
+
+def dump_memory_snapshot(config: ProfilingConfig | None, iteration: int, rank: int) -> None:
+    """Write the snapshot `{base}_{rank}{ext}` at the end of the window. iteration: steps done."""
+    if config is not None and iteration == config.profile_step_end:
+        _write_memory_snapshot(config, rank)
+
+
+def _write_memory_snapshot(config: ProfilingConfig, rank: int) -> None:
+    if _records(config, rank) and torch.cuda.is_available():
+        base, ext = os.path.splitext(config.memory_snapshot_path)
+        _write_snapshot(Path(f"{base}_{rank}{ext}"))
+
+
+def _records(config: ProfilingConfig | None, rank: int) -> bool:
+    return config is not None and config.record_memory_history and should_profile_rank(config, rank)
+
+
+def _write_snapshot(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        pickle.dump(torch.cuda.memory._snapshot(), file)
+
+
+def start_tensor_inspection(config: TensorInspectConfig | None) -> None:
+    """Start it, before the first layer is made. Every rank calls it.
+
+    Raises ConfigError: features that cannot be read, or directories of others' code that are not allowed.
+    """
+    if config is None or not config.enabled:
+        return
+    own = config.feature_dirs and config.feature_dirs != shipped_features()
+    if own and not config.allow_custom_feature_dirs:
+        raise ConfigError(
+            f"tensor_inspect.feature_dirs = {config.feature_dirs!r} holds code that would run; set"
+            " tensor_inspect.allow_custom_feature_dirs = True if you trust it"
+        )
+    api = _api()
+    api.end_debug()  # of an earlier run of this process that failed
+    try:
+        api.initialize(
+            config_file=config.features or "",
+            feature_dirs=config.feature_dirs,
+            log_dir=config.log_dir,
+            init_training_step=config.init_training_step,
+            default_logging_enabled=True,
+        )
+    except Exception as error:  # whatever the package raises, the features are at fault
+        text = " ".join(str(error).split())
+        raise ConfigError(f"tensor_inspect.features = {config.features!r}: {text} ({type(error).__name__})") from error
+
+
+def connect_tensor_inspection(config: TensorInspectConfig | None, model: list[Any], state: Any) -> None:
+    """Name the layers, count from the finished step, and log to the run's loggers. After the checkpoint is loaded."""
+    if config is None or not config.enabled:
+        return
+    api = _api()
+    _add_loggers(state)
+    api.initialize_training_step(state.train_state.step)
+    api.infer_and_assign_layer_names(model)
+    api.set_tensor_reduction_group(get_tensor_and_data_parallel_group())
+
+
+def step_tensor_inspection(config: TensorInspectConfig | None) -> None:
+    """Count a finished step, and write its statistics."""
+    if config is not None and config.enabled:
+        _api().step()
+
+
+def stop_tensor_inspection(config: TensorInspectConfig | None) -> None:
+    """End it. May be called again."""
+    if config is not None and config.enabled:
+        _api().end_debug()
+
+
+def _api() -> Any:
+    import nvdlfw_inspect.api as api
+
+    return api
+
+
+def _add_loggers(state: Any) -> None:
+    from nvdlfw_inspect.logging import BaseLogger, MetricLogger, wrap_tensorboard_writer
+
+    if state.tensorboard_logger is not None:
+        MetricLogger.add_logger(wrap_tensorboard_writer(state.tensorboard_logger))
+    wandb, comet = state.wandb_logger, state.comet_logger
+
+    class Forward(BaseLogger):  # type: ignore[misc]
+        def log_scalar(self, name: str, value: float, iteration: int, **kwargs: Any) -> None:
+            if wandb is not None:
+                wandb.log({name: value}, step=iteration)
+            if comet is not None:
+                comet.log_metrics({name: value}, step=iteration)
+
+    if wandb is not None or comet is not None:
+        MetricLogger.add_logger(Forward())
