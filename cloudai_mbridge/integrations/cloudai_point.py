@@ -19,7 +19,7 @@ from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import TestScenario
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from cloudai_mbridge.models.values.credentials import (
+from cloudai_mbridge.models.credentials import (
     find_credential,
     find_credential_in_words,
     find_in_arguments,

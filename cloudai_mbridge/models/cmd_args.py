@@ -12,11 +12,24 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import Field, FiniteFloat, create_model, model_validator
 
 from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, StrictModel, Text
-from cloudai_mbridge.models.values.number_formats import FP8, fp8_format
-from cloudai_mbridge.models.values.time_limit import SlurmTime
+from cloudai_mbridge.models.slurm_values import SlurmTime
 
 # CloudAI's default: path of the resolved configuration in the ranks' container
 SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"
+
+FP8 = "fp8"  # CloudAI's; `fp8_recipe` divides it
+# The second halves of the names of FP8 formats, as Megatron-Core calls the recipes
+FP8_RECIPES = {"cs": "tensorwise", "ds": "delayed", "mx": "mxfp8", "sc": "blockwise"}
+# Formats of compute_dtype that the embedded loop trains in; the second group needs Transformer Engine
+IN_16_OR_32_BITS = ("bf16", "fp32")
+QUANTIZED = (*(f"{FP8}_{short}" for short in FP8_RECIPES), "nvfp4")
+
+
+def fp8_format(fp8_recipe: str) -> str | None:
+    """Return fp8_cs for cs, fp8_cs or tensorwise; None for an unknown recipe."""
+    text = fp8_recipe.lower().removeprefix(f"{FP8}_")
+    return next((f"{FP8}_{short}" for short, name in FP8_RECIPES.items() if text in (short, name)), None)
+
 
 _NO_SLURM = ("kubeflow_", "dgxc_", "csp")
 _ELSEWHERE = {

@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.constraints.engine import RULES
-from cloudai_mbridge.constraints.megatron.placement import Placement, num_nodes, place
+from cloudai_mbridge.constraints.megatron_sizes import num_nodes, place
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.constraints.rule_docs import document
 from cloudai_mbridge.megatron_bridge.release import Release
@@ -407,17 +407,17 @@ def test_a_violation_never_shows_a_credential(field: str) -> None:
 @every(
     ("system", "nodes", "args", "expected"),
     [
-        (LOCAL, None, dict(num_gpus=4), Placement(1, 4)),
-        (SLURM4, None, dict(num_gpus=4), Placement(1, 4)),
-        (SLURM4, None, dict(num_gpus=8), Placement(2, 4)),
-        (SLURM4, None, dict(num_gpus=3), Placement(1, 3)),
-        (SLURM4, 4, dict(num_gpus=8), Placement(4, 2)),
-        (SLURM4, None, dict(num_gpus=8, gpus_per_node=2), Placement(4, 2)),
-        (SLURM, None, dict(num_gpus=8), Placement(1, 8)),
+        (LOCAL, None, dict(num_gpus=4), (1, 4)),
+        (SLURM4, None, dict(num_gpus=4), (1, 4)),
+        (SLURM4, None, dict(num_gpus=8), (2, 4)),
+        (SLURM4, None, dict(num_gpus=3), (1, 3)),
+        (SLURM4, 4, dict(num_gpus=8), (4, 2)),
+        (SLURM4, None, dict(num_gpus=8, gpus_per_node=2), (4, 2)),
+        (SLURM, None, dict(num_gpus=8), (1, 8)),
     ],
 )
 def test_ranks_spread_over_as_few_nodes_as_take_them(
-    system: System, nodes: int | None, args: dict[str, Any], expected: Placement
+    system: System, nodes: int | None, args: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     point = _point(system, nodes, **args)
     assert BY_ID["M01"](point) is None

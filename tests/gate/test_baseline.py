@@ -19,8 +19,8 @@ from cloudai_mbridge.gate.baseline.file import read_bytes, render_baseline, repl
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, value_to_toml
 from cloudai_mbridge.gate.baseline.promotion_rules import oddities
 from cloudai_mbridge.gate.baseline.read import load_baseline, summarize_metric
-from cloudai_mbridge.models.loading.test_files import is_baseline
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading import is_baseline
+from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.report.model import comparability_id
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=12)

@@ -15,7 +15,7 @@ from cloudai_mbridge.gate.compare.policy import (
     load_policy,
     waiver_for,
 )
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.toml_source import read_toml
 
 REPOSITORY = Path(__file__).parents[2]
 TODAY = date(2026, 11, 21)

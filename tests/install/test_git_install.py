@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.install import RepoInstall
-from cloudai_mbridge.install.place import MARKER
+from cloudai_mbridge.install.installables import MARKER, RepoInstall
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.install import ImageInstall
+from cloudai_mbridge.install.installables import ImageInstall
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.release import repo_path, venv_path
 
 pytestmark = pytest.mark.process
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.install import ImageInstall, PythonEnvInstall, RepoInstall, installables_of
-from cloudai_mbridge.install.python_env import EXTRA_PACKAGES
+from cloudai_mbridge.install.installables import EXTRA_PACKAGES, ImageInstall, PythonEnvInstall, RepoInstall
+from cloudai_mbridge.install.run import installables_of
 from cloudai_mbridge.models.test_definition import NEMO_RUN, TestDefinition
 
 BRIDGE = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}

@@ -2,13 +2,7 @@
 
 import pytest
 
-from cloudai_mbridge.install.installables import (
-    enroot_uri,
-    problem_of_commit,
-    problem_of_image,
-    problem_of_requirement,
-    problem_of_url,
-)
+from cloudai_mbridge.install.installables import enroot_uri, problem_of_commit, problem_of_image, problem_of_url
 from tests.cases import every
 
 
@@ -138,8 +132,3 @@ def test_names_of_commits_are_taken(commit: str) -> None:
 )
 def test_options_and_refspecs_are_no_commits(commit: str) -> None:
     assert problem_of_commit(commit)
-
-
-def test_requirement_that_is_an_option_is_refused() -> None:
-    assert problem_of_requirement("numpy==1.26.4") is None
-    assert problem_of_requirement("--index-url=https://example.org")

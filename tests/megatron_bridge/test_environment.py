@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, connections, gpu_label, recipe_environment
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, newest_release, with_preset
+from cloudai_mbridge.megatron_bridge.environment import CONNECTIONS, connections, gpu_label, recipe_environment
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import loop_preset, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from tests.cases import every
@@ -46,7 +46,7 @@ def test_connections_are_those_of_the_recipes() -> None:
     presets = catalog(newest_release())
     assert presets
     others = set()
-    for row in presets.source.rows:
+    for row in presets.rows:
         values = {name: row.values[name] for name in ("tp", "cp", "use_megatron_fsdp", "moe_a2a_overlap")}
         found = f"{CONNECTIONS}={connections(ResolvedCmdArgs(**values), row.gpu)}"
         if found not in row.values["env_vars"]:
@@ -117,6 +117,6 @@ def test_no_value_of_the_data_breaks_a_line() -> None:
     assert presets
     assert all(
         re.fullmatch(r"[A-Z][A-Z0-9_]*=[A-Za-z0-9_:,]+", text)
-        for row in presets.source.rows
+        for row in presets.rows
         for text in row.values["env_vars"]
     )

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
-from cloudai_mbridge.megatron_bridge.launcher.command_line import FLAGS
-from cloudai_mbridge.megatron_bridge.launcher.options import (
+from cloudai_mbridge.megatron_bridge.launcher_command import FLAGS
+from cloudai_mbridge.megatron_bridge.launcher_options import (
     LauncherOptions,
+    Option,
     find_launcher,
     known_launchers,
     problems_of,
+    read_options,
 )
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs

@@ -3,10 +3,9 @@
 from typing import Any
 
 from cloudai_mbridge.constraints import check
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
-from cloudai_mbridge.megatron_bridge.presets.find import describe, loop_preset, newest_release
-from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON, with_loop_preset
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, describe, loop_preset, newest_release, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -114,7 +113,7 @@ def test_every_preset_of_our_recipes_is_a_point_of_the_loop() -> None:
     presets = catalog(newest_release())
     assert presets
     trains = 0
-    for row in presets.source.rows:
+    for row in presets.rows:
         if row.recipe not in recipe_names() or row.task != "pretrain" or row.variant:
             continue
         names = {"model_recipe_name": row.recipe, "gpu_type": row.gpu, "compute_dtype": row.compute_dtype}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets import find
-from cloudai_mbridge.megatron_bridge.presets.catalog import PresetCatalog, catalog
-from cloudai_mbridge.megatron_bridge.presets.find import (
+from cloudai_mbridge.megatron_bridge import presets as find
+from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS, PresetCatalog, catalog, from_text
+from cloudai_mbridge.megatron_bridge.presets import (
     UPSTREAM_DECIDES,
     find_preset,
     given_by,
@@ -16,7 +16,6 @@ from cloudai_mbridge.megatron_bridge.presets.find import (
     why_no_preset,
     with_preset,
 )
-from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS, from_text
 from cloudai_mbridge.megatron_bridge.release import Release, find_release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from tests.cases import every
@@ -39,8 +38,8 @@ def resolved(version: str | Release, **cmd_args: Any) -> ResolvedCmdArgs:
 def test_every_release_has_presets_of_which_nearly_all_is_known(known: dict[str, str]) -> None:
     presets = catalog(Release(known["version"], "data"))
     assert presets
-    assert len(presets.source.rows) > 200
-    missing = {name for row in presets.source.rows for name in UPSTREAM_DECIDES if name not in row.values}
+    assert len(presets.rows) > 200
+    missing = {name for row in presets.rows for name in UPSTREAM_DECIDES if name not in row.values}
     assert missing == set()
 
 
@@ -94,7 +93,7 @@ def test_one_virtual_stage_is_none() -> None:
 def test_what_a_preset_switches_on_cannot_be_switched_off(name: str) -> None:
     known = catalog(Release("0.6.0", "data"))
     assert known
-    row = next(row for row in known.source.rows if row.values[name])
+    row = next(row for row in known.rows if row.values[name])
     key = {"model_family_name": "any", "model_recipe_name": row.recipe, "gpu_type": row.gpu, "task": row.task}
     key |= {"compute_dtype": row.compute_dtype, **({"config_variant": row.variant} if row.variant else {})}
     args = ResolvedCmdArgs(**key, num_gpus=row.num_gpus, **{name: False})
@@ -147,7 +146,7 @@ def ship(monkeypatch: pytest.MonkeyPatch) -> Ship:
     def made(version: str, clone: Path) -> Release:
         source = read_source(clone)
         assert source
-        shipped[version] = PresetCatalog(from_text(as_text(source, tuple(FIELDS))))
+        shipped[version] = from_text(as_text(source, tuple(FIELDS)))
         return Release(version, f"test {clone}")
 
     return made

@@ -3,7 +3,7 @@
 from pathlib import Path
 from textwrap import dedent
 
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow
 from tests.interop.presets.configured import layout_text
 from tests.interop.presets.reader import read_source
 

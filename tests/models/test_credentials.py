@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.credentials import find_credential, find_credential_in_words, is_secret_variable
+from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
-from cloudai_mbridge.models.values.credentials import find_credential, find_credential_in_words, is_secret_variable
 from cloudai_mbridge.training.credentials.find import is_secret
 from tests.cases import every
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from tests.cases import every
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import load_scenario, load_system, load_test_definition
-from cloudai_mbridge.models.loading.test_files import find_test_files
+from cloudai_mbridge.models.loading import find_test_files, load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.toml_source import suggest
 from tests.cases import every
 
 HEAD = 'name = "t"\ndescription = "d"\n'

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from tests.cases import every
 

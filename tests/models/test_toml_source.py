@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.toml_source import TomlSource, dotted, read_toml
+from cloudai_mbridge.models.toml_source import TomlSource, dotted, read_toml
 from tests.cases import every
 
 SCENARIO = """\

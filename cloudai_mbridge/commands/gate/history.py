@@ -22,7 +22,7 @@ from cloudai_mbridge.gate.history.values import StoredPoint, StoredRun
 from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.toml_source import suggest
 
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.trend.analysis import Trend, Trends

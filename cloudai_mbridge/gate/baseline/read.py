@@ -10,9 +10,8 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselineMetric, BaselinePoint, Value, as_list
 from cloudai_mbridge.gate.results.values import METRICS
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import validate
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading import validate
+from cloudai_mbridge.models.toml_source import read_toml, suggest
 from cloudai_mbridge.report.model import comparability_id
 
 BASELINE_VERSION = 1

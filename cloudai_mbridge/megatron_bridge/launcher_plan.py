@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.pins import MOUNT, megatron_bridge_of
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.megatron_bridge.release import MOUNT, megatron_bridge_of
+from cloudai_mbridge.models.cmd_args import FP8_RECIPES, ResolvedCmdArgs
+from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.shell import absolute, slurm_pattern_in
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
-from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
-from cloudai_mbridge.models.values.number_formats import FP8_RECIPES
 from cloudai_mbridge.training.credentials.find import is_secret
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names

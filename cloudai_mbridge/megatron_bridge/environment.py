@@ -7,7 +7,7 @@ Existing values of the job win, as upstream sets a variable only if it is missin
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.resolve import Preset
+from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 
