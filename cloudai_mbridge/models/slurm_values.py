@@ -2,8 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
+from math import prod
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
@@ -12,7 +13,6 @@ from cloudai_mbridge.errors import BadInput
 
 _MOST = 100_000  # nodes of a list
 _MOST_EXPANDED = 10 * _MOST  # including duplicates
-_LONGEST_SHOWN = 200
 MAX_AVAILABLE = "max_avail"  # all nodes that are free now
 
 
@@ -39,57 +39,48 @@ def parse_group(text: str) -> tuple[str, str, int | None]:
 
 def expand_hostlist(text: str) -> list[str]:
     """Return the nodes' names, in order, without duplicates; BadInput for invalid brackets or over 100,000 nodes."""
-    split = re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text)  # at commas outside brackets
-    parts = [_pieces(part.strip(), text) for part in split if part.strip()]
-    if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
-        names = list(dict.fromkeys(name for pieces in parts for name in _names(pieces)))
-        if len(names) <= _MOST:
-            return names
-    raise BadInput(f"{_cut(text)!r} names more than {_MOST} nodes; name fewer")
+    names: dict[str, None] = {}
+    num_expanded = 0
+    for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text):  # at commas outside brackets
+        choices: list[list[str]] = [[""]]
+        for i, piece in enumerate(re.split(r"\[([^\[\]]*)\]", part.strip())):
+            if "[" in piece or "]" in piece:
+                raise _bad(text)
+            choices.append(_numbers(piece, text) if i % 2 else [piece])
+            if num_expanded + prod(map(len, choices)) > _MOST_EXPANDED:
+                raise _too_many(text)
+        num_expanded += prod(map(len, choices))
+        names |= dict.fromkeys(map("".join, product(*choices)))
+    names.pop("", None)
+    if len(names) > _MOST:
+        raise _too_many(text)
+    return list(names)
 
 
-_NumberRange = tuple[range, int]  # FIRST-LAST, and the width of FIRST with its leading zeros
-_Piece = str | list[_NumberRange]  # text outside the brackets, or the ranges in them
-
-
-def _pieces(part: str, text: str) -> list[_Piece]:
-    found = re.split(r"\[([^\[\]]*)\]", part)
-    if any("[" in piece or "]" in piece for piece in found):
-        raise _bad(text)
-    return [[_numbers(each.strip(), text) for each in p.split(",")] if i % 2 else p for i, p in enumerate(found)]
-
-
-def _numbers(text: str, whole: str) -> _NumberRange:
-    match = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
-    first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
-    if not 0 <= int(last) - int(first) < _MOST:
-        raise _bad(whole)
-    return range(int(first), int(last) + 1), len(first)
-
-
-def _num_names(pieces: list[_Piece]) -> int:
-    """Return how many names a part expands to, or a number above the limit."""
-    number = 1
-    for piece in pieces:
-        choices = 1 if isinstance(piece, str) else sum(len(numbers) for numbers, _ in piece)
-        number = min(number * choices, _MOST_EXPANDED + 1)
-    return number
-
-
-def _names(pieces: list[_Piece]) -> Iterator[str]:
-    choices = (
-        [piece] if isinstance(piece, str) else [str(n).zfill(width) for numbers, width in piece for n in numbers]
-        for piece in pieces
-    )
-    return map("".join, product(*choices))
+def _numbers(ranges: str, text: str) -> list[str]:
+    """Return the numbers of FIRST-LAST,NUMBER with the leading zeros of FIRST."""
+    found: list[str] = []
+    for each in ranges.split(","):
+        match = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", each.strip())
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if not 0 <= int(last) - int(first) < _MOST:
+            raise _bad(text)
+        found += (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        if len(found) > _MOST_EXPANDED:
+            raise _too_many(text)
+    return found
 
 
 def _bad(text: str) -> BadInput:
     return BadInput(f"{_cut(text)!r} is not a node list; write it as Slurm does, such as node[01-04,7]")
 
 
+def _too_many(text: str) -> BadInput:
+    return BadInput(f"{_cut(text)!r} names more than {_MOST} nodes; name fewer")
+
+
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 _OUT_OF_SERVICE = (
@@ -143,26 +134,22 @@ def slurm_time(text: str) -> str | None:
     As in CloudAI, 90s, 10m, 1h, 2d and 1w are durations and HH:MM is hours and minutes; Slurm reads it as MM:SS.
     ValueError: neither CloudAI nor Slurm reads the text, or it is longer than Slurm can count.
     """
-    if not (text := text.strip()):
-        return None
-    if not _HUGE.search(text):
-        limit = _slurm_time(text)
-        if (parse_time_limit(limit) or 0) <= 60 * _LONGEST_MIN:
-            return limit
-    raise ValueError(f"is longer than Slurm can count ({_LONGEST_MIN} minutes); shorten it, or write 0 for none")
-
-
-def _slurm_time(text: str) -> str | None:
-    if short := _SHORT.fullmatch(text):
-        return format_time_limit(int(short[1]) * _SECONDS[short[2].lower()])
-    if re.fullmatch(r"[0-9]+:[0-9]+", text):
+    text = text.strip()
+    limit: str | None = text
+    if _HUGE.search(text):
+        limit = None
+    elif short := _SHORT.fullmatch(text):
+        limit = format_time_limit(int(short[1]) * _SECONDS[short[2].lower()])
+    elif re.fullmatch(r"[0-9]+:[0-9]+", text):
         hours, minutes = map(int, text.split(":"))
-        return format_time_limit((hours * 60 + minutes) * 60)
-    if not _FORM.fullmatch(text):
+        limit = format_time_limit((hours * 60 + minutes) * 60)
+    elif text and not _FORM.fullmatch(text):
         raise ValueError(
             "is not a time limit; write HH:MM:SS, D-HH:MM:SS, minutes, or a duration such as 90s, 10m, 2h, 1d"
         )
-    return text
+    if limit is None or (limit and (parse_time_limit(limit) or 0) > 60 * _LONGEST_MIN):
+        raise ValueError(f"is longer than Slurm can count ({_LONGEST_MIN} minutes); shorten it, or write 0 for none")
+    return limit or None
 
 
 def format_time_limit(seconds: float | None) -> str | None:
@@ -175,14 +162,9 @@ def format_time_limit(seconds: float | None) -> str | None:
     return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{rest:02}"
 
 
-def _minutes(value: object) -> object:
-    """Return a number of minutes as text, as in Slurm."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 SlurmTime = Annotated[
     str,
-    BeforeValidator(_minutes),
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # minutes, as in Slurm
     AfterValidator(slurm_time),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}),
 ]
@@ -192,7 +174,6 @@ _UNWATCHED = "the job would run on a cluster that mbridge does not query; set SL
 _NOT_SUBMITTED = "no job would be submitted"
 _NOT_TRAINED = "nothing would be trained"
 _OUTPUT = "mbridge reads a run's output in the run's own directory"
-_EXPORT = "the job would lack variables that mbridge passes; write --export=ALL,NAME=value"
 _SBATCH = {
     "array": "mbridge makes the arrays; use iterations, or axes of a sweep",
     "clusters": _UNWATCHED,
@@ -217,9 +198,7 @@ _SRUN = {
     "version": _NOT_TRAINED,
 }
 _SRUN_SHORT = {"M": "clusters", "V": "version", "e": "error", "h": "help", "o": "output"}
-# Options that begin with the name of a refused option
-_OTHERS = frozenset({"wait-all-nodes"})
-_SHORTEST = 3
+_SHORTEST = 5  # of a prefix, with its dashes
 
 
 def usable_with_sbatch(options: list[str]) -> list[str]:
@@ -231,25 +210,21 @@ def usable_with_sbatch(options: list[str]) -> list[str]:
 
 def usable_with_srun(words: str) -> str:
     """Reject an option of srun that breaks run tracking."""
-    split: Sequence[str] = shlex.split(words)
-    for word in split:
+    for word in shlex.split(words):
         _check(word, _SRUN, _SRUN_SHORT)
     return words
 
 
 def _check(option: str, refused: Mapping[str, str], short: Mapping[str, str]) -> None:
     name, equals, value = option.strip().partition("=")
+    full = short.get(name[1:2]) if name.startswith("-") else None
     if name.startswith("--"):
-        full = _full_name(name[2:], refused)
-    else:
-        full = short.get(name[1:2]) if name.startswith("-") else None
+        is_prefix = len(name) >= _SHORTEST and name != "--wait-all-nodes"
+        full = next((full for full in refused if is_prefix and full.startswith(name[2:])), None)
     if full is not None:
         raise ValueError(f"--{full} cannot be used: {refused[full]}")
     if name == "--export" and equals and "ALL" not in value.split(","):
-        raise ValueError(f"--export without ALL cannot be used: {_EXPORT}")
-
-
-def _full_name(name: str, refused: Mapping[str, str]) -> str | None:
-    if len(name) < _SHORTEST or name in _OTHERS:
-        return None
-    return next((full for full in refused if full.startswith(name)), None)
+        raise ValueError(
+            "--export without ALL cannot be used: the job would lack variables that mbridge passes;"
+            " write --export=ALL,NAME=value"
+        )
