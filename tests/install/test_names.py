@@ -29,17 +29,9 @@ def test_image_becomes_the_uri_that_enroot_reads(image: str, uri: str) -> None:
 @every(
     "image",
     [
-        "-o/etc/passwd",
-        "--help",
-        "nvcr.io#nvidia/nemo:1 --output x",
-        "nvcr.io#nvidia/nemo:$(touch pwned)",
-        "nvcr.io#nvidia/nemo:1;touch pwned",
-        "nvcr.io#nvidia/nemo:1\ntouch pwned",
-        "a#b#c",
-        "docker://docker://x",
-        "dockerd://image",
-        "nvcr.io#NVIDIA/nemo:1",
-        "",
+        *("-o/etc/passwd", "--help", "nvcr.io#nvidia/nemo:1 --output x", "nvcr.io#nvidia/nemo:$(touch pwned)"),
+        *("nvcr.io#nvidia/nemo:1;touch pwned", "nvcr.io#nvidia/nemo:1\ntouch pwned", "a#b#c", "docker://docker://x"),
+        *("dockerd://image", "nvcr.io#NVIDIA/nemo:1", ""),
     ],
 )
 def test_what_is_no_image_is_refused(image: str) -> None:
@@ -59,13 +51,9 @@ def test_no_image_is_no_uri() -> None:
 @every(
     "url",
     [
-        "https://github.com/NVIDIA-NeMo/Run.git",
-        "http://git.example.org:8080/a/b.git",
-        "ssh://git@github.com/NVIDIA-NeMo/Run.git",
-        "git@github.com:NVIDIA-NeMo/Run.git",
-        "git://example.org/a",
-        "file:///srv/git/a;b$(x)'&.git",
-        "/srv/git/a.git",
+        *("https://github.com/NVIDIA-NeMo/Run.git", "http://git.example.org:8080/a/b.git"),
+        *("ssh://git@github.com/NVIDIA-NeMo/Run.git", "git@github.com:NVIDIA-NeMo/Run.git", "git://example.org/a"),
+        *("file:///srv/git/a;b$(x)'&.git", "/srv/git/a.git"),
     ],
 )
 def test_addresses_of_repositories_are_taken(url: str) -> None:
@@ -75,19 +63,9 @@ def test_addresses_of_repositories_are_taken(url: str) -> None:
 @every(
     "url",
     [
-        "",
-        "-x",
-        "--upload-pack=touch pwned",
-        "ext::sh -c 'touch pwned'",
-        "ext::sh",
-        "fd::7",
-        "ssh://-oProxyCommand=touch/x",
-        "ssh://git@-oProxyCommand=touch/x",
-        "git@-oProxyCommand=touch:x",
-        "https://example.org/a\nb",
-        "https://example.org/a b",
-        "https://[broken/x",
-        "gopher://example.org/a",
+        *("", "-x", "--upload-pack=touch pwned", "ext::sh -c 'touch pwned'", "ext::sh", "fd::7"),
+        *("ssh://-oProxyCommand=touch/x", "ssh://git@-oProxyCommand=touch/x", "git@-oProxyCommand=touch:x"),
+        *("https://example.org/a\nb", "https://example.org/a b", "https://[broken/x", "gopher://example.org/a"),
         "relative/path",
     ],
 )
@@ -98,15 +76,10 @@ def test_other_addresses_are_refused(url: str) -> None:
 @every(
     "url",
     [
-        "https://user:hunter2@example.org/a",
-        "https://hunter2@example.org/a",
-        "ssh://git:hunter2@example.org/a",
-        "ftp://user:hunter2@example.org/a",
-        "https://user:hunter2@[broken/a",
-        "https://user:hunter2@example.org/a b",
-        "-https://hunter2@example.org/a",
-        "ext::https://user:hunter2@example.org/a",
-        "user:hunter2@example.org:a",
+        *("https://user:hunter2@example.org/a", "https://hunter2@example.org/a", "ssh://git:hunter2@example.org/a"),
+        *("ftp://user:hunter2@example.org/a", "https://user:hunter2@[broken/a"),
+        *("https://user:hunter2@example.org/a b", "-https://hunter2@example.org/a"),
+        *("ext::https://user:hunter2@example.org/a", "user:hunter2@example.org:a"),
     ],
 )
 def test_address_with_a_credential_is_refused_and_not_repeated(url: str) -> None:

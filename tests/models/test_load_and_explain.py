@@ -69,11 +69,7 @@ def test_every_mistake_gets_one_line(tmp_path: Path) -> None:
     path = _file(tmp_path, 'name = "t"\nfoo = 1\n[cmd_args]\ntp = "x"\npp = "y"\nnum_gpu = 3\n')
     messages = _mistakes(load_test_definition, path)
     assert sorted(message.removeprefix(str(path)).partition(": ")[2].split(":")[0] for message in messages) == [
-        "cmd_args.num_gpu",
-        "cmd_args.pp",
-        "cmd_args.tp",
-        "description",
-        "foo",
+        *("cmd_args.num_gpu", "cmd_args.pp", "cmd_args.tp", "description", "foo")
     ]
 
 
@@ -87,14 +83,10 @@ def test_another_template_is_refused_by_name(tmp_path: Path) -> None:
 @every(
     "body",
     [
-        "[cmd_args]\nhf_token = {a = 'S3CRET'}\n",
-        "[cmd_args]\nhf_token = ['S3CRET', 5]\n",
-        "[cmd_args]\nwandb_key = ['S3CRET', 5]\n",
-        "[extra_env_vars]\nHF_TOKEN = ['S3CRET', 5]\n",
-        "[extra_env_vars]\nAWS_SECRET_ACCESS_KEY = {a = 'S3CRET'}\n",
-        "[[cmd_args]]\nhf_token = 'S3CRET'\n",
-        "extra_env_vars = [{HF_TOKEN = 'S3CRET'}]\n",
-        "[extra_env_vars]\n'API-KEY' = 'S3CRET'\n",
+        *("[cmd_args]\nhf_token = {a = 'S3CRET'}\n", "[cmd_args]\nhf_token = ['S3CRET', 5]\n"),
+        *("[cmd_args]\nwandb_key = ['S3CRET', 5]\n", "[extra_env_vars]\nHF_TOKEN = ['S3CRET', 5]\n"),
+        *("[extra_env_vars]\nAWS_SECRET_ACCESS_KEY = {a = 'S3CRET'}\n", "[[cmd_args]]\nhf_token = 'S3CRET'\n"),
+        *("extra_env_vars = [{HF_TOKEN = 'S3CRET'}]\n", "[extra_env_vars]\n'API-KEY' = 'S3CRET'\n"),
     ],
 )
 def test_a_secret_is_never_shown(tmp_path: Path, body: str) -> None:
