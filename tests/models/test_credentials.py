@@ -16,27 +16,23 @@ from tests.cases import every
 
 
 @every(
-    "name",
+    ("name", "is_of_credential"),
     [
-        *("HF_TOKEN", "HFTOKEN", "HF_TOKEN2", "MYTOKENX", "WANDB_API_KEY", "WANDBKEY", "AWS_ACCESS_KEY_ID", "API-KEY"),
-        *("SSH_PRIVATE_KEY_2", "KEYFILE", "DB_PASS", "DB_PASSWORD", "PASSPHRASE", "GH_PAT", "MY_SECRET", "PWD"),
-        *("REGISTRY_AUTH", "NPM_AUTH", "HTTP_AUTHORIZATION", "DOCKER_AUTH_CONFIG"),
+        *((name, True) for name in ("HF_TOKEN", "HFTOKEN", "HF_TOKEN2", "MYTOKENX", "WANDB_API_KEY", "WANDBKEY")),
+        *((name, True) for name in ("AWS_ACCESS_KEY_ID", "API-KEY", "SSH_PRIVATE_KEY_2", "KEYFILE", "DB_PASS", "PWD")),
+        *((name, True) for name in ("DB_PASSWORD", "PASSPHRASE", "GH_PAT", "MY_SECRET", "REGISTRY_AUTH", "NPM_AUTH")),
+        *((name, True) for name in ("HTTP_AUTHORIZATION", "DOCKER_AUTH_CONFIG")),
+        *(
+            (name, False)
+            for name in ("TOKENIZERS_PARALLELISM", "tokenizer_type", "use_tokendrop", "PATH", "PYTHONPATH")
+        ),
+        *((name, False) for name in ("NCCL_DEBUG", "tp", "CUDA_DEVICE_MAX_CONNECTIONS", "tokens_per_step", "num_gpus")),
+        *((name, False) for name in ("pass_through", "MASTER_PORT", "SSH_AUTH_SOCK", "AUTH_TYPE", "GIT_AUTHOR_NAME")),
+        ("AUTHORITY", False),
     ],
 )
-def test_names_of_credentials(name: str) -> None:
-    assert is_secret(name)
-
-
-@every(
-    "name",
-    [
-        *("TOKENIZERS_PARALLELISM", "tokenizer_type", "use_tokendrop", "PATH", "PYTHONPATH", "NCCL_DEBUG", "tp"),
-        *("CUDA_DEVICE_MAX_CONNECTIONS", "tokens_per_step", "num_gpus", "pass_through", "MASTER_PORT"),
-        *("SSH_AUTH_SOCK", "AUTH_TYPE", "GIT_AUTHOR_NAME", "AUTHORITY"),
-    ],
-)
-def test_names_of_other_things(name: str) -> None:
-    assert not is_secret(name)
+def test_names_of_credentials(name: str, is_of_credential: bool) -> None:
+    assert is_secret(name) is is_of_credential
 
 
 def definition(**keys: Any) -> TestDefinition:
