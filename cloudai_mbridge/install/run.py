@@ -24,12 +24,10 @@ from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, TestDefini
 Definitions = Iterable[TestDefinition]
 
 
-def installables_of(
-    definitions: Definitions, packages: tuple[str, ...] = EXTRA_PACKAGES, exists: Callable[[Path], bool] = Path.exists
-) -> list[Installable]:
+def installables_of(definitions: Definitions, packages: tuple[str, ...] = EXTRA_PACKAGES) -> list[Installable]:
     """Return the installables of the upstream launcher's tests, without duplicates; embedded tests need none.
 
-    packages: contents of the environment in addition to NeMo-Run. exists: whether a container image is a file already.
+    packages: contents of the environment in addition to NeMo-Run.
     BadInput: values that git, pip or enroot cannot be given, one line each.
     """
     items: list[Installable] = []
@@ -40,7 +38,7 @@ def installables_of(
     ]
     for definition in definitions:
         if Launcher.MEGATRON_BRIDGE in _values(definition.cmd_args.launcher):  # type: ignore[attr-defined]
-            for key, item in _needed(definition, packages, exists):
+            for key, item in _needed(definition, packages):
                 problems += [f"test {definition.name!r}: {line}" for line in item.problems(key)]
                 items.append(item)
     if problems:
@@ -60,12 +58,10 @@ def installables_of(
     return list(dict.fromkeys(items))
 
 
-def _needed(
-    definition: TestDefinition, packages: tuple[str, ...], exists: Callable[[Path], bool]
-) -> Iterator[tuple[str, Installable]]:
+def _needed(definition: TestDefinition, packages: tuple[str, ...]) -> Iterator[tuple[str, Installable]]:
     """Yield the installables of one test, with the key that requires each."""
     for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]
-        if (image := image.strip()) and not (image.startswith(("/", ".")) and exists(Path(image))):
+        if (image := image.strip()) and not (image.startswith(("/", ".")) and Path(image).exists()):
             yield "cmd_args.container_image", ImageInstall(image)
     yield "nemo_run_repo", PythonEnvInstall(_repo(definition.nemo_run_repo or NEMO_RUN), packages)
     for index, repo in enumerate(definition.git_repos):
@@ -134,14 +130,6 @@ def uninstall_all(
         notify(f"{install_path}: nothing is installed there")
         return ()
     return _for_each(places, install_path, notify, work)
-
-
-def is_everything_installed(
-    definitions: Definitions, install_path: Path, packages: tuple[str, ...] = EXTRA_PACKAGES
-) -> bool:
-    """Return whether nothing is left to install."""
-    places = _places(definitions, packages, install_path.absolute())
-    return all(item.is_installed(path) for path, item in places.items())
 
 
 def _places(definitions: Definitions, packages: tuple[str, ...], install_path: Path) -> dict[Path, Installable]:

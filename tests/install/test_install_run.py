@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.install.run import install_all, is_everything_installed, uninstall_all
+from cloudai_mbridge.install.run import install_all, installables_of, uninstall_all
 from cloudai_mbridge.megatron_bridge.release import image_path, repo_path, venv_path
 from cloudai_mbridge.models.test_definition import TestDefinition
 
@@ -45,6 +45,10 @@ def snapshot(root: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in found}
 
 
+def is_everything_installed(test: TestDefinition, root: Path) -> bool:
+    return all(item.is_installed(item.place(root)) for item in installables_of([test], packages=()))
+
+
 def hidden(root: Path) -> set[str]:
     return {path.name for path in root.iterdir() if path.name.startswith(".")}
 
@@ -54,13 +58,13 @@ def test_install_again_uninstall(
 ) -> None:
     run, bridge, root, said = make_repo("Run"), make_repo("Megatron-Bridge"), tmp_path / "deep" / "install", list[str]()
     test = make_test(run, {"url": bridge.url, "commit": bridge.commits[1]}, image=IMAGE)
-    assert not is_everything_installed([test], root, packages=())
+    assert not is_everything_installed(test, root)
     failures = install_all([test, test], root, said.append, packages=())
     assert not failures
     assert (repo_path(root, bridge.url, bridge.commits[1]) / "file.txt").read_text() == "two"
     assert (venv_path(root, run.url, "main") / "bin" / "stand_in").exists()
     assert image_path(root, IMAGE).read_bytes() == b"hsqs"
-    assert is_everything_installed([test], root, packages=())
+    assert is_everything_installed(test, root)
 
     before, said[:] = snapshot(root), []
     assert not install_all([test], root, said.append, packages=())
@@ -111,7 +115,7 @@ def test_foreign_directory_at_the_place_is_moved_aside_and_never_removed(
     assert not install_all([test], root, said.append, packages=())
     assert (half / "file.txt").read_text() == "one"
     assert half.with_name(f"{half.name}.set-aside-1").joinpath("work").read_text() == "weeks of it"
-    assert is_everything_installed([test], root, packages=())
+    assert is_everything_installed(test, root)
 
 
 SLOW_GIT = """\
@@ -139,9 +143,9 @@ def test_install_that_was_killed_is_repaired(
     os.kill(int(pid.read_text()), signal.SIGKILL)
     slow.unlink()
     assert len([name for name in hidden(root) if name.startswith(".mbridge-partial-")]) == 1
-    assert not is_everything_installed([test], root, packages=())
+    assert not is_everything_installed(test, root)
     assert not install_all([test], root, print, packages=())
-    assert is_everything_installed([test], root, packages=())
+    assert is_everything_installed(test, root)
     assert hidden(root) == {".mbridge-install.lock"}
 
 
@@ -164,7 +168,7 @@ def test_two_installers_at_once_do_the_work_once(
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert log.read_text().splitlines() == ["fetch"]
     assert sum("waiting for another install" in output for output in outputs) == 2
-    assert is_everything_installed([test], root, packages=())
+    assert is_everything_installed(test, root)
     assert hidden(root) == {".mbridge-install.lock"}
 
 
@@ -179,18 +183,14 @@ def test_two_things_with_one_place_are_refused(
     assert not (tmp_path / "install").exists()
 
 
-def test_directory_that_cannot_be_made_is_bad_input(repo: Repo, make_test: MakeTest, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"install_path .*/file/x: cannot be made"):
-        install_all([make_test(repo)], tmp_path / "file" / "x", print, packages=())
-    with pytest.raises(BadInput, match=r"install_path .*/file: cannot be made"):
-        install_all([make_test(repo)], tmp_path / "file", print, packages=())
-    assert not uninstall_all([make_test(repo)], tmp_path / "none", print, packages=())
-
-
-def test_directory_that_cannot_be_written_is_bad_input(
+def test_directory_that_cannot_be_used_is_bad_input(
     repo: Repo, make_test: MakeTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file/x", "file"):
+        with pytest.raises(BadInput, match=rf"install_path .*/{name}: cannot be made"):
+            install_all([make_test(repo)], tmp_path / name, print, packages=())
+    assert not uninstall_all([make_test(repo)], tmp_path / "none", print, packages=())
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(BadInput, match="cannot be written"):
         install_all([make_test(repo)], tmp_path, print, packages=())
