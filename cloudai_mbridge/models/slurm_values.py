@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from itertools import product
-from math import prod
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
@@ -42,14 +41,16 @@ def expand_hostlist(text: str) -> list[str]:
     names: dict[str, None] = {}
     num_expanded = 0
     for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text):  # at commas outside brackets
-        choices: list[list[str]] = [[""]]
+        choices: list[list[str]] = []
+        num_names = 1
         for i, piece in enumerate(re.split(r"\[([^\[\]]*)\]", part.strip())):
             if "[" in piece or "]" in piece:
                 raise _bad(text)
             choices.append(_numbers(piece, text) if i % 2 else [piece])
-            if num_expanded + prod(map(len, choices)) > _MOST_EXPANDED:
+            num_names *= len(choices[-1])
+            if num_expanded + num_names > _MOST_EXPANDED:
                 raise _too_many(text)
-        num_expanded += prod(map(len, choices))
+        num_expanded += num_names
         names |= dict.fromkeys(map("".join, product(*choices)))
     names.pop("", None)
     if len(names) > _MOST:

@@ -1,7 +1,6 @@
 """Every rule: the last value that is legal, the first that is not, and what it says without an input."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.megatron_sizes import place
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.constraints.rule_docs import document
+from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -40,11 +40,11 @@ def _point(
     return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core, env=env or {})
 
 
-def _id(rule: Callable[..., object]) -> str:
-    return rule.__name__.split("_")[0].upper()
+def _loop(system: System | None = None, **given: Any) -> Point:
+    return _point(system, launcher="embedded", **given)
 
 
-BY_ID = {_id(rule): rule for rule in RULES}
+BY_ID = {rule_id(rule): rule for rule in RULES}
 
 # id -> (last legal, first illegal, not evaluated or None if the rule always has its inputs)
 DEEPSEEK_V3 = {"model_recipe_name": "deepseek_v3", "gpu_type": "gb200", "compute_dtype": "fp8_mx", "num_gpus": 256}
@@ -100,11 +100,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     ),
     "M05": (_point(seq_length=4096, cp=2), _point(seq_length=4098, cp=2), _point(cp=2)),
     "M06": (_point(seq_length=4096, tp=2), _point(seq_length=4097, tp=2), _point(tp=2)),
-    "M07": (
-        _point(launcher="embedded", num_gpus=8, tp=4, ep=8),
-        _point(launcher="embedded", num_gpus=8, tp=4, ep=16),
-        _point(num_gpus=8, tp=4, ep=4),
-    ),
+    "M07": (_loop(num_gpus=8, tp=4, ep=8), _loop(num_gpus=8, tp=4, ep=16), _point(num_gpus=8, tp=4, ep=4)),
     "M08": (_point(recipe=MODEL, tp=8), _point(recipe=MODEL, tp=16), _point(tp=16)),
     "M09": (_point(recipe=MODEL, tp=4), _point(recipe=MODEL, tp=3), _point(tp=3)),
     "M10": (_point(recipe=MODEL, tp=8), _point(recipe=MODEL, tp=128), _point(tp=128)),
@@ -157,8 +153,8 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(cuda_graph_impl="local"),
     ),
     "M23": (
-        _point(launcher="embedded", core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
-        _point(launcher="embedded", core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _loop(core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _loop(core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         None,
     ),
     "M24": (
@@ -167,58 +163,46 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         None,
     ),
     "E09": (
-        _point(recipe=EXPERTS, launcher="embedded", use_tokendrop=True),
-        _point(recipe=MODEL, launcher="embedded", use_tokendrop=True),
-        _point(launcher="embedded", use_tokendrop=True),
+        _loop(recipe=EXPERTS, use_tokendrop=True),
+        _loop(recipe=MODEL, use_tokendrop=True),
+        _loop(use_tokendrop=True),
     ),
     "E10": (
-        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="b300"),
-        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep", gpu_type="gb200"),
-        _point(launcher="embedded", moe_flex_dispatcher_backend="deepep"),
+        _loop(moe_flex_dispatcher_backend="deepep", gpu_type="b300"),
+        _loop(moe_flex_dispatcher_backend="deepep", gpu_type="gb200"),
+        _loop(moe_flex_dispatcher_backend="deepep"),
     ),
     "E11": (
-        _point(launcher="embedded", core="0.19", use_megatron_fsdp=True, save_dir="/s"),
-        _point(launcher="embedded", core="0.18", use_megatron_fsdp=True, save_dir="/s"),
-        _point(launcher="embedded", use_megatron_fsdp=True, load_dir="/s"),
+        _loop(core="0.19", use_megatron_fsdp=True, save_dir="/s"),
+        _loop(core="0.18", use_megatron_fsdp=True, save_dir="/s"),
+        _loop(use_megatron_fsdp=True, load_dir="/s"),
     ),
     "E12": (
-        _point(launcher="embedded", core="0.16", use_megatron_fsdp=True, num_gpus=2),
-        _point(launcher="embedded", core="0.16", use_megatron_fsdp=True, num_gpus=1),
-        _point(launcher="embedded", use_megatron_fsdp=True, num_gpus=1),
+        _loop(core="0.16", use_megatron_fsdp=True, num_gpus=2),
+        _loop(core="0.16", use_megatron_fsdp=True, num_gpus=1),
+        _loop(use_megatron_fsdp=True, num_gpus=1),
     ),
     "E06": (
-        _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
-        _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
-        _point(launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
+        _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=2),
+        _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=1),
+        _loop(num_gpus=2, tp=2, ep=1, et=1),
     ),
-    "E05": (
-        _point(recipe=MODEL, launcher="embedded"),
-        _point(recipe=dataclasses.replace(MODEL, not_embedded="its Mamba layers"), launcher="embedded"),
-        _point(launcher="embedded"),
-    ),
-    "E04": (
-        _point(SLURM, launcher="embedded", container_image="x"),
-        _point(LOCAL, launcher="embedded", container_image="x"),
-        None,
-    ),
+    "E05": (_loop(recipe=MODEL), _loop(recipe=dataclasses.replace(MODEL, not_embedded="its Mamba layers")), _loop()),
+    "E04": (_loop(SLURM, container_image="x"), _loop(LOCAL, container_image="x"), None),
     "E07": (
-        _point(launcher="embedded", data="c4", c4_root="/c", index_mapping_dir="/i"),
-        _point(launcher="embedded", data="c4", index_mapping_dir="/i"),
-        _point(launcher="embedded", first_k_dense_replace=1),
+        _loop(data="c4", c4_root="/c", index_mapping_dir="/i"),
+        _loop(data="c4", index_mapping_dir="/i"),
+        _loop(first_k_dense_replace=1),
     ),
     "E08": (
-        _point(launcher="embedded", **DEEPSEEK_V3, config_variant="large_scale"),
-        _point(launcher="embedded", **DEEPSEEK_V3, config_variant="huge"),
-        _point(launcher="embedded", config_variant="large_scale"),
+        _loop(**DEEPSEEK_V3, config_variant="large_scale"),
+        _loop(**DEEPSEEK_V3, config_variant="huge"),
+        _loop(config_variant="large_scale"),
     ),
     "M01": (_point(SLURM4, 2, num_gpus=8), _point(SLURM4, 2, num_gpus=10), _point(num_gpus=8)),
-    "E01": (_point(launcher="embedded", domain="llm"), _point(launcher="embedded", domain="vlm"), None),
-    "E02": (
-        _point(launcher="embedded", compute_dtype="fp8", fp8_recipe="mx"),
-        _point(launcher="embedded", compute_dtype="fp8"),
-        None,
-    ),
-    "E03": (_point(launcher="embedded", max_steps=1), _point(launcher="embedded", max_steps=0), None),
+    "E01": (_loop(domain="llm"), _loop(domain="vlm"), None),
+    "E02": (_loop(compute_dtype="fp8", fp8_recipe="mx"), _loop(compute_dtype="fp8"), None),
+    "E03": (_loop(max_steps=1), _loop(max_steps=0), None),
 }
 
 

@@ -114,13 +114,13 @@ def test_an_inline_test_needs_no_tests_directory(tmp_path: Path) -> None:
     assert (test.run.num_nodes, test.definition.name, test.definition.cmd_args.tp) == (2, "n", [1, 2])
 
 
+SCENARIO = 'name = "s"\n[[Tests]]\nid = "a"\n'
+OF_T = f'{SCENARIO}test_name = "t"\n'
+
+
 def test_overrides_merge_table_by_table(tmp_path: Path) -> None:
     _file(tmp_path, HEAD + '[cmd_args]\ntp = 2\npp = 1\n[extra_env_vars]\nA = "1"\nB = "2"\n', "tests/t.toml")
-    path = _file(
-        tmp_path,
-        'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'
-        '[Tests.cmd_args]\npp = [1, 2]\n[Tests.extra_env_vars]\nB = "3"\n',
-    )
+    path = _file(tmp_path, OF_T + '[Tests.cmd_args]\npp = [1, 2]\n[Tests.extra_env_vars]\nB = "3"\n')
     (test,) = load_scenario(path, tmp_path / "tests").tests
     assert (test.definition.cmd_args.tp, test.definition.cmd_args.pp) == (2, [1, 2])
     assert test.definition.extra_env_vars == {"A": "1", "B": "3"}
@@ -129,7 +129,7 @@ def test_overrides_merge_table_by_table(tmp_path: Path) -> None:
 
 def test_a_mistake_in_an_override_points_into_the_scenario(tmp_path: Path) -> None:
     _file(tmp_path, HEAD, "tests/t.toml")
-    path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[Tests.cmd_args]\ntpp = 2\n')
+    path = _file(tmp_path, OF_T + "[Tests.cmd_args]\ntpp = 2\n")
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
     assert message.startswith(f"{path}:6: Tests[0].cmd_args.tpp: unknown key; did you mean 'tp'")
 
@@ -160,7 +160,7 @@ def test_an_unknown_test_name_suggests_the_nearest(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_scenario(tmp_path: Path, body: str, line: int, expected: str) -> None:
-    path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\n' + body)
+    path = _file(tmp_path, SCENARIO + body)
     (message,) = _mistakes(_load_alone, path)
     assert message.startswith(f"{path}:{line}: ")
     assert expected in message
@@ -180,7 +180,7 @@ def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
     (tmp_path / "tests/readme.md").write_text("no TOML")
     assert set(find_test_files(tmp_path / "tests").by_name) == {"t", "nccl"}
 
-    ours = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n', "ours.toml")
+    ours = _file(tmp_path, OF_T, "ours.toml")
     assert load_scenario(ours, tmp_path / "tests").tests[0].definition.name == "t"
 
     theirs = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "nccl"\n', "theirs.toml")
@@ -191,7 +191,7 @@ def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
 def test_a_scenario_of_several_templates_runs_ours_and_names_the_others(tmp_path: Path) -> None:
     _file(tmp_path, HEAD, "tests/a.toml")
     _file(tmp_path, 'name = "nccl"\ntest_template_name = "NcclTest"\n', "tests/nccl.toml")
-    mixed = 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[[Tests]]\nid = "b"\ntest_name = "nccl"\n'
+    mixed = OF_T + '[[Tests]]\nid = "b"\ntest_name = "nccl"\n'
     inline = '[[Tests]]\nid = "c"\nname = "s"\ndescription = "d"\ntest_template_name = "Sleep"\ncmd_args = {s = 1}\n'
     loaded = load_scenario(_file(tmp_path, mixed + inline, "mixed.toml"), tmp_path / "tests")
     assert [test.run.id for test in loaded.tests] == ["a"]
@@ -208,7 +208,7 @@ def test_tests_of_one_name_are_refused_only_where_the_name_is_used(tmp_path: Pat
     _file(tmp_path, HEAD, "tests/sub/b.toml")
     _file(tmp_path, HEAD.replace('"t"', '"other"'), "tests/c.toml")
     _file(tmp_path, 'description = "nameless"\n', "tests/d.toml")
-    scenario = 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'
+    scenario = OF_T
     assert load_scenario(_file(tmp_path, scenario.replace('"t"', '"other"')), tmp_path / "tests").tests
     path = _file(tmp_path, scenario)
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
@@ -226,45 +226,27 @@ def test_a_tests_directory_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_like_cloudais(tmp_path: Path) -> None:
     """The shape of CloudAI's own MegatronBridge tests and scenarios."""
-    _file(
-        tmp_path,
-        """\
+    definition = """\
 name = "mb_qwen"
 description = "Qwen through the upstream launcher"
 test_template_name = "MegatronBridge"
 extra_container_mounts = []
-
 [[git_repos]]
 url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 commit = "v0.3.0"
 mount_as = "/opt/Megatron-Bridge"
-
 [cmd_args]
-gpu_type = "gb200"
 container_image = "nvcr.io#nvidia/nemo:26.02.00"
-model_family_name = "qwen"
-model_recipe_name = "qwen3_30b_a3b"
-num_gpus = 8
-domain = "llm"
-task = "pretrain"
-compute_dtype = "fp8_mx"
 hf_token = ""
 enable_vboost = true
 cuda_graph_scope = ["attn", "moe_router"]
 moe_a2a_overlap = [true, false]
-
 [extra_env_vars]
-NCCL_DEBUG = "WARN"
 NCCL_P2P_NET_CHUNKSIZE = ["131072", "262144"]
-""",
-        "test/qwen.toml",
-    )
-    path = _file(
-        tmp_path,
-        """\
+"""
+    scenario = """\
 name = "qwen"
 job_status_check = false
-
 [[Tests]]
 id = "first"
 test_name = "mb_qwen"
@@ -272,19 +254,17 @@ num_nodes = "2"
 time_limit = "01:00:00"
 sol = 1.5
 weight = 10
-
 [[Tests]]
 id = "second"
 test_name = "mb_qwen"
 nodes = ["node-[001-002]"]
 iterations = 3
-
   [[Tests.dependencies]]
   type = "start_post_comp"
   id = "first"
-""",
-    )
-    first, second = load_scenario(path, tmp_path / "test").tests
+"""
+    _file(tmp_path, definition, "test/qwen.toml")
+    first, second = load_scenario(_file(tmp_path, scenario), tmp_path / "test").tests
     assert (first.run.num_nodes, first.run.time_limit) == (2, "01:00:00")
     assert first.definition.cmd_args.launcher == "megatron_bridge"
     assert first.definition.cmd_args.moe_a2a_overlap == [True, False]
@@ -307,7 +287,7 @@ def test_a_scheduler_of_others_or_of_the_wrong_type(tmp_path: Path, value: str, 
 
 def test_an_unknown_argument_is_warned_of_once_where_it_is_written(tmp_path: Path) -> None:
     _file(tmp_path, HEAD + "[cmd_args]\nfoo = 1\n", "t/t.toml")
-    path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[Tests.cmd_args]\nbar = 1\ntp = 2\n')
+    path = _file(tmp_path, OF_T + "[Tests.cmd_args]\nbar = 1\ntp = 2\n")
     told: list[str] = []
     (test,) = load_scenario(path, tmp_path / "t", told.append).tests
     assert test.definition.cmd_args.tp == 2
