@@ -16,8 +16,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
-from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
-from cloudai_mbridge.models.loading.loaded import HOOK_DIR, HookOptions, LoadedScenario
+from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions, LoadedScenario, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan

@@ -19,8 +19,8 @@ from cloudai_mbridge.commands.run.screen import observer_for as live_observer_fo
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.files.run_index import recorded_runs
-from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.megatron_bridge.launcher_plan import Repo, UpstreamPlan
+from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan

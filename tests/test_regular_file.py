@@ -15,8 +15,8 @@ from cloudai_mbridge.gate.policy import load_policy
 from cloudai_mbridge.gate.runs import read_results
 from cloudai_mbridge.logs import read_log
 from cloudai_mbridge.logs.tail import last_lines, tail_lines
-from cloudai_mbridge.models.loading.load import load_system
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading import load_system
+from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report.comparability import read_overrides

@@ -15,7 +15,7 @@ from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.estimate.headline import Price, price_of
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading.load import load_system, load_test_definition
+from cloudai_mbridge.models.loading import load_system, load_test_definition
 from cloudai_mbridge.report.rows import axis_types, axis_values
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
 from cloudai_mbridge.tune.request import search_request

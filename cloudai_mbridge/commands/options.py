@@ -11,7 +11,7 @@ import click
 from cloudai_mbridge.commands.run_names import as_run, complete_run
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.loaded import HOOK_DIR, HookOptions
+from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions
 from cloudai_mbridge.pipeline import Request
 from cloudai_mbridge.training.flops import Formula
 

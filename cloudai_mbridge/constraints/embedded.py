@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, why_no_variant
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.presets import loop_preset, why_no_variant
+from cloudai_mbridge.models.cmd_args import FP8, IN_16_OR_32_BITS, QUANTIZED
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.models.values.number_formats import FP8, IN_16_OR_32_BITS, QUANTIZED
 from cloudai_mbridge.recipes.apply import lacked_by, lacking, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.data_arguments import wrong_data
 from cloudai_mbridge.recipes.launcher_arguments import wrong_value

@@ -4,13 +4,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from cloudai_mbridge.constraints import cloudai, embedded, megatron
+from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_sizes
 from cloudai_mbridge.constraints.embedded import CHECKPOINTS
-from cloudai_mbridge.constraints.lifts import ask_loop
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
-from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, origin, with_preset
-from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON
+from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask, ask_loop
+from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, Preset, origin, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -21,7 +19,7 @@ JUDGED_WITHOUT = frozenset(
     {"sequence_parallel", "moe_expert_capacity_factor", "ddp.data_parallel_sharding_strategy", *CHECKPOINTS.values()}
 )
 _A = TypeVar("_A", bound=Answer)
-RULES = (*cloudai.RULES, *megatron.RULES, *rules_in(embedded))
+RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features), *rules_in(embedded))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloudai_mbridge.constraints.engine import RULES
-from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.rule import Rule
-from cloudai_mbridge.constraints.upstream import rule_id
+from cloudai_mbridge.constraints.upstream import LIFTS, rule_id
 
 _PART = re.compile(r"(?:^|\s)(Pass|Fail|Not evaluated|Source): ")
 _SETS = {

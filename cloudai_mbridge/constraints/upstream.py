@@ -1,19 +1,18 @@
-"""Views of a point of Megatron-Bridge's launcher for rules; the launcher fills in unset arguments.
+"""Points of Megatron-Bridge's launcher, which fills in unset arguments, and rules that its releases have lifted.
 
 All rules check the trained values, whoever sets them. C01-C18 check the written values first, as CloudAI does, and only
 these if the others are unknown; except C02 and C08, which accept everything in CloudAI. An unknown argument that
 upstream decides makes a rule *not evaluated*.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-from cloudai_mbridge.constraints import cloudai
-from cloudai_mbridge.constraints.cloudai import pipeline, sizes
-from cloudai_mbridge.constraints.lifts import LIFTS, Lift
-from cloudai_mbridge.constraints.megatron import features, parallel
+from cloudai_mbridge.constraints import cloudai, megatron_features, megatron_sizes
 from cloudai_mbridge.constraints.rule import (
     Answer,
     Lifted,
@@ -25,16 +24,115 @@ from cloudai_mbridge.constraints.rule import (
     Violation,
     rules_in,
 )
-from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
+from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
 
-_ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
+
+@dataclass(frozen=True)
+class Lift:
+    """since: the first release without the rule. core: its Megatron-Core, or an older one that has the feature.
+
+    applies: for which points; given with the launcher's values.
+    """
+
+    rule_id: str
+    since: str
+    core: str
+    reason: str
+    source: str
+    applies: Callable[[Point], bool]
+
+
+def _graphs_are_off(point: Point) -> bool:
+    return not point.graph_impl
+
+
+def _graph_is_full_iteration(point: Point) -> bool:
+    return point.has_full_iteration_graph
+
+
+# 0.3 is the oldest known release. The embedded loop trains the same points, if its Megatron-Core is new enough.
+_ROWS = (
+    Lift(
+        "C05",
+        "0.6",
+        "0.19",
+        "Megatron FSDP runs with a graph of the full iteration",
+        "0.6.0 perf_recipes with use_megatron_fsdp and a full-iteration graph",
+        _graph_is_full_iteration,
+    ),
+    Lift(
+        "C11",
+        "0.3",
+        "0.16",
+        "overlapped all-to-all runs with Transformer Engine graphs that capture neither moe nor mlp",
+        "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_BF16_V1",
+        lambda point: point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope),
+    ),
+    Lift(
+        "C11",
+        "0.5",
+        "0.18",
+        "overlapped all-to-all runs with a graph of the full iteration",
+        "Megatron-Core 0.18, TransformerConfig; 0.5.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB300_FP8_MX_V2",
+        _graph_is_full_iteration,
+    ),
+    Lift(
+        "C12",
+        "0.6",
+        "0.18",
+        "offloading runs with a graph of the full iteration",
+        "Megatron-Core 0.18, TransformerConfig (cpu_offloading)",
+        _graph_is_full_iteration,
+    ),
+    Lift(
+        "C13",
+        "0.5",
+        "0.18",
+        "full_iteration is an implementation of its own",
+        "Megatron-Core 0.18, TransformerConfig.cuda_graph_impl; 0.5.0 scripts/performance/configs",
+        lambda point: point.graph_impl == "full_iteration",
+    ),
+    Lift("C15", "0.3", "0.16", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
+    Lift("C16", "0.3", "0.16", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
+    Lift(
+        "C17",
+        "0.3",
+        "0.16",
+        "a captured module may be recomputed inside its graph; only moe around a captured moe_router may not",
+        "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB200_BF16_V1",
+        lambda point: (
+            "moe" not in point.recompute_modules
+            or "moe_router" not in point.cuda_graph_scope
+            or point.graph_impl != "transformer_engine"
+        ),
+    ),
+)
+
+LIFTS: Mapping[str, tuple[Lift, ...]] = {
+    rule_id: tuple(rows) for rule_id, rows in groupby(_ROWS, key=attrgetter("rule_id"))
+}
+
+
+def ask_loop(rule: Rule, point: Point) -> Answer:
+    """Return a rule's answer on a point with all arguments; the embedded loop has CloudAI's lifts."""
+    answer = rule(point)
+    if not isinstance(answer, Violation) or not point.is_embedded:
+        return answer
+    for lift in LIFTS.get(answer.rule_id, ()):
+        if point.has_core(lift.core) is not False and lift.applies(point):
+            return Lifted(answer.rule_id, "", lift.reason)
+    return answer
+
+
+_CLOUDAI = rules_in(cloudai)
+_ON_TRAINED_ONLY = {cloudai.c02_layers_fill_the_pipeline, cloudai.c08_stages_divide_into_virtual_ones}
 # Of two contradicting user settings, the launcher keeps one.
-ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
-_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
-_TAKES_UNSET_AS_1 = {*rules_in(sizes), pipeline.c18_deepseek_v3_is_split_as_its_recipe_can}
+ON_WRITTEN_ALONE = {megatron_sizes.m02_sizes_are_positive, megatron_features.m15_full_or_selective_recomputation}
+_ON_WRITTEN = ({*_CLOUDAI} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
+_TAKE_UNSET_AS_1 = ("C01", "C03", "C04", "C06", "C07", "C09", "C10", "C18")
 _DECIDED = frozenset(UPSTREAM_DECIDES)
 # The arguments that choose a preset, except the number of GPUs
 CHOOSING = ("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant")
@@ -72,7 +170,7 @@ class Upstream:
 
 _AS_CLOUDAI: Mapping[Rule, Rule] = {
     **dict.fromkeys(_ON_TRAINED_ONLY, lambda point: None),  # placeholders there
-    pipeline.c18_deepseek_v3_is_split_as_its_recipe_can: pipeline.split_as_cloudai_decides,
+    cloudai.c18_deepseek_v3_is_split_as_its_recipe_can: cloudai.split_as_cloudai_decides,
 }
 
 
@@ -90,7 +188,7 @@ class TrainedArgs:
 
 def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return a rule's answer on a point. trained: the same with the arguments that will be trained."""
-    if upstream.rules is RuleSet.CLOUDAI and rule in cloudai.RULES:
+    if upstream.rules is RuleSet.CLOUDAI and rule in _CLOUDAI:
         return _AS_CLOUDAI.get(rule, rule)(written)
     if rule not in _ON_WRITTEN:
         return _of_trained(rule, written, trained, upstream)
@@ -99,15 +197,10 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
-    return answer if upstream.preset is None else _filled_in(rule, answer, written, trained, upstream)
-
-
-def _filled_in(rule: Rule, of_written: Answer, written: Point, trained: Point, upstream: Upstream) -> Answer:
-    """Return the answer of a rule of CloudAI's on the trained arguments; the written arguments pass it."""
-    if _lift(rule_id(rule), trained, upstream):
-        return of_written  # CloudAI accepts the written values; a note would refer to a lifted rule
-    answer = _of_trained(rule, written, trained, upstream)
-    return of_written if isinstance(answer, NotEvaluated) else answer
+    if upstream.preset is None or _lift(rule_id(rule), trained, upstream):
+        return answer  # CloudAI accepts the written values; a note would refer to a lifted rule
+    of_trained = _of_trained(rule, written, trained, upstream)
+    return answer if isinstance(of_trained, NotEvaluated) else of_trained
 
 
 def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
@@ -134,23 +227,17 @@ def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -
     return isinstance(answer, Violation) and answer.fact == broken.fact
 
 
-def _unknown_operand(broken: Violation, trained: Point) -> str | None:
-    """Return the first unknown operand that the launcher or an override decides."""
-    names = {*broken.operands, *(("tp", "pp", "cp") if "dp" in broken.operands else ())}
-    for name in sorted(names & _DECIDED):
-        try:
-            getattr(trained.args, name)
-        except UnknownOperandError as error:
-            return str(error)
-    return None
-
-
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return why a rule of CloudAI's does not hold here, or that it is broken."""
     if lift := _lift(broken.rule_id, trained, upstream):
         return Lifted(broken.rule_id, lift.since, lift.reason)
-    if rule in _TAKES_UNSET_AS_1 and (unknown := _unknown_operand(broken, trained)) is not None:
-        return NotEvaluated(broken.rule_id, unknown)
+    if broken.rule_id in _TAKE_UNSET_AS_1:
+        operands = {*broken.operands, *(("tp", "pp", "cp") if "dp" in broken.operands else ())}
+        try:
+            for name in sorted(operands & _DECIDED):
+                getattr(trained.args, name)
+        except UnknownOperandError as error:
+            return NotEvaluated(broken.rule_id, str(error))
     if upstream.preset is None:
         return broken
     answer = _of_trained(rule, written, trained, upstream)

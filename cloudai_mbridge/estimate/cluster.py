@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cloudai_mbridge.models.base import OneLine, StrictModel
-from cloudai_mbridge.models.loading.load import validate
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading import validate
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.toml_source import read_toml
 
 LEAST_FACTOR, MOST_FACTOR = 0.001, 1000.0
 Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]

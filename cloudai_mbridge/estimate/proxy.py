@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import LAYER_LISTS
-from cloudai_mbridge.models.values.pipeline_layout import parse_layout
+from cloudai_mbridge.models.pipeline_layout import parse_layout
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.recipes.patterns import BLOCKS
 

@@ -13,7 +13,7 @@ from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layo
 from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS
 from cloudai_mbridge.estimate.overrides import ADAPTERS, apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, given_by, with_preset
+from cloudai_mbridge.megatron_bridge.presets import Preset, describe, given_by, with_preset
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes.load import Recipe

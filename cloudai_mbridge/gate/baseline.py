@@ -30,9 +30,8 @@ from cloudai_mbridge.gate.policy import PlainDate
 from cloudai_mbridge.gate.runs import METRICS, ReferencePoint, RunValues
 from cloudai_mbridge.metrics import Direction
 from cloudai_mbridge.models.base import ExactModel, NotBlank
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import validate
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading import validate
+from cloudai_mbridge.models.toml_source import read_toml, suggest
 from cloudai_mbridge.report.model import comparability_id
 
 BASELINE_VERSION = 1

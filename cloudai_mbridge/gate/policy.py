@@ -12,9 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.runs import METRICS
 from cloudai_mbridge.models.base import ExactModel, NotBlank
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import validate
-from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.loading import validate
+from cloudai_mbridge.models.toml_source import TomlSource, read_toml, suggest
 
 LONGEST_WAIVER = timedelta(days=366)
 _SHORTEST_REASON = 10

@@ -11,11 +11,9 @@ from typing import Any
 import click
 
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
-from cloudai_mbridge.install.python_env import EXTRA_PACKAGES
-from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
-from cloudai_mbridge.models.loading.load import load_scenario, load_system, validate
-from cloudai_mbridge.models.loading.loaded import NO_HOOKS
-from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY, find_test_files
+from cloudai_mbridge.install.installables import EXTRA_PACKAGES
+from cloudai_mbridge.install.run import install_all, uninstall_all
+from cloudai_mbridge.models.loading import NO_HOOKS, TEMPLATE_KEY, find_test_files, load_scenario, load_system, validate
 from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
@@ -33,18 +31,16 @@ environment in addition to NeMo-Run; default: {" ".join(EXTRA_PACKAGES)}."""
 _UNINSTALL_HELP = """Remove what `install` has installed for these tests, and nothing else."""
 
 
-def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.Command:
+def _command(name: str, work: Callable[..., tuple[str, ...]], text: str) -> click.Command:
     def callback(system_config: Path, tests_dir: Path | None, test_scenario: Path | None, **_: Path | None) -> int:
         definitions = _definitions(tests_dir, test_scenario)
         install_path = _install_path(system_config)
         given = os.environ.get(PACKAGES_VARIABLE)
         packages = EXTRA_PACKAGES if given is None else tuple(given.split())
         with _ended_by_sigterm():
-            result = work(definitions, install_path, click.echo, packages=packages)
-        if not result:
-            raise ToolFailure("\n".join(result.failures))
-        if result.num_items == 0:
-            click.echo(f"nothing to {name}: no test uses launcher = 'megatron_bridge'")
+            failures = work(definitions, install_path, click.echo, packages=packages)
+        if failures:
+            raise ToolFailure("\n".join(failures))
         return OK
 
     options: list[Any] = [

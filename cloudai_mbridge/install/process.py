@@ -6,9 +6,8 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.training.credentials.find import is_secret
@@ -25,16 +24,8 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
     env: its whole environment. missing: the remedy if the command is not installed.
     ToolFailure: it is not installed, or failed: with its own message.
     """
-    code, out, err = _communicate([str(word) for word in argv], env, missing, cwd)
-    if code != 0:
-        said = last_words(f"{out}\n{err}", env) or "without output"
-        how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        raise ToolFailure(f"{Path(argv[0]).name} {how}: {said}")
-    return out
-
-
-def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd: Path | None) -> tuple[int, str, str]:
-    signals = _Signals()
+    words = [str(word) for word in argv]
+    act_on_signals = _defer_signals()
     try:
         process = subprocess.Popen(
             words,
@@ -48,39 +39,42 @@ def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd
             start_new_session=True,  # no terminal for a password prompt, and a group of its own to end
         )
     except BaseException as error:
-        signals.act()
+        act_on_signals()
         if not isinstance(error, OSError):
             raise
         raise ToolFailure(f"{words[0]} cannot be started here ({error.strerror}); {missing}") from None
     with process:
         try:
-            signals.act()
+            act_on_signals()
             out, err = process.communicate()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    return process.returncode, out, err
+    if (code := process.returncode) != 0:
+        said = last_words(f"{out}\n{err}", env) or "without output"
+        how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        raise ToolFailure(f"{Path(words[0]).name} {how}: {said}")
+    return out
 
 
-class _Signals:
-    """Defer the signals that end this process until `act`: a signal while a tool starts would leave it running."""
+def _defer_signals() -> Callable[[], None]:
+    """Defer the signals that end this process: one that comes while a tool starts would leave it running.
 
-    def __init__(self) -> None:
-        self._came: list[int] = []
-        is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
-        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-        self._before = {number: signal.signal(number, self._keep) for number in numbers}
+    Return the function that restores the handlers, and raises the deferred signals.
+    """
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
 
-    def _keep(self, number: int, frame: FrameType | None) -> None:
-        self._came.append(number)
-
-    def act(self) -> None:
-        """Restore the handlers, and raise the deferred signals."""
-        for number, handler in self._before.items():
+    def act() -> None:
+        for number, handler in before.items():
             signal.signal(number, handler)
-        for came in self._came:
-            signal.raise_signal(came)
+        for deferred in came:
+            signal.raise_signal(deferred)
+
+    return act
 
 
 def last_words(text: str, env: Mapping[str, str]) -> str:

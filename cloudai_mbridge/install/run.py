@@ -1,36 +1,86 @@
-"""Install and uninstall everything that tests need below one directory."""
+"""Install and uninstall everything that tests need on disk before they can run, below one directory."""
 
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.install.installables import installables_of
-from cloudai_mbridge.install.place import Installable, Notify, remove_leftovers
-from cloudai_mbridge.install.python_env import EXTRA_PACKAGES, PythonEnvInstall
-from cloudai_mbridge.models.test_definition import TestDefinition
+from cloudai_mbridge.install.installables import (
+    EXTRA_PACKAGES,
+    ImageInstall,
+    Installable,
+    Notify,
+    PythonEnvInstall,
+    RepoInstall,
+    remove_leftovers,
+)
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, TestDefinition
 
 Definitions = Iterable[TestDefinition]
 
 
-@dataclass(frozen=True)
-class InstallResult:
-    """How it went; true if nothing failed. One line per failure, with the tool's own message."""
+def installables_of(definitions: Definitions, packages: tuple[str, ...] = EXTRA_PACKAGES) -> list[Installable]:
+    """Return the installables of the upstream launcher's tests, without duplicates; embedded tests need none.
 
-    num_items: int
-    failures: tuple[str, ...]
+    packages: contents of the environment in addition to NeMo-Run.
+    BadInput: values that git, pip or enroot cannot be given, one line each.
+    """
+    items: list[Installable] = []
+    problems = [
+        f"extra packages: {package!r} begins with '-'; pip would take it for an option"
+        for package in packages
+        if package.startswith("-")
+    ]
+    for definition in definitions:
+        if Launcher.MEGATRON_BRIDGE in _values(definition.cmd_args.launcher):  # type: ignore[attr-defined]
+            for key, item in _needed(definition, packages):
+                problems += [f"test {definition.name!r}: {line}" for line in item.problems(key)]
+                items.append(item)
+    if problems:
+        raise BadInput("\n".join(dict.fromkeys(problems)))
+    # All tests share one clone of a commit, which has the submodules if any test needs them
+    clones = [item.repo if isinstance(item, PythonEnvInstall) else item for item in items]
+    full = {(repo.url, repo.commit) for repo in clones if isinstance(repo, RepoInstall) and repo.init_submodules}
 
-    def __bool__(self) -> bool:
-        return not self.failures
+    def shared(repo: RepoInstall) -> RepoInstall:
+        return replace(repo, init_submodules=(repo.url, repo.commit) in full)
+
+    for i, item in enumerate(items):
+        if isinstance(item, PythonEnvInstall):
+            items[i] = replace(item, repo=shared(item.repo))
+        elif isinstance(item, RepoInstall):
+            items[i] = shared(item)
+    return list(dict.fromkeys(items))
+
+
+def _needed(definition: TestDefinition, packages: tuple[str, ...]) -> Iterator[tuple[str, Installable]]:
+    """Yield the installables of one test, with the key that requires each."""
+    for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]
+        if (image := image.strip()) and not (image.startswith(("/", ".")) and Path(image).exists()):
+            yield "cmd_args.container_image", ImageInstall(image)
+    yield "nemo_run_repo", PythonEnvInstall(_repo(definition.nemo_run_repo or NEMO_RUN), packages)
+    for index, repo in enumerate(definition.git_repos):
+        yield f"git_repos[{index}]", _repo(repo)
+
+
+def _repo(repo: GitRepo) -> RepoInstall:
+    return RepoInstall(repo.url, repo.commit, repo.init_submodules)
+
+
+def _values(value: Any) -> list[Any]:
+    """Return the values of an argument as written: a list is an axis of a sweep."""
+    return value if isinstance(value, list) else [value]
 
 
 def install_all(
     definitions: Definitions, install_path: Path, notify: Notify, packages: tuple[str, ...] = EXTRA_PACKAGES
-) -> InstallResult:
-    """Install everything missing; one failure does not stop the others.
+) -> tuple[str, ...]:
+    """Install everything missing; return one line per failure, which does not stop the others.
 
     packages: contents of the NeMo-Run environment in addition to NeMo-Run.
     BadInput: a value that cannot be used, or an install_path that cannot be written. Nothing was installed.
@@ -44,20 +94,25 @@ def install_all(
         notify(f"{item}: installed in {path}")
 
     install_path = install_path.absolute()
-    if places := _places(definitions, packages, install_path):
-        try:
-            install_path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"install_path {install_path}: cannot be made ({error.strerror}); choose another") from None
-        if not os.access(install_path, os.W_OK | os.X_OK):
-            raise BadInput(f"install_path {install_path}: cannot be written; choose another, or ask its owner")
+    if not (places := _places(definitions, packages, install_path)):
+        notify("nothing to install: no test uses launcher = 'megatron_bridge'")
+        return ()
+    try:
+        install_path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"install_path {install_path}: cannot be made ({error.strerror}); choose another") from None
+    if not os.access(install_path, os.W_OK | os.X_OK):
+        raise BadInput(f"install_path {install_path}: cannot be written; choose another, or ask its owner")
     return _for_each(places, install_path, notify, work)
 
 
 def uninstall_all(
     definitions: Definitions, install_path: Path, notify: Notify, packages: tuple[str, ...] = EXTRA_PACKAGES
-) -> InstallResult:
-    """Remove installed things, but nothing without a marker of ours; BadInput: a value that cannot be used."""
+) -> tuple[str, ...]:
+    """Remove installed things, but nothing without a marker of ours; return one line per failure.
+
+    BadInput: a value that cannot be used.
+    """
 
     def work(item: Installable, path: Path) -> None:
         if item.uninstall(path):
@@ -68,19 +123,13 @@ def uninstall_all(
             notify(f"{item}: not installed")
 
     install_path = install_path.absolute()
-    places = _places(definitions, packages, install_path)
-    if places and not install_path.is_dir():
+    if not (places := _places(definitions, packages, install_path)):
+        notify("nothing to uninstall: no test uses launcher = 'megatron_bridge'")
+        return ()
+    if not install_path.is_dir():
         notify(f"{install_path}: nothing is installed there")
-        return InstallResult(len(places), ())
+        return ()
     return _for_each(places, install_path, notify, work)
-
-
-def is_everything_installed(
-    definitions: Definitions, install_path: Path, packages: tuple[str, ...] = EXTRA_PACKAGES
-) -> bool:
-    """Return whether nothing is left to install."""
-    places = _places(definitions, packages, install_path.absolute())
-    return all(item.is_installed(path) for path, item in places.items())
 
 
 def _places(definitions: Definitions, packages: tuple[str, ...], install_path: Path) -> dict[Path, Installable]:
@@ -98,10 +147,8 @@ def _places(definitions: Definitions, packages: tuple[str, ...], install_path: P
 
 def _for_each(
     places: Mapping[Path, Installable], install_path: Path, notify: Notify, work: Callable[[Installable, Path], None]
-) -> InstallResult:
+) -> tuple[str, ...]:
     failures: list[str] = []
-    if not places:
-        return InstallResult(0, ())
     with locked(install_path, notify):
         for directory in {path.parent for path in places}:
             remove_leftovers(directory)
@@ -115,7 +162,7 @@ def _for_each(
             else:
                 continue
             notify(f"{item}: failed")
-    return InstallResult(len(places), tuple(failures))
+    return tuple(failures)
 
 
 @contextmanager

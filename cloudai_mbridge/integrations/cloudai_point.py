@@ -19,7 +19,7 @@ from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import TestScenario
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
@@ -107,12 +107,9 @@ def known_of(tr: Any, system: Any, actions: Sequence[Mapping[str, Any]]) -> list
         raise Refused(f"{tr.name}: {error.errors()[0]['msg']}") from None
     except BadInput as error:
         raise Refused(f"{tr.name}: {error}") from None
-    axes = dict.fromkeys(name for where, _ in decided for name in where)
-    return [known.get(_place({name: action.get(_their_name(name)) for name in axes})) for action in actions]
-
-
-def _their_name(axis: str) -> str:
-    return "NUM_NODES" if axis == NUM_NODES else axis.replace("env.", "extra_env_vars.", 1)
+    theirs = {name: name.replace("env.", "extra_env_vars.", 1) for where, _ in decided for name in where}
+    theirs |= {NUM_NODES: "NUM_NODES"} if NUM_NODES in theirs else {}
+    return [known.get(_place({name: action.get(theirs[name]) for name in theirs})) for action in actions]
 
 
 def _place(coordinates: Mapping[str, Any]) -> frozenset[tuple[str, str]]:

@@ -82,7 +82,21 @@ class NemoRunSlurmClient(SlurmClient):
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start a run through NeMo-Run, from the files of `write_scripts`."""
         (run,) = submission.runs
-        return {run.key: _submit_slurm(submission, root, self._system)}
+        options = {"job_name": job_name_of(submission, root, self._system)}
+        if submission.exclude_nodes:
+            options["exclude"] = ",".join(sorted({*run.exclude_nodes, *submission.exclude_nodes}))
+        answer = run_command(
+            *(sys.executable, *_DRIVER, json.dumps(options)),
+            cwd=root / run.key,
+            env=job_env(submission),
+            keep_open=submission.keep_open,
+            timeout_s=SUBMIT_TIMEOUT_S,
+            name="NeMo-Run's driver",
+        )
+        job_id = parse_submitted(answer.stdout)
+        if answer.returncode != 0 or job_id is None:
+            raise failure(answer, before="NeMo-Run: ")
+        return {run.key: job_id}
 
 
 def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
@@ -190,18 +204,3 @@ def _node_script(plan: RunPlan, system: System) -> str:
 
 def _script(*lines: str) -> str:
     return "\n".join(("#!/bin/bash", *lines)) + "\n"
-
-
-def _submit_slurm(submission: Submission, root: Path, system: SlurmSystem) -> str:
-    (run,) = submission.runs
-    options = {"job_name": job_name_of(submission, root, system)}
-    if submission.exclude_nodes:
-        options["exclude"] = ",".join(sorted({*run.exclude_nodes, *submission.exclude_nodes}))
-    argv = [sys.executable, *_DRIVER, json.dumps(options)]
-    lock, within = submission.keep_open, SUBMIT_TIMEOUT_S
-    where, env = root / run.key, job_env(submission)
-    answer = run_command(*argv, cwd=where, env=env, keep_open=lock, timeout_s=within, name="NeMo-Run's driver")
-    job_id = parse_submitted(answer.stdout)
-    if answer.returncode == 0 and job_id is not None:
-        return job_id
-    raise failure(answer, before="NeMo-Run: ")

@@ -8,6 +8,7 @@ from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge import megatron_bridge
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.disk import naming
 from cloudai_mbridge.files.names import slug
@@ -20,10 +21,9 @@ from cloudai_mbridge.launch.script import (
     render_local_script,
     render_slurm_script,
 )
-from cloudai_mbridge.megatron_bridge import launcher
-from cloudai_mbridge.megatron_bridge.launcher.script import render_launcher_script
+from cloudai_mbridge.megatron_bridge.launcher_command import render_launcher_script
+from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
-from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RejectedPoint, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher
 from cloudai_mbridge.plan.read import PLAN_VERSION
@@ -142,7 +142,7 @@ def _render_embedded(plan: RunPlan, system: System) -> dict[str, str]:
 
 def _render_bridge(plan: RunPlan, system: System) -> dict[str, str]:
     return {
-        POINT_FILES.launcher_starter: (files_of(launcher) / "start_launcher.py").read_text(encoding="utf-8"),
+        POINT_FILES.launcher_starter: (files_of(megatron_bridge) / "start_launcher.py").read_text(encoding="utf-8"),
         POINT_FILES.launcher_script: render_launcher_script(plan, slurm_of(system), LAUNCHER_START),
     }
 

@@ -1,4 +1,4 @@
-"""The release of Megatron-Bridge that a test pins.
+"""The Megatron-Bridge that a test pins: its release, and its path below the install_path.
 
 The pinned commit is a tag (`v0.3.0`), a release branch (`r0.3.0`), or the commit of a release. For any other commit the
 version is read from `package_info.py` of an installed clone, and the presets are unknown.
@@ -12,7 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-_PACKAGE_INFO = Path("src/megatron/bridge/package_info.py")
+from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -55,20 +57,17 @@ def find_release(commit: str, clone: Path | None = None) -> Release | None:
 
     clone: path of the repository's clone at that commit, if installed.
     """
-    released = _tagged(commit) or _patch_of_branch(commit)
-    installed = _version_of(clone) if clone is not None else None
-    if clone is not None and installed:
-        return Release(_tagged(commit) or installed, f"the installed {clone.name}", clone, released is not None)
-    if released is None:
-        return None
-    return Release(released, f"{'commit' if _tagged(commit) else 'branch'} {commit}")
-
-
-def _patch_of_branch(commit: str) -> str | None:
-    """Return the newest release of a release branch such as r0.3.0."""
+    tagged = _tagged(commit)
     branch = re.fullmatch(r"r(\d+\.\d+)(\.\d+)?", commit)
     versions = [str(known["version"]) for known in known_releases()]
-    return next((one for one in reversed(versions) if branch and one.startswith(f"{branch[1]}.")), None)
+    newest_of_branch = next((one for one in reversed(versions) if branch and one.startswith(f"{branch[1]}.")), None)
+    released = tagged or newest_of_branch
+    installed = _version_of(clone) if clone is not None else None
+    if clone is not None and installed:
+        return Release(tagged or installed, f"the installed {clone.name}", clone, released is not None)
+    if released is None:
+        return None
+    return Release(released, f"{'commit' if tagged else 'branch'} {commit}")
 
 
 def _tagged(commit: str) -> str | None:
@@ -89,8 +88,46 @@ def known_releases() -> tuple[dict[str, Any], ...]:
 def _version_of(clone: Path) -> str | None:
     """Read MAJOR, MINOR and PATCH of a clone's package_info.py, without running it."""
     try:
-        text = (clone / _PACKAGE_INFO).read_text(encoding="utf-8")
+        text = (clone / "src/megatron/bridge/package_info.py").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
     parts = [re.search(rf"^{name}\s*=\s*(\d+)\s*$", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(part[1] for part in parts if part) if all(parts) else None
+
+
+MOUNT = "/opt/Megatron-Bridge"
+URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+
+
+def install_root(system: System) -> Path:
+    """Return the absolute install_path of a system."""
+    return Path(system.install_path or "").expanduser().absolute()
+
+
+def megatron_bridge_of(definition: TestDefinition) -> GitRepo | None:
+    """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
+    for repo in definition.git_repos:
+        if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
+            return repo
+    return None
+
+
+def pin_of(version: str) -> dict[str, Any]:
+    """Return the entry of [[git_repos]] that pins a release."""
+    return {"url": URL, "commit": f"v{version}", "mount_as": MOUNT, "init_submodules": True}
+
+
+def repo_path(install_path: Path, url: str, commit: str) -> Path:
+    """Return the path of a repository's clone at a commit: one safe path component, whatever the URL."""
+    name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
+    return install_path / f"{slug(name)}__{slug(commit)}"
+
+
+def venv_path(install_path: Path, url: str, commit: str) -> Path:
+    """Return the Python environment into which a repository at a commit is installed."""
+    return install_path / f"{repo_path(install_path, url, commit).name}-venv"
+
+
+def image_path(install_path: Path, image: str) -> Path:
+    """Return the squashed file of a container image."""
+    return install_path / f"{slug(image)}.sqsh"

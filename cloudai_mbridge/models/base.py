@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from cloudai_mbridge.models.values.credentials import (
+from cloudai_mbridge.models.credentials import (
     find_credential,
     find_credential_in_words,
     find_in_arguments,
@@ -51,13 +51,13 @@ def _control_characters(text: str) -> str | None:
     return "must not contain control characters such as line breaks; remove them" if has_one else None
 
 
-def _environment_name(value: str) -> str:
+def _no_environment_name(value: str) -> str | None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         name = shown_key(value)
-        raise ValueError(f"{name!r} is not a name of an environment variable; use letters, digits and underscores")
+        return f"{name!r} is not a name of an environment variable; use letters, digits and underscores"
     if find_credential(value):
-        raise ValueError("a variable's name holds a credential, which would be written to files; write NAME = value")
-    return value
+        return "a variable's name holds a credential, which would be written to files; write NAME = value"
+    return None
 
 
 # Of Megatron-Bridge's launcher: argparse accepts unambiguous prefixes of long options
@@ -86,30 +86,23 @@ def _credential_in(key: str) -> str:
 
 
 def _overrides(overrides: dict[str, str]) -> dict[str, str]:
-    """Split "key=value" keys without a value, which CloudAI passes on unchanged; reject values with a credential."""
-    split = dict(_split_override(key, value) for key, value in overrides.items())
-    for key, value in split.items():
+    """Split "key=value" keys: KEY=VALUE is the word that CloudAI passes on. Reject values with a credential."""
+    split: dict[str, str] = {}
+    for key, value in overrides.items():
+        head, equals, tail = key.partition("=")
+        if equals and (whole := f"{tail}={value}" if value else tail):
+            key, value = head, whole
         assigned = re.findall(r"(\w+)=", value) if _is_option(key, _VARIABLE_OPTIONS) else []
         if holds_credential(value) or any(map(is_secret, assigned)):
             raise ValueError(_credential_in(key))
+        split[key] = value
     return split
-
-
-def _split_override(key: str, value: str) -> tuple[str, str]:
-    """Return an override such that KEY=VALUE is the word that CloudAI passes on."""
-    head, equals, tail = key.partition("=")
-    whole = f"{tail}={value}" if value else tail
-    return (head, whole) if equals and whole else (key, value)
 
 
 def _list_of_paths(value: Any) -> Any:
     """Return a list for a single path; as in CloudAI, blanks around a path and an empty table are ignored."""
     paths = [value] if isinstance(value, str) else [] if value == {} else value
     return [path.strip() if isinstance(path, str) else path for path in paths] if isinstance(paths, list) else paths
-
-
-def _nul(text: str) -> str | None:
-    return "must not contain a NUL character; no process can receive it" if "\0" in text else None
 
 
 def _not_blank(value: Any) -> Any:
@@ -119,11 +112,6 @@ def _not_blank(value: Any) -> Any:
     if not value.strip():
         raise ValueError("must not be blank; name it or remove the key")
     return value.strip()
-
-
-def _name_if_set(value: Any) -> Any:
-    """Strip a name. "" is the default, no name; it must also be read back from a definition that was written out."""
-    return value if value == "" else _not_blank(value)
 
 
 def _open_quote(text: str) -> str | None:
@@ -143,14 +131,16 @@ def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 # Text that may contain a credential, because it is never written to a file unredacted.
-PrivateText = Annotated[str, _refusing(_nul)]
+_NUL = "must not contain a NUL character; no process can receive it"
+PrivateText = Annotated[str, _refusing(lambda text: _NUL if "\0" in text else None)]
 Text = Annotated[PrivateText, _refusing(find_credential)]
 # Arguments in one text, split at blanks.
 Arguments = Annotated[Text, _refusing(lambda text: find_in_arguments(text.split()))]
 # A value that becomes part of an sbatch directive: a line break would start a new line of the script.
 OneLine = Annotated[Arguments, _refusing(_control_characters)]
 ShellWords = Annotated[PrivateText, _refusing(_open_quote), _refusing(find_credential_in_words)]
-NameIfSet = Annotated[Text, AfterValidator(_name_if_set)]
+# "" is the default, no name; it must also be read back from a definition that was written out
+NameIfSet = Annotated[Text, AfterValidator(lambda value: value if value == "" else _not_blank(value))]
 NotBlank = Annotated[Text, AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[PrivateText], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
@@ -161,7 +151,7 @@ ListOfPaths = Annotated[
     BeforeValidator(_list_of_paths),
     Field(json_schema_extra={"type": ["array", "string", "object"], "maxProperties": 0}),
 ]
-EnvName = Annotated[str, AfterValidator(_environment_name)]
+EnvName = Annotated[str, _refusing(_no_environment_name)]
 # Variables of a job: variables with a credential travel in the environment, the others are in its script.
 NoSlurmCredential = AfterValidator(_no_credential_for_slurm)
 

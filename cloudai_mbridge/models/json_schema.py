@@ -9,8 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from cloudai_mbridge.models.loading.load import FOREIGN_SCHEDULERS, SCHEDULERS
-from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY
+from cloudai_mbridge.models.loading import FOREIGN_SCHEDULERS, SCHEDULERS, TEMPLATE_KEY
 from cloudai_mbridge.models.scenario import DEFINITION_KEYS, TestScenario
 from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 

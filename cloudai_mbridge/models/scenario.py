@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import AxisOfInt, EnvName, ListOfPaths, OneLine, ShellWords, StrictModel, Text
-from cloudai_mbridge.models.values.hostlist import check_nodes
-from cloudai_mbridge.models.values.time_limit import SlurmTime
+from cloudai_mbridge.models.slurm_values import SlurmTime, check_nodes
 
 
 class OnCompletion(StrictModel):

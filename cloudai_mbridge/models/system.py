@@ -18,9 +18,9 @@ from pydantic import (
 )
 
 from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
-from cloudai_mbridge.models.values.credentials import shown_key, shown_value
-from cloudai_mbridge.models.values.host_paths import slurm_pattern_in
-from cloudai_mbridge.models.values.slurm_options import usable_with_sbatch, usable_with_srun
+from cloudai_mbridge.models.credentials import shown_key, shown_value
+from cloudai_mbridge.models.shell import slurm_pattern_in
+from cloudai_mbridge.models.slurm_values import usable_with_sbatch, usable_with_srun
 
 
 class Executor(StrEnum):

@@ -18,7 +18,7 @@ from cloudai_mbridge.models.base import (
     Text,
 )
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
-from cloudai_mbridge.models.values.credentials import find_credential
+from cloudai_mbridge.models.credentials import find_credential
 
 Pattern = dict[Text, Any]
 

@@ -11,11 +11,10 @@ from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLim
 from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.loading.loaded import naming_file
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, naming_file
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TUNE
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.loaded import with_path
+from cloudai_mbridge.models.loading import with_path
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.run_plan import RunPlan
 

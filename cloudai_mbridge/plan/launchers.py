@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.run_files import POINT_FILES
-from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
-from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed, plan_upstream, refuse_upstream
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label, recipe_environment
-from cloudai_mbridge.megatron_bridge.presets.find import Preset
+from cloudai_mbridge.megatron_bridge.environment import gpu_label, recipe_environment
+from cloudai_mbridge.megatron_bridge.launcher_command import unknown_options
+from cloudai_mbridge.megatron_bridge.launcher_plan import graph_note, is_passed, plan_upstream, refuse_upstream
+from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import RunnerConfig, TestRun
 from cloudai_mbridge.models.system import System, slurm_of
 from cloudai_mbridge.models.test_definition import TestDefinition

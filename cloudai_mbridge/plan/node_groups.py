@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.slurm_values import expand_hostlist, is_free, is_out_of_service, parse_group
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.values.hostlist import expand_hostlist, is_free, is_out_of_service, parse_group
 
 # Partition -> node -> its state as `sinfo` writes it, or None if Slurm does not answer.
 NodeStates = Callable[[str], Mapping[str, str] | None]

@@ -15,7 +15,7 @@ from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, 
 from cloudai_mbridge.files.json_text import parse_json
 from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
-from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
+from cloudai_mbridge.megatron_bridge.launcher_plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
 

@@ -4,19 +4,18 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from cloudai_mbridge.constraints.megatron.placement import place
+from cloudai_mbridge.constraints.megatron_sizes import place
 from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.files.names import slug
-from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY
-from cloudai_mbridge.megatron_bridge.presets.find import Preset
+from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN, WANDB_API_KEY
+from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.models.credentials import is_secret_variable
+from cloudai_mbridge.models.loading import LoadedTest
+from cloudai_mbridge.models.shell import absolute_mount, expand
+from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.models.values.credentials import is_secret_variable
-from cloudai_mbridge.models.values.host_paths import absolute_mount
-from cloudai_mbridge.models.values.references import expand
-from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
@@ -41,7 +40,7 @@ def plan_run(
     """
     run, definition, launcher = test.run, test.definition, LAUNCHERS[args.launcher]
     args = launcher.arguments(point, args)
-    placement = place(Point(args, system, recipe, launcher.num_nodes(point)))
+    num_nodes, ranks_per_node = place(Point(args, system, recipe, launcher.num_nodes(point)))
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     env = launcher.variables(args, system) | env
     time_limit = run.time_limit or args.time_limit
@@ -57,8 +56,8 @@ def plan_run(
         coordinates=point.coordinates,
         args=public_args(args),
         recipe=args.model_recipe_name,
-        num_nodes=placement.num_nodes,
-        ranks_per_node=placement.ranks_per_node,
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
         num_steps=num_steps,
         warmup_steps=definition.warmup_steps(num_steps),
         training_config=config,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudai_mbridge.constraints import Violation
-from cloudai_mbridge.megatron_bridge.launcher.plan import UpstreamPlan
+from cloudai_mbridge.megatron_bridge.launcher_plan import UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan.launchers import RunLauncher, launcher_of
 

@@ -5,12 +5,11 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.cluster import calibration_note
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.loading.loaded import with_path
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, with_path
+from cloudai_mbridge.models.shell import has_other_forms
 from cloudai_mbridge.models.system import Executor, System
 from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, TestDefinition
-from cloudai_mbridge.models.values.references import has_other_forms
+from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.plan.effects import notes_on_keys
 from cloudai_mbridge.plan.launchers import launchers_of
 from cloudai_mbridge.sweep import credentials_in_sweep

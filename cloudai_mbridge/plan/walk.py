@@ -12,9 +12,9 @@ from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of, guess_of
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.models.loading import LoadedTest
+from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, QUANTIZED, ResolvedCmdArgs, names_in
+from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.values.number_formats import QUANTIZED
-from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
 from cloudai_mbridge.recipes.data_arguments import set_data
 from cloudai_mbridge.recipes.launcher_arguments import (

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.toml_source import suggest
 
 _HEAD = ("description", "family", "source", "not_embedded", "mtp_num_layers", "pipeline_layouts")
 _TASKS = ("sft", "lora")

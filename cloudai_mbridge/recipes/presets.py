@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.find import Preset
+from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections
 from cloudai_mbridge.recipes.tasks import one_name, recipe_for

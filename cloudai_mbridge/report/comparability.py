@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.models.base import OverrideKey
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
-from cloudai_mbridge.models.loading.toml_source import MOST_TOML
+from cloudai_mbridge.models.toml_source import MOST_TOML
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import comparability_id, plain
 from cloudai_mbridge.training.credentials.find import is_secret

@@ -9,8 +9,8 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.metrics import Definitions
-from cloudai_mbridge.models.values.credentials import is_secret_variable
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.credentials import is_secret_variable
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
 from cloudai_mbridge.training.process.provenance import git_state, package_versions
 

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.estimate.headline import START_UP_S
-from cloudai_mbridge.models.values.time_limit import format_time_limit
+from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED

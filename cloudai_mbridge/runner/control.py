@@ -11,7 +11,7 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
 from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.launch.job_ids import process_of
-from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories

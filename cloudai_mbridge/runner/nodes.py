@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, counted
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.runner.context import RunnerContext, Tracked
 
 _ASK_AGAIN_S = 30.0

@@ -13,9 +13,8 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.launch.job_ids import ProcessId
-from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_path
-from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN
-from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids, python_path
+from cloudai_mbridge.megatron_bridge.launcher_command import find_job_ids, launcher_path, python_path
+from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.credentials import find_credential
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.models.values.credentials import find_credential
 from cloudai_mbridge.training.credentials.find import is_secret
 
 NUM_NODES = "num_nodes"

@@ -6,8 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation, check
 from cloudai_mbridge.constraints.engine import with_origins
-from cloudai_mbridge.megatron_bridge.presets.find import Preset
-from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop, with_loop_preset
+from cloudai_mbridge.megatron_bridge.presets import Preset, given_to_loop, with_loop_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names

@@ -13,15 +13,17 @@ from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.memory.totals import Kept
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-from cloudai_mbridge.megatron_bridge.presets.find import (
+from cloudai_mbridge.megatron_bridge.presets import (
     UPSTREAM_DECIDES,
     Preset,
     describe,
+    filled_in,
+    given_to_loop,
     given_values,
     resolve_sizes,
     why_no_preset,
+    with_loop_preset,
 )
-from cloudai_mbridge.megatron_bridge.presets.loop import filled_in, given_to_loop, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe

@@ -5,9 +5,14 @@ from collections.abc import Iterator
 
 from cloudai_mbridge.constraints import Lifted
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, gpu_label, recipe_environment
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, why_no_preset, with_preset
-from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
+from cloudai_mbridge.megatron_bridge.environment import CONNECTIONS, gpu_label, recipe_environment
+from cloudai_mbridge.megatron_bridge.presets import (
+    UPSTREAM_DECIDES,
+    Preset,
+    why_no_preset,
+    with_loop_preset,
+    with_preset,
+)
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned

@@ -6,11 +6,10 @@ from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
 from cloudai_mbridge.constraints.upstream import CHOOSING as PRESET_CHOOSING
-from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, loop_preset
-from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS
-from cloudai_mbridge.megatron_bridge.release import Release, find_release
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS
+from cloudai_mbridge.megatron_bridge.presets import Preset, find_preset, loop_preset
+from cloudai_mbridge.megatron_bridge.release import Release, find_release, install_root, megatron_bridge_of, repo_path
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition

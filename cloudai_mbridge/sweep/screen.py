@@ -11,11 +11,17 @@ from operator import itemgetter
 from typing import Any
 
 from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES, with_origins
-from cloudai_mbridge.constraints.lifts import ask_loop
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
-from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
-from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON, filled_in
+from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask, ask_loop
+from cloudai_mbridge.megatron_bridge.presets import (
+    ACTS_ON,
+    UNSET,
+    UPSTREAM_DECIDES,
+    Preset,
+    filled_in,
+    given_values,
+    resolve_sizes,
+)
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe

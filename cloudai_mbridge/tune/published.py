@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.estimate.published import read_published
-from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.tune.ranking import Candidate, Predictor, Ranking

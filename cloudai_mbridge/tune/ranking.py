@@ -25,8 +25,8 @@ from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.model import StepTime
-from cloudai_mbridge.megatron_bridge.pins import pin_of
-from cloudai_mbridge.megatron_bridge.presets.find import find_preset, loop_preset, newest_release
+from cloudai_mbridge.megatron_bridge.presets import find_preset, loop_preset, newest_release
+from cloudai_mbridge.megatron_bridge.release import pin_of
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes.presets import with_preset_of

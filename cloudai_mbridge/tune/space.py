@@ -16,7 +16,7 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets import Preset, find_preset, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import recipe_layout

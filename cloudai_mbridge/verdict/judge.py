@@ -16,7 +16,7 @@ from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, Statistic, implausible, missing_steps
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage

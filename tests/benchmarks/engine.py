@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.schedulers.interface import Job
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from tests.sandbox import SlurmSandbox

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.release import repo_path, venv_path
 from tests.sandbox import SlurmSandbox
 
 TRAINER = Path(__file__).parents[1] / "stand_in/training.py"
@@ -134,7 +134,7 @@ WAYS = (
     ),
     Way(
         "CloudAI, MegatronBridgeEmbedded",
-        "from cloudai_mbridge.integrations.cloudai_main import main; main()",
+        "from cloudai_mbridge.integrations.cloudai import main; main()",
         EMBEDDED.replace("TEMPLATE", "MegatronBridgeEmbedded").replace("LAUNCHER", ""),
         (CACHED,),
     ),

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
-from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.rule_docs import details_hint
+from cloudai_mbridge.constraints.upstream import LIFTS
 from cloudai_mbridge.errors import BadInput
 
 REPOSITORY = Path(__file__).parents[2]

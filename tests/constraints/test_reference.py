@@ -8,38 +8,12 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 
 INTS = [None, 0, 1, 2, 3, 4, 5, 8, 12, 16, 64, -1, -2]
 SCOPES = [
-    None,
-    "",
-    "attn",
-    "[attn]",
-    "['attn', 'mlp']",
-    "ATTN, moe_router",
-    "moe",
-    "moe,moe_router",
-    "moe_preprocess",
-    "moe_router,moe_preprocess",
-    "full_iteration",
-    '"[full_iteration]"',
-    "full_iteration,full_iteration",
-    "attn,mlp,moe",
-    "attn,mlp,moe_router",
-    "mamba",
-    "none",
-    "junk",
-    ",,",
-    "[]",
+    *(None, "", "attn", "[attn]", "['attn', 'mlp']", "ATTN, moe_router", "moe", "moe,moe_router", "moe_preprocess"),
+    *("moe_router,moe_preprocess", "full_iteration", '"[full_iteration]"', "full_iteration,full_iteration"),
+    *("attn,mlp,moe", "attn,mlp,moe_router", "mamba", "none", "junk", ",,", "[]"),
 ]
 MODULES = [
-    None,
-    "",
-    "core_attn",
-    "mlp",
-    "moe",
-    "moe_act",
-    "shared_experts",
-    "mla_up_proj",
-    "layernorm",
-    "[mlp,moe]",
+    *(None, "", "core_attn", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm", "[mlp,moe]"),
     "a,b",
 ]
 CHOICES: dict[str, list[Any]] = {

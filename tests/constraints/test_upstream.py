@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.constraints import CheckResult, RuleSet, Upstream, check
-from cloudai_mbridge.constraints.lifts import LIFTS
-from cloudai_mbridge.constraints.megatron.parallel import m06_sequence_parallel_shares_are_whole
+from cloudai_mbridge.constraints.megatron_sizes import m06_sequence_parallel_shares_are_whole
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import find_preset
+from cloudai_mbridge.constraints.upstream import LIFTS
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import find_preset
 from cloudai_mbridge.megatron_bridge.release import find_release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -133,7 +133,7 @@ def test_only_what_the_preset_breaks_by_itself_is_shipped_so(release: str, mista
     assert pinned is not None
     known = catalog(pinned)
     assert known is not None
-    for row in known.source.rows:
+    for row in known.rows:
         variant = {"config_variant": row.variant} if row.variant else {}
         names = {"model_family_name": row.family or "any", "gpu_type": row.gpu, "compute_dtype": row.compute_dtype}
         args = {**names, "task": row.task, "num_gpus": row.num_gpus, **variant}

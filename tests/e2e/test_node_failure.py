@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 
 pytestmark = pytest.mark.slurm
 

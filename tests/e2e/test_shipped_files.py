@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import newest_release
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import newest_release
+from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
 from tests.cases import every
@@ -62,6 +62,6 @@ def test_every_system_has_a_scenario() -> None:
 def test_no_system_sets_what_recipes_set() -> None:
     presets = catalog(newest_release())
     assert presets
-    theirs = {text.partition("=")[0] for row in presets.source.rows for text in row.values["env_vars"]}
+    theirs = {text.partition("=")[0] for row in presets.rows for text in row.values["env_vars"]}
     for path in (REPOSITORY / "systems").glob("*.toml"):
         assert not theirs & read_toml(path).data.get("global_env_vars", {}).keys(), path

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.toml_source import read_toml
 from tests.cases import every
 
 REPOSITORY = Path(__file__).parents[2]

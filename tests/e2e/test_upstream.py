@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from cloudai_mbridge.files.run_files import ROOT_FILES
-from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.release import repo_path, venv_path
 from cloudai_mbridge.runner.journal.journal import Journal
 
 TOKEN = "hf_" + "NeverToBeSeen" * 3

@@ -14,9 +14,9 @@ from cloudai_mbridge.estimate.memory import parameters_per_stage, total_paramete
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, shrink
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import load_test_definition
+from cloudai_mbridge.models.loading import load_test_definition
+from cloudai_mbridge.models.pipeline_layout import layout_fault
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.values.pipeline_layout import layout_fault
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.sweep import SweepSpace, checked_points

@@ -26,8 +26,8 @@ from cloudai_mbridge.gate.baseline import (
     value_to_toml,
 )
 from cloudai_mbridge.gate.promotion import oddities
-from cloudai_mbridge.models.loading.test_files import is_baseline
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading import is_baseline
+from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.report.model import comparability_id
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=12)

@@ -7,7 +7,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.policy import GatePolicy, Waiver, default_metrics, expired, is_policy, load_policy, waiver_for
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.toml_source import read_toml
 
 REPOSITORY = Path(__file__).parents[2]
 TODAY = date(2026, 11, 21)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.install import ImageInstall
+from cloudai_mbridge.install.installables import ImageInstall
 
 pytestmark = pytest.mark.process
 
@@ -16,16 +16,16 @@ Calls = Callable[[], list[list[str]]]
 
 
 def test_image_is_imported_once(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer = tmp_path / "images" / "nemo.sqsh", NEMO
-    installer.install(path)
+    path = tmp_path / "images" / "nemo.sqsh"
+    NEMO.install(path)
     before = path.stat()
-    installer.install(path)
+    NEMO.install(path)
     ((command, option, payload, uri),) = enroot_calls()
     assert (command, option, uri) == ("import", "-o", "docker://nvcr.io#nvidia/nemo:26.06.00")
     assert Path(payload).parent.parent == path.parent
     assert path.read_bytes() == b"hsqs"
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert installer.uninstall(path)
+    assert NEMO.uninstall(path)
     assert list(path.parent.iterdir()) == []
 
 
@@ -37,32 +37,26 @@ def test_two_spellings_are_one_image(tmp_path: Path, enroot_calls: Calls) -> Non
 
 
 def test_file_that_is_not_ours_is_moved_aside_and_survives_uninstall(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer, said = tmp_path / "nemo.sqsh", NEMO, list[str]()
+    path, said = tmp_path / "nemo.sqsh", list[str]()
     path.write_text("half an image, or somebody's")
-    assert not installer.is_installed(path)
-    assert not installer.uninstall(path)
-    installer.install(path, said.append)
+    assert not NEMO.is_installed(path)
+    assert not NEMO.uninstall(path)
+    NEMO.install(path, said.append)
     assert said == [f"{path} was not installed by mbridge; moved to nemo.sqsh.set-aside-1"]
     assert (tmp_path / "nemo.sqsh.set-aside-1").read_text() == "half an image, or somebody's"
-    assert installer.is_installed(path)
+    assert NEMO.is_installed(path)
 
 
-def test_marker_vouches_for_no_other_file(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer = tmp_path / "nemo.sqsh", NEMO
-    installer.install(path)
+def test_marker_vouches_for_no_other_file_and_none_without_one_is_repaired(tmp_path: Path, enroot_calls: Calls) -> None:
+    path = tmp_path / "nemo.sqsh"
+    NEMO.install(path)
     path.write_text("somebody put another one here")
-    assert not installer.is_installed(path)
-    assert not installer.uninstall(path)
-    assert path.exists()
-
-
-def test_kill_between_marker_and_image_is_repaired(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer = tmp_path / "nemo.sqsh", NEMO
-    installer.install(path)
-    path.unlink()
-    assert not installer.is_installed(path)
-    installer.install(path)
-    assert installer.is_installed(path)
+    assert not NEMO.is_installed(path)
+    assert not NEMO.uninstall(path)
+    path.unlink()  # as after a kill between marker and image
+    assert not NEMO.is_installed(path)
+    NEMO.install(path)
+    assert NEMO.is_installed(path)
 
 
 def test_failure_has_enroots_words(tmp_path: Path, enroot_calls: Calls) -> None:
@@ -72,13 +66,12 @@ def test_failure_has_enroots_words(tmp_path: Path, enroot_calls: Calls) -> None:
     assert not list(tmp_path.glob("*nemo*"))
 
 
-def test_success_without_a_file_is_a_failure(tmp_path: Path, fake_command: Callable[[str, str], Path]) -> None:
+def test_without_an_image_or_enroot_it_fails(
+    tmp_path: Path, fake_command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_command("enroot", "#!/bin/sh\nexit 0\n")
     with pytest.raises(ToolFailure, match="wrote no image"):
         NEMO.install(tmp_path / "nemo.sqsh")
-
-
-def test_missing_enroot_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(ToolFailure, match=r"enroot cannot be started here \(.*\); run where enroot is installed"):
         NEMO.install(tmp_path / "nemo.sqsh")

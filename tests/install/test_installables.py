@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.install import ImageInstall, PythonEnvInstall, RepoInstall, installables_of
-from cloudai_mbridge.install.python_env import EXTRA_PACKAGES
+from cloudai_mbridge.install.installables import EXTRA_PACKAGES, ImageInstall, PythonEnvInstall, RepoInstall
+from cloudai_mbridge.install.run import installables_of
 from cloudai_mbridge.models.test_definition import NEMO_RUN, TestDefinition
 
 BRIDGE = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
@@ -26,9 +26,6 @@ def test_upstream_test_needs_image_environment_and_repositories() -> None:
         PythonEnvInstall(RepoInstall(NEMO_RUN.url, NEMO_RUN.commit), EXTRA_PACKAGES),
         RepoInstall(BRIDGE["url"], "v0.3.0"),
     ]
-
-
-def test_embedded_test_needs_nothing() -> None:
     assert installables_of([definition({"launcher": "embedded", "container_image": "-x"})]) == []
 
 
@@ -44,12 +41,13 @@ def test_every_value_of_an_axis_is_needed() -> None:
     assert {ImageInstall("a:1"), ImageInstall("b:1")} < set(installables_of([definition(args)]))
 
 
-def test_existing_file_is_no_image_to_import() -> None:
-    args = {"container_image": "/images/nemo.sqsh"}
-    found = installables_of([definition(args)], exists=lambda path: path == Path("/images/nemo.sqsh"))
-    assert not [item for item in found if isinstance(item, ImageInstall)]
+def test_existing_file_is_no_image_to_import(tmp_path: Path) -> None:
+    image = tmp_path / "nemo.sqsh"
     with pytest.raises(BadInput, match="no such image file"):
-        installables_of([definition(args)], exists=lambda path: False)
+        installables_of([definition({"container_image": str(image)})])
+    image.touch()
+    found = installables_of([definition({"container_image": str(image)})])
+    assert not [item for item in found if isinstance(item, ImageInstall)]
 
 
 def test_one_wish_for_submodules_counts_for_the_clone_of_all() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.install import PythonEnvInstall, RepoInstall
-from cloudai_mbridge.install.place import MARKER
+from cloudai_mbridge.install.installables import MARKER, PythonEnvInstall, RepoInstall
 
 pytestmark = pytest.mark.process
 

@@ -11,8 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudai_mbridge.integrations import cloudai_main
-from cloudai_mbridge.integrations.cloudai import TEMPLATE, _add, failed_points, register
+from cloudai_mbridge.integrations.cloudai import TEMPLATE, _add, _by_verdict, failed_points, main, register
 
 
 @pytest.fixture
@@ -31,14 +30,14 @@ def test_absent_it_says_so_in_one_line() -> None:
 @pytest.mark.usefixtures("absent")
 def test_the_console_script_without_cloudai(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cloudai_main.main()
+        main()
     assert end.value.code == 3
     assert capsys.readouterr().err.startswith("error: cannot register with CloudAI: ")
 
 
 def test_another_registry_is_refused_with_what_it_lacks() -> None:
     with pytest.raises(Exception, match="no add_test_definition, add_command_gen_strategy"):
-        _add(object(), None, None)
+        _add(object(), None)
 
 
 def test_a_registry_without_systems_is_refused() -> None:
@@ -57,9 +56,9 @@ def test_a_registry_without_systems_is_refused() -> None:
         EmbeddedTestDefinition=None, EmbeddedSlurmStrategy=None, EmbeddedStandaloneStrategy=None, EmbeddedReport=None
     )
     with pytest.raises(Exception, match=r"call register\(\) after its own register_all\(\)"):
-        _add(registry, classes, classes)
+        _add(registry, classes)
     registry.test_definitions_map[TEMPLATE] = object
-    assert _add(registry, classes, classes)
+    assert _add(registry, classes)
 
 
 @pytest.mark.parametrize(("code", "failed", "expected"), [(0, False, 0), (0, True, 1), (3, True, 3)])
@@ -68,7 +67,7 @@ def test_the_exit_code_is_cloudai_s_unless_a_point_failed(
 ) -> None:
     monkeypatch.setitem(failed_points, "results/points/0", failed)
     with pytest.raises(SystemExit) as end:
-        cloudai_main._by_verdict(lambda: sys.exit(code))()
+        _by_verdict(lambda: sys.exit(code))()
     assert end.value.code == expected
     assert ("1 of 1 points failed" in capsys.readouterr().err) == (expected == 1)
 

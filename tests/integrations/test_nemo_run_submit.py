@@ -24,7 +24,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, directory: Path, **said: Any) -> str
     run: Any = SimpleNamespace(key="t/p/0", secret_env={}, exclude_nodes=(), array="")
     monkeypatch.setattr(nemo_run, "_DRIVER", ("-c", SAYS.format(**said)))
     (directory / run.key).mkdir(parents=True, exist_ok=True)
-    return nemo_run._submit_slurm(Submission("0" * 16, (run,)), directory, SYSTEM)
+    return nemo_run.NemoRunSlurmClient(SYSTEM).submit(Submission("0" * 16, (run,)), directory)[run.key]
 
 
 def test_a_job_is_not_lost_for_a_byte_that_is_not_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

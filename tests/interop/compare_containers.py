@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from cloudai_mbridge.models.values.pipeline_layout import parse_layout
+from cloudai_mbridge.models.pipeline_layout import parse_layout
 
 # field -> (upstream's value, ours) -> in how many containers
 Found = dict[str, Counter[tuple[str, str]]]

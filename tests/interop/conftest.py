@@ -189,7 +189,7 @@ class Workplace:
 
     def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         return subprocess.run(
-            [sys.executable, "-m", "cloudai_mbridge.integrations.cloudai_main", *arguments],
+            [sys.executable, "-m", "cloudai_mbridge.integrations.cloudai", *arguments],
             cwd=self.directory,
             env={**self.env, **(env or {})},
             capture_output=True,

@@ -23,9 +23,8 @@ STEPS = 50  # as upstream's recipes
 
 def trained(given: dict[str, Any]) -> dict[str, Any]:
     """Return the container and the variables of a preset; what the loop does not have of the preset is left out."""
-    from cloudai_mbridge.megatron_bridge.presets.environment import recipe_environment
-    from cloudai_mbridge.megatron_bridge.presets.find import find_preset
-    from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
+    from cloudai_mbridge.megatron_bridge.environment import recipe_environment
+    from cloudai_mbridge.megatron_bridge.presets import find_preset, with_loop_preset
     from cloudai_mbridge.megatron_bridge.release import Release
     from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
     from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.pins import repo_path
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.release import find_release
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.release import find_release, repo_path
+from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
@@ -31,8 +30,8 @@ def test_all_performance_configurations_are_planned(version: str, tmp_path: Path
     assert release.clone == clone
     known = catalog(release)
     assert known is not None
-    assert len(known.source.rows) > 200
-    for row in known.source.rows:
+    assert len(known.rows) > 200
+    for row in known.rows:
         args: dict[str, Any] = {
             "model_family_name": row.family or "any",
             "model_recipe_name": row.recipe,

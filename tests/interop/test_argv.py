@@ -18,9 +18,9 @@ from cloudai.parser import Parser
 from cloudai.workloads.megatron_bridge.megatron_bridge import MegatronBridgeCmdArgs
 from cloudai.workloads.megatron_bridge.slurm_command_gen_strategy import MegatronBridgeSlurmCommandGenStrategy
 
-from cloudai_mbridge.megatron_bridge.launcher import start_launcher
-from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_words
-from cloudai_mbridge.models.loading.load import load_scenario, load_system
+from cloudai_mbridge.megatron_bridge import start_launcher
+from cloudai_mbridge.megatron_bridge.launcher_command import launcher_words
+from cloudai_mbridge.models.loading import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.node_groups import resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
@@ -112,7 +112,7 @@ def _ours(directory: Path) -> Iterator[list[str]]:
     (test,) = resolve_groups(loaded, system, unknown_states).tests
     for point in itertools.islice(expand(test.definition, test.run), MOST_POINTS):
         words = launcher_words(plan_run(test, point, point.args, None, system, 0), system)
-        yield _by_bash(" ".join(map(str, words)))
+        yield _by_bash(" ".join(quoted for _, quoted in words))
 
 
 # docs/launcher.md, "Differences from CloudAI's command line", number by number

@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import (
-    UPSTREAM_DECIDES,
-    find_preset,
-    given_by,
-    resolve_sizes,
-    with_preset,
-)
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow, catalog
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, given_by, resolve_sizes, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from tests.interop.presets.reader import read_source
@@ -64,13 +57,13 @@ def test_shipped_data_are_those_of_the_release(release: Release) -> None:
     shipped = catalog(Release(release.version, "shipped"))
     assert release.clone
     assert shipped
-    assert shipped.source == read_source(release.clone)
+    assert shipped == read_source(release.clone)
 
 
 def test_every_preset_of_the_release_is_known(release: Release) -> None:
     known = catalog(release)
     assert known
-    ours = {_upstream_name(row, known.source.is_flat) for row in known.source.rows}
+    ours = {_upstream_name(row, known.is_flat) for row in known.rows}
     real = set(_real(release, ["--list"])[0])
     assert ours - real == set()
     unknown = sorted(real - ours)
@@ -115,7 +108,7 @@ def _choices(release: Release) -> Iterator[dict[str, Any]]:
     """Yield every combination of what a preset is chosen by, most of which have none."""
     known = catalog(release)
     assert known
-    rows = known.source.rows
+    rows = known.rows
     recipes = sorted({(row.family or "any", row.recipe, row.task) for row in rows})
     gpus, dtypes = sorted({row.gpu for row in rows}), sorted({row.compute_dtype for row in rows})
     for (family, recipe, task), gpu, dtype, variant in product(
@@ -129,7 +122,7 @@ def _points(release: Release) -> Iterator[dict[str, Any]]:
     """Yield what a CloudAI user would write: each preset, at three sizes, and with something said."""
     known = catalog(release)
     assert known
-    for row in known.source.rows:
+    for row in known.rows:
         base = _key(row)
         for num_gpus in dict.fromkeys((row.num_gpus, max(row.num_gpus // 2, 1), row.num_gpus * 2)):
             yield {**base, "num_gpus": num_gpus}

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 from cloudai_mbridge.recipes.load import recipe_names
@@ -32,10 +32,10 @@ def requests() -> list[dict[str, object]]:
         pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
     known = catalog(Release("0.6.0", "shipped"))
     assert known
-    rows = [row for row in known.source.rows if row.recipe in recipe_names()]
+    rows = [row for row in known.rows if row.recipe in recipe_names()]
     points = [{**_key(row), "num_gpus": row.num_gpus} for row in rows]
     weights = [{"pretrained_checkpoint": WEIGHTS} if row.task in ADAPTER_TASKS else {} for row in rows]
-    names = [_upstream_name(row, known.source.is_flat) for row in rows]
+    names = [_upstream_name(row, known.is_flat) for row in rows]
     return [
         {
             **{"recipe": name, "gpu": row.gpu, "num_gpus": row.num_gpus, "args": point | more},

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.constraints import check
-from cloudai_mbridge.megatron_bridge.presets.environment import recipe_environment
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset
+from cloudai_mbridge.megatron_bridge.environment import recipe_environment
+from cloudai_mbridge.megatron_bridge.presets import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.load import load_recipe
 from cloudai_mbridge.sweep.checked import with_recipe

@@ -13,8 +13,7 @@ from cloudai.configurator.env_params import validate_domain_randomization_active
 from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import load_scenario, load_system
-from cloudai_mbridge.models.loading.loaded import HookOptions
+from cloudai_mbridge.models.loading import HookOptions, load_scenario, load_system
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.launchers import refuse_unknown_options
@@ -284,7 +283,7 @@ def test_cloudais_hook_is_refused_on_purpose(
 def test_time_limits_mean_the_same(limit: str) -> None:
     from cloudai.util import parse_time_limit as theirs
 
-    from cloudai_mbridge.models.values.time_limit import parse_time_limit, slurm_time
+    from cloudai_mbridge.models.slurm_values import parse_time_limit, slurm_time
 
     assert parse_time_limit(slurm_time(limit)) == theirs(limit).total_seconds()
 

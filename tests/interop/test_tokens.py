@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.release import repo_path, venv_path
 
 HF, WANDB = "hf_" + "NeverToBeSeen" * 3, "wandb" + "NorToBeSeen" * 3
 URL, NEMO_RUN = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "https://github.com/NVIDIA-NeMo/Run.git"

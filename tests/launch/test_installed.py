@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.release import image_path, repo_path, venv_path
 from tests.cases import every
 
 BASE = Path("/install")

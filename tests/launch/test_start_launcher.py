@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.launcher import start_launcher
+from cloudai_mbridge.megatron_bridge import start_launcher
 
 pytestmark = pytest.mark.process
 

@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_argv
-from cloudai_mbridge.megatron_bridge.launcher.plan import launcher_args
-from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids
-from cloudai_mbridge.megatron_bridge.pins import image_path
+from cloudai_mbridge.megatron_bridge.launcher_command import find_job_ids, launcher_argv
+from cloudai_mbridge.megatron_bridge.launcher_plan import launcher_args
+from cloudai_mbridge.megatron_bridge.release import image_path
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestRun, TestScenario
+from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
 from tests.cases import every

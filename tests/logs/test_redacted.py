@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.logs.tail import last_lines
-from cloudai_mbridge.models.values.credentials import find_credential
+from cloudai_mbridge.models.credentials import find_credential
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted, redacted_in
 from tests.cases import every

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.environment import CONNECTIONS, connections, gpu_label, recipe_environment
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, newest_release, with_preset
+from cloudai_mbridge.megatron_bridge.environment import CONNECTIONS, connections, gpu_label, recipe_environment
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import loop_preset, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from tests.cases import every
@@ -46,7 +46,8 @@ def test_connections_are_those_of_the_recipes() -> None:
     presets = catalog(newest_release())
     assert presets
     others = set()
-    for row in presets.source.rows:
+    for row in presets.rows:
+        assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*=[A-Za-z0-9_:,]+", text) for text in row.values["env_vars"])
         values = {name: row.values[name] for name in ("tp", "cp", "use_megatron_fsdp", "moe_a2a_overlap")}
         found = f"{CONNECTIONS}={connections(ResolvedCmdArgs(**values), row.gpu)}"
         if found not in row.values["env_vars"]:
@@ -60,10 +61,8 @@ def test_connections_are_those_of_the_recipes() -> None:
 def test_a_recipe_sets_more_than_connections() -> None:
     assert of_loop("llama3_8b", "h100", num_gpus=8) == {
         CONNECTIONS: "1",
-        "NCCL_GRAPH_REGISTER": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "NVTE_BWD_LAYERNORM_SM_MARGIN": "20",
-        "NVTE_FWD_LAYERNORM_SM_MARGIN": "20",
+        **dict.fromkeys(("NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE"), "0"),
+        **dict.fromkeys(("NVTE_BWD_LAYERNORM_SM_MARGIN", "NVTE_FWD_LAYERNORM_SM_MARGIN"), "20"),
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "TORCH_NCCL_HIGH_PRIORITY": "1",
@@ -105,18 +104,5 @@ def test_the_gpu_is_the_tests_else_the_clusters() -> None:
         name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpu_type="gb200"
     )
     here = LocalSystem(name="here", scheduler="local", gpu_type="gb200")
-    assert gpu_label(ResolvedCmdArgs(gpu_type="H100"), cluster) == "h100"
-    assert gpu_label(ResolvedCmdArgs(gpu_type="H100"), here) == "h100"
-    assert gpu_label(ResolvedCmdArgs(), cluster) == "gb200"
-    assert gpu_label(ResolvedCmdArgs(), here) == ""
-    assert gpu_label(ResolvedCmdArgs(), None) == ""
-
-
-def test_no_value_of_the_data_breaks_a_line() -> None:
-    presets = catalog(newest_release())
-    assert presets
-    assert all(
-        re.fullmatch(r"[A-Z][A-Z0-9_]*=[A-Za-z0-9_:,]+", text)
-        for row in presets.source.rows
-        for text in row.values["env_vars"]
-    )
+    assert {gpu_label(ResolvedCmdArgs(gpu_type="H100"), system) for system in (cluster, here)} == {"h100"}
+    assert [gpu_label(ResolvedCmdArgs(), system) for system in (cluster, here, None)] == ["gb200", "", ""]

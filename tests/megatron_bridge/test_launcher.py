@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import pytest
-
-from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
-from cloudai_mbridge.megatron_bridge.launcher.command_line import FLAGS
-from cloudai_mbridge.megatron_bridge.launcher.options import (
+from cloudai_mbridge.megatron_bridge.launcher_command import FLAGS
+from cloudai_mbridge.megatron_bridge.launcher_options import (
     LauncherOptions,
+    Option,
     find_launcher,
     known_launchers,
     problems_of,
+    read_options,
 )
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -53,8 +52,17 @@ def test_options_are_read_from_source(tmp_path: Path) -> None:
     }
 
 
+def _of(version: str) -> LauncherOptions:
+    launcher = find_launcher(Release(version, "here"))
+    assert launcher
+    return launcher
+
+
 def test_the_data_describe_every_known_release() -> None:
     assert [launcher.version for launcher in known_launchers()] == [known["version"] for known in known_releases()]
+    for version, gpus, variant in (("0.3.0", "h100 b200 gb200 gb300 b300", "v2"), ("0.6.0", "vr200 r100", None)):
+        assert set(gpus.split()) <= set(_of(version).options["gpu"].choices)
+        assert _of(version).options["config_variant"].default == variant
 
 
 def test_every_flag_of_ours_is_an_option_of_some_release() -> None:
@@ -63,64 +71,35 @@ def test_every_flag_of_ours_is_an_option_of_some_release() -> None:
     assert FLAGS.keys() <= ResolvedCmdArgs.model_fields.keys()
 
 
-@pytest.mark.parametrize(("version", "gpus"), [("0.3.0", "h100 b200 gb200 gb300 b300"), ("0.6.0", "vr200 r100")])
-def test_gpus_of_a_release(version: str, gpus: str) -> None:
-    launcher = find_launcher(Release(version, "here"))
-    assert launcher
-    assert set(gpus.split()) <= set(launcher.options["gpu"].choices)
-
-
-def test_the_default_variant_is_the_release_s() -> None:
-    old, new = (find_launcher(Release(version, "here")) for version in ("0.3.0", "0.6.0"))
-    assert old
-    assert new
-    assert (old.options["config_variant"].default, new.options["config_variant"].default) == ("v2", None)
-
-
-def _of(version: str) -> LauncherOptions:
-    launcher = find_launcher(Release(version, "here"))
-    assert launcher
-    return launcher
-
-
 def test_what_a_release_lacks() -> None:
     argv = ["-g", "vr200", "--deterministic", "--nsys_extra_args=--offline", "-ms", "10", "--lr", "-1", "--data", "c4"]
     assert list(problems_of(argv, _of("0.6.0"))) == []
-    assert list(problems_of(argv, _of("0.3.0"))) == [
+    known = "the launcher of Megatron-Bridge 0.3.0"
+    assert list(problems_of([*argv, "--nonsense"], _of("0.3.0"))) == [
         (
             "-g",
-            "'vr200' is unknown to the launcher of Megatron-Bridge 0.3.0; use one of h100, b200, gb200, gb300, b300;"
+            f"'vr200' is unknown to {known}; use one of h100, b200, gb200, gb300, b300;"
             " or pin a release that knows it: 0.4.0 or later",
         ),
-        (
-            "--deterministic",
-            "the launcher of Megatron-Bridge 0.3.0 has no such option; remove it,"
-            " or pin a release that has it: 0.5.0 or later",
-        ),
+        ("--deterministic", f"{known} has no such option; remove it, or pin a release that has it: 0.5.0 or later"),
         (
             "--data",
-            "'c4' is unknown to the launcher of Megatron-Bridge 0.3.0; use one of mock, rp2, squad, squad_packed;"
+            f"'c4' is unknown to {known}; use one of mock, rp2, squad, squad_packed;"
             " or pin a release that knows it: 0.5.0 or later",
         ),
+        ("--nonsense", f"{known} has no such option; remove it"),
     ]
-    assert list(problems_of(["--nonsense"], _of("0.3.0"))) == [
-        ("--nonsense", "the launcher of Megatron-Bridge 0.3.0 has no such option; remove it")
-    ]
-
-
-def test_values_are_compared_as_the_launcher_reads_them() -> None:
+    # as the launcher reads them: the one option ignores case
     assert not list(problems_of(["--domain", "LLM"], _of("0.3.0")))
     assert list(problems_of(["--task", "Pretrain"], _of("0.3.0")))
 
 
 def test_an_installed_launcher_speaks_for_itself(tmp_path: Path) -> None:
-    parser = parser_in(tmp_path)
-    installed = find_launcher(Release("0.3.0", "here", tmp_path))
-    assert installed
-    assert installed.options.keys() == read_options(parser).keys()
-    newer = find_launcher(Release("9.0.0", "here", tmp_path))
-    assert newer
-    assert newer.options == installed.options
+    options = read_options(parser_in(tmp_path))
+    for version in ("0.3.0", "9.0.0"):
+        installed = find_launcher(Release(version, "here", tmp_path))
+        assert installed
+        assert installed.options == options
 
 
 @every("text", ["def broken(", "", None])
@@ -134,6 +113,4 @@ def test_an_installed_launcher_that_cannot_be_read_leaves_the_data(tmp_path: Pat
 def test_unknown_releases_are_not_judged() -> None:
     assert find_launcher(None) is None
     assert find_launcher(Release("9.0.0", "here")) is None
-    patched = find_launcher(Release("0.6.7", "here"))
-    assert patched
-    assert patched.version == "0.6.0"
+    assert _of("0.6.7").version == "0.6.0"

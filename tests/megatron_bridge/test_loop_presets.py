@@ -3,10 +3,9 @@
 from typing import Any
 
 from cloudai_mbridge.constraints import check
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
-from cloudai_mbridge.megatron_bridge.presets.find import describe, loop_preset, newest_release
-from cloudai_mbridge.megatron_bridge.presets.loop import ACTS_ON, with_loop_preset
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, describe, loop_preset, newest_release, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -49,6 +48,9 @@ def test_what_a_test_sets_wins() -> None:
     assert sizes(trained(**LLAMA, **given)) == {**given, "pp": 1}
     assert sizes(trained(**LLAMA, cp=1))["gb"] == 128
     assert sizes(trained(**{**LLAMA, "num_gpus": 16}, cp=1))["gb"] == 512  # it follows the data-parallel size
+    # the recipe's, where upstream would not scale it
+    recipes_own = load_recipe("llama3_8b").default("train", "global_batch_size")
+    assert trained(**{**LLAMA, "num_gpus": 7}).gb == recipes_own
 
 
 def test_empty_text_switches_recomputation_off() -> None:
@@ -57,11 +59,6 @@ def test_empty_text_switches_recomputation_off() -> None:
     assert not trained(**deepseek, recompute_modules="").recompute_modules
     whole = trained(**deepseek, recompute_num_layers=1)
     assert (whole.recompute_modules, whole.recompute_num_layers) == (None, 1)
-
-
-def test_a_batch_that_upstream_would_not_scale_is_the_recipes() -> None:
-    args = trained(**{**LLAMA, "num_gpus": 7})
-    assert args.gb == load_recipe("llama3_8b").default("train", "global_batch_size")
 
 
 @every(
@@ -114,7 +111,7 @@ def test_every_preset_of_our_recipes_is_a_point_of_the_loop() -> None:
     presets = catalog(newest_release())
     assert presets
     trains = 0
-    for row in presets.source.rows:
+    for row in presets.rows:
         if row.recipe not in recipe_names() or row.task != "pretrain" or row.variant:
             continue
         names = {"model_recipe_name": row.recipe, "gpu_type": row.gpu, "compute_dtype": row.compute_dtype}
@@ -123,11 +120,8 @@ def test_every_preset_of_our_recipes_is_a_point_of_the_loop() -> None:
         assert broken - NOT_DONE <= IMPOSSIBLE, (row.key, row.num_gpus, broken)
         for name in ACTS_ON:
             own = row.values.get(name)
-            if (
-                own not in (None, [], False, "none")
-                and (name, own) != ("ep", 1)
-                and name != "pipeline_model_parallel_layout"
-            ):
+            is_set = own not in (None, [], False, "none") and (name, own) != ("ep", 1)
+            if is_set and name != "pipeline_model_parallel_layout":
                 assert getattr(args, name) == own or name == "recompute_num_layers", (row.key, name)
         again = with_recipe(args, recipe, preset=loop_preset(args, row.gpu))
         assert again == args, "what is written out means the same"

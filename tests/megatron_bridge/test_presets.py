@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets import find
-from cloudai_mbridge.megatron_bridge.presets.catalog import PresetCatalog, catalog
-from cloudai_mbridge.megatron_bridge.presets.find import (
+from cloudai_mbridge.megatron_bridge import presets as find
+from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS, PresetCatalog, catalog, from_text
+from cloudai_mbridge.megatron_bridge.presets import (
     UPSTREAM_DECIDES,
     find_preset,
     given_by,
@@ -16,7 +16,6 @@ from cloudai_mbridge.megatron_bridge.presets.find import (
     why_no_preset,
     with_preset,
 )
-from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS, from_text
 from cloudai_mbridge.megatron_bridge.release import Release, find_release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from tests.cases import every
@@ -39,8 +38,8 @@ def resolved(version: str | Release, **cmd_args: Any) -> ResolvedCmdArgs:
 def test_every_release_has_presets_of_which_nearly_all_is_known(known: dict[str, str]) -> None:
     presets = catalog(Release(known["version"], "data"))
     assert presets
-    assert len(presets.source.rows) > 200
-    missing = {name for row in presets.source.rows for name in UPSTREAM_DECIDES if name not in row.values}
+    assert len(presets.rows) > 200
+    missing = {name for row in presets.rows for name in UPSTREAM_DECIDES if name not in row.values}
     assert missing == set()
 
 
@@ -56,12 +55,8 @@ def test_what_the_point_leaves_out_is_upstreams() -> None:
     assert result.unknown == frozenset()
     assert result.args.model_fields_set == args.model_fields_set
     assert args.tp is None
-
-
-def test_without_a_preset_everything_that_is_not_said_is_unknown() -> None:
-    result = with_preset(ResolvedCmdArgs(**LLAMA, tp=2), None)
-    assert result.unknown == frozenset(UPSTREAM_DECIDES) - {"tp"}
-    assert result.from_preset == frozenset()
+    without = with_preset(ResolvedCmdArgs(**LLAMA, tp=2), None)
+    assert (without.unknown, without.from_preset) == (frozenset(UPSTREAM_DECIDES) - {"tp"}, frozenset())
 
 
 def test_until_0_5_the_batch_follows_the_number_of_gpus() -> None:
@@ -77,16 +72,12 @@ def test_from_0_6_on_it_follows_the_data_parallel_size() -> None:
     assert resolved("0.6.0", **doubled).gb == 2 * at_256
     assert resolved("0.6.0", **doubled, tp=2).gb == at_256
     assert resolved("0.6.0", **DEEPSEEK, tp=2).gb == at_256  # a preset of that size is not scaled
-
-
-def test_a_batch_that_the_launcher_refuses_to_scale_is_unknown() -> None:
-    args = ResolvedCmdArgs(**{**DEEPSEEK, "num_gpus": 3})
-    assert "gb" in with_preset(args, find_preset(args, find_release("v0.6.0"))).unknown
+    refused = ResolvedCmdArgs(**{**DEEPSEEK, "num_gpus": 3})
+    assert "gb" in with_preset(refused, find_preset(refused, find_release("v0.6.0"))).unknown
 
 
 def test_one_virtual_stage_is_none() -> None:
-    args = resolved("0.3.0", **LLAMA, num_gpus=256, vp=1)
-    assert args.vp == 1
+    assert resolved("0.3.0", **LLAMA, num_gpus=256, vp=1).vp == 1
     assert given_by(ResolvedCmdArgs(vp=1)) == {"vp": 1}
 
 
@@ -94,7 +85,7 @@ def test_one_virtual_stage_is_none() -> None:
 def test_what_a_preset_switches_on_cannot_be_switched_off(name: str) -> None:
     known = catalog(Release("0.6.0", "data"))
     assert known
-    row = next(row for row in known.source.rows if row.values[name])
+    row = next(row for row in known.rows if row.values[name])
     key = {"model_family_name": "any", "model_recipe_name": row.recipe, "gpu_type": row.gpu, "task": row.task}
     key |= {"compute_dtype": row.compute_dtype, **({"config_variant": row.variant} if row.variant else {})}
     args = ResolvedCmdArgs(**key, num_gpus=row.num_gpus, **{name: False})
@@ -111,28 +102,31 @@ def test_recomputation_is_of_layers_or_of_modules() -> None:
     assert (both.recompute_num_layers, both.recompute_modules) == (None, "mlp")
 
 
-def test_graphs_that_are_off_have_no_scope() -> None:
-    assert resolved("0.3.0", **DEEPSEEK).cuda_graph_scope == ["attn", "moe_router", "moe_preprocess"]
-    assert resolved("0.3.0", **DEEPSEEK, cuda_graph_impl="none").cuda_graph_scope == []
-
-
-def test_full_iteration_is_an_implementation_from_0_6_on() -> None:
-    graph = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
-    args = resolved("0.6.0", **DEEPSEEK, **graph)
-    assert (args.cuda_graph_impl, args.cuda_graph_scope) == ("full_iteration", [])
-    args = resolved("0.3.0", **DEEPSEEK, **graph)
-    assert (args.cuda_graph_impl, args.cuda_graph_scope) == ("local", "full_iteration")
+@every(
+    ("version", "graph", "expected"),
+    [
+        ("0.3.0", {}, ("transformer_engine", ["attn", "moe_router", "moe_preprocess"])),
+        ("0.3.0", {"cuda_graph_impl": "none"}, ("none", [])),
+        # an implementation of its own from 0.6 on
+        ("0.3.0", {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, ("local", "full_iteration")),
+        ("0.6.0", {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, ("full_iteration", [])),
+    ],
+)
+def test_graphs_and_their_scope(version: str, graph: dict[str, str], expected: tuple[str, Any]) -> None:
+    args = resolved(version, **DEEPSEEK, **graph)
+    assert (args.cuda_graph_impl, args.cuda_graph_scope) == expected
 
 
 def test_a_pipeline_of_another_size_gets_its_layout() -> None:
-    assert resolved("0.3.0", **DEEPSEEK, pp=8, vp=1).pipeline_model_parallel_layout == "Et*8|(t*8|)*6t*5mL"
-    assert resolved("0.3.0", **DEEPSEEK, pp=1, vp=1).pipeline_model_parallel_layout is None
-    layout = resolved("0.3.0", **DEEPSEEK).pipeline_model_parallel_layout
-    assert resolved("0.3.0", **DEEPSEEK, pp=32).pipeline_model_parallel_layout == layout
-    assert (
-        resolved("0.3.0", **DEEPSEEK, pp=8, pipeline_model_parallel_layout="EtL").pipeline_model_parallel_layout
-        == "EtL"
+    own, name = resolved("0.3.0", **DEEPSEEK).pipeline_model_parallel_layout, "pipeline_model_parallel_layout"
+    cases: tuple[tuple[dict[str, Any], str | None], ...] = (
+        ({"pp": 8, "vp": 1}, "Et*8|(t*8|)*6t*5mL"),
+        ({"pp": 1, "vp": 1}, None),
+        ({"pp": 32}, own),
+        ({"pp": 8, name: "EtL"}, "EtL"),
     )
+    for given, layout in cases:
+        assert getattr(resolved("0.3.0", **DEEPSEEK, **given), name) == layout, given
 
 
 Ship = Callable[[str, Path], Release]
@@ -147,7 +141,7 @@ def ship(monkeypatch: pytest.MonkeyPatch) -> Ship:
     def made(version: str, clone: Path) -> Release:
         source = read_source(clone)
         assert source
-        shipped[version] = PresetCatalog(from_text(as_text(source, tuple(FIELDS))))
+        shipped[version] = from_text(as_text(source, tuple(FIELDS)))
         return Release(version, f"test {clone}")
 
     return made
@@ -220,10 +214,8 @@ def test_presets_of_an_installed_commit_that_is_no_release_are_not_known(
     release = find_release(commit, clone)
     args = ResolvedCmdArgs(**LLAMA, num_gpus=256)
     assert (find_preset(args, release) is not None) is is_known
-    if not is_known:
-        assert "no presets of Megatron-Bridge at this commit (the installed old says 0.3.0)" in why_no_preset(
-            args, release
-        )
+    unknown = "no presets of Megatron-Bridge at this commit (the installed old says 0.3.0)"
+    assert (unknown in why_no_preset(args, release)) is not is_known
 
 
 def test_fast_path() -> None:

@@ -137,9 +137,7 @@ def test_an_object_from_outside_has_what_was_set(tmp_path: Path) -> None:
     "text",
     [
         "def f():\n    x = 0\n    for i in range(99999):\n        for j in range(99999): x += 1\n    return x",
-        "def f(): return f()",
-        "def f(): return 'a' * 10 ** 9",
-        "def f(): return [0] * 99999999",
+        *("def f(): return f()", "def f(): return 'a' * 10 ** 9", "def f(): return [0] * 99999999"),
         "def f(): return list(range(10 ** 12))",
     ],
 )

@@ -21,13 +21,15 @@ def test_a_blank_name_in_an_axis_is_refused() -> None:
         MegatronBridgeCmdArgs.model_validate({"model_recipe_name": ["a", " "]})
 
 
-@every("name", ["kubeflow_namespace", "dgxc_cluster", "csp"])
-def test_other_schedulers_are_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ValidationError, match=f"{name} is for Kubernetes or DGX Cloud; this tool submits"):
-        MegatronBridgeCmdArgs.model_validate({name: "x"})
-
-
-@every("name", ["env", "custom_env_vars", "custom_srun_args", "additional_slurm_params"])
-def test_what_is_set_elsewhere_is_named(name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"{name} is not an argument here; set extra_\w+ of"):
-        MegatronBridgeCmdArgs.model_validate({name: "x"})
+@every(
+    ("name", "remedy"),
+    [
+        *((name, "is for Kubernetes or DGX Cloud") for name in ("kubeflow_namespace", "dgxc_cluster", "csp")),
+        *((name, r"is not an argument here; set extra_\w+ of") for name in ("env", "custom_env_vars")),
+        *((name, "set extra_srun_args of") for name in ("custom_srun_args", "additional_slurm_params")),
+    ],
+)
+def test_an_option_that_is_no_argument_is_refused_with_a_remedy(name: str, remedy: str) -> None:
+    for model in (MegatronBridgeCmdArgs, ResolvedCmdArgs):
+        with pytest.raises(ValidationError, match=f"{name} .*{remedy}"):
+            model.model_validate({name: "x"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudai_mbridge.models.values.pipeline_layout import layout_fault, num_stages, parse_layout
+from cloudai_mbridge.models.pipeline_layout import layout_fault, num_stages, parse_layout
 from tests.cases import every
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from tests.cases import every
 
@@ -38,7 +38,8 @@ name = "batch"
   nodes = ["node-[001-025]", "node-030"]
 
 [[partitions]]
-name = "interactive"
+name = "interactive"  # older files list a partition's nodes directly
+nodes = ["node-[031-040]"]
 
 [data_repository]
 endpoint = "MY_ENDPOINT"
@@ -65,13 +66,10 @@ def _load(tmp_path: Path, text: str) -> System:
 def test_all_common_keys_of_cloudai_load(tmp_path: Path) -> None:
     system = _load(tmp_path, CLOUDAI_LIKE)
     assert isinstance(system, SlurmSystem)
-    assert (system.default_partition, system.account, system.mpi, system.distribution) == (
-        "batch",
-        "team",
-        "pmix",
-        "block",
-    )
+    found = system.default_partition, system.account, system.mpi, system.distribution
+    assert found == ("batch", "team", "pmix", "block")
     assert system.partitions[0].groups[0].nodes == ["node-[001-025]", "node-030"]
+    assert system.partitions[1].nodes == ["node-[031-040]"]
     assert system.global_env_vars == {"NCCL_IB_TIMEOUT": "20", "NCCL_DEBUG_FLAG": True, "NCCL_NVLS_ENABLE": 0}
     assert system.extra_sbatch_args == ["--exclusive", "--qos=high"]
 
@@ -98,30 +96,31 @@ def test_what_cloudai_takes_for_nothing(tmp_path: Path) -> None:
     assert system.global_env_vars == {"A": "x", "B": "2024-01-02"}
 
 
-@pytest.mark.parametrize("missing", ["partitions", "default_partition"])
-def test_a_slurm_system_needs(tmp_path: Path, missing: str) -> None:
-    text = SLURM if missing == "partitions" else SLURM.replace('default_partition = "p"\n', "") + PARTITION
-    with pytest.raises(BadInput, match=f"{missing}: is missing"):
+@every(
+    ("text", "mistake"),
+    [
+        (SLURM, "partitions: is missing"),
+        (SLURM.replace('default_partition = "p"\n', "") + PARTITION, "default_partition: is missing"),
+        (
+            f"{SLURM}gpu_per_node = 8\n{PARTITION}",
+            r"system\.toml:4: gpu_per_node: unknown key; did you mean 'gpus_per_node'",
+        ),
+        ('name = "s"\nscheduler = "local"\ndefault_partition = "p"\n', "default_partition: unknown key"),
+        # split as a shell would: an open quote must be found when loading, not as a traceback later
+        (f'{SLURM}extra_srun_args = "--comment=\'open"\n{PARTITION}', "extra_srun_args"),
+    ],
+)
+def test_a_mistake_in_a_system(tmp_path: Path, text: str, mistake: str) -> None:
+    with pytest.raises(BadInput, match=mistake):
         _load(tmp_path, text)
-
-
-def test_an_unknown_key_suggests(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"system\.toml:4: gpu_per_node: unknown key; did you mean 'gpus_per_node'"):
-        _load(tmp_path, SLURM + "gpu_per_node = 8\n" + PARTITION)
 
 
 @every(
     "line",
     [
-        'account = "a\\n#SBATCH --wrap=id"',
-        'extra_sbatch_args = ["--comment=x\\n#SBATCH --wrap=id"]',
-        'mpi = "pmix\\r"',
-        "gpus_per_node = -1",
-        "ntasks_per_node = -1",
-        "monitor_interval = -1",
-        "global_env_vars = {A = [1]}",
-        "monitor_interval = nan",
-        'global_env_vars = {"A B" = "x"}',
+        *('account = "a\\n#SBATCH --wrap=id"', 'extra_sbatch_args = ["--comment=x\\n#SBATCH --wrap=id"]'),
+        *('mpi = "pmix\\r"', "gpus_per_node = -1", "ntasks_per_node = -1", "monitor_interval = -1"),
+        *("global_env_vars = {A = [1]}", "monitor_interval = nan", 'global_env_vars = {"A B" = "x"}'),
         'global_env_vars = {A = "x\\u0000"}',
     ],
 )
@@ -138,16 +137,17 @@ UNUSABLE_WITH_SBATCH = (
 UNUSABLE_WITH_SRUN = ("--clusters=b", "-o x", "--output x", "--error=x", "--jobid=7", "--test-only", "--export=NONE")
 
 
-@every("option", UNUSABLE_WITH_SBATCH)
-def test_an_option_that_hides_a_job_is_refused(tmp_path: Path, option: str) -> None:
-    with pytest.raises(BadInput, match=r"system\.toml:4: extra_sbatch_args: .* --[a-z-]+ .*cannot be used: "):
-        _load(tmp_path, f'{SLURM}extra_sbatch_args = ["--exclusive", "{option}"]\n{PARTITION}')
-
-
-@every("words", UNUSABLE_WITH_SRUN)
-def test_an_option_that_hides_a_step_is_refused(tmp_path: Path, words: str) -> None:
-    with pytest.raises(BadInput, match=r"system\.toml:4: extra_srun_args: .* --[a-z-]+ .*cannot be used: "):
-        _load(tmp_path, f'{SLURM}extra_srun_args = "--label {words}"\n{PARTITION}')
+@every(
+    ("key", "option"),
+    [
+        *(("extra_sbatch_args", option) for option in UNUSABLE_WITH_SBATCH),
+        *(("extra_srun_args", option) for option in UNUSABLE_WITH_SRUN),
+    ],
+)
+def test_an_option_that_hides_a_job_is_refused(tmp_path: Path, key: str, option: str) -> None:
+    value = ["--exclusive", option] if key == "extra_sbatch_args" else f"--label {option}"
+    with pytest.raises(BadInput, match=rf"system\.toml:4: {key}: .* --[a-z-]+ .*cannot be used: "):
+        _load(tmp_path, f"{SLURM}{key} = {json.dumps(value)}\n{PARTITION}")
 
 
 def test_other_options_pass(tmp_path: Path) -> None:
@@ -158,21 +158,3 @@ def test_other_options_pass(tmp_path: Path) -> None:
     srun = "-l -u -W 60 --export=ALL,NCCL_DEBUG=INFO --container-writable --overlap --mpi=pmix -c 8"
     text = f'extra_sbatch_args = {json.dumps(sbatch)}\nextra_srun_args = "{srun}"\n'
     assert _load(tmp_path, SLURM + text + PARTITION).extra_sbatch_args == list(sbatch)
-
-
-def test_srun_arguments_must_be_splittable(tmp_path: Path) -> None:
-    """They are split as a shell would; an open quote must be found when loading, not as a traceback later."""
-    with pytest.raises(BadInput, match="extra_srun_args"):
-        _load(tmp_path, SLURM + 'extra_srun_args = "--comment=\'open"\n' + PARTITION)
-
-
-def test_a_slurm_key_is_unknown_on_a_local_system(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="default_partition: unknown key"):
-        _load(tmp_path, 'name = "s"\nscheduler = "local"\ndefault_partition = "p"\n')
-
-
-def test_nodes_of_a_partition_without_groups() -> None:
-    """Older CloudAI files list a partition's nodes directly."""
-    partition = {"name": "p", "nodes": ["node-[001-100]"]}
-    system = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[partition])
-    assert system.partitions[0].nodes == ["node-[001-100]"]

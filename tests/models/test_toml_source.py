@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.toml_source import TomlSource, dotted, read_toml
+from cloudai_mbridge.models.toml_source import TomlSource, dotted, read_toml
 from tests.cases import every
 
 SCENARIO = """\
@@ -78,40 +78,26 @@ def test_what_has_no_line_gets_the_nearest_parents(tmp_path: Path, key_path: tup
     assert source.where(key_path).startswith(f"{source.path}:{line}: ")
 
 
+@every(
+    ("text", "key_path", "line"),
+    [
+        ('[extra_cmd_args]\na = "1"\n"optimizer.lr" = "2"\n', ("extra_cmd_args", "optimizer.lr"), 3),
+        ("[a]\n# [b]\nx = 1\n", ("a", "x"), 3),
+        ("a = 1\r\n\r\n[t]\r\nb = 2\r\n", ("t", "b"), 4),
+        # TOML's lines, which tomllib counts in its messages, end at a line feed and nowhere else
+        *((f"# one{separator}still one\na = 1\n", ("a",), 2) for separator in ("\u2028", "\x85")),
+    ],
+)
+def test_lines_of_other_files(tmp_path: Path, text: str, key_path: tuple[str, ...], line: int) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(text.encode())
+    assert read_toml(path).where(key_path).startswith(f"{path}:{line}: ")
+
+
 def test_without_any_known_line_only_the_file_is_named(tmp_path: Path) -> None:
     source = _read(tmp_path, SCENARIO)
     assert source.where(("nothing",)) == f"{source.path}: nothing"
     assert source.where(()) == str(source.path)
-
-
-def test_a_quoted_key_with_a_dot_is_one_key(tmp_path: Path) -> None:
-    source = _read(tmp_path, '[extra_cmd_args]\na = "1"\n"optimizer.lr" = "2"\n')
-    assert source.where(("extra_cmd_args", "optimizer.lr")).startswith(f"{source.path}:3: ")
-
-
-def test_a_commented_header_is_no_header(tmp_path: Path) -> None:
-    source = _read(tmp_path, "[a]\n# [b]\nx = 1\n")
-    assert source.where(("a", "x")).startswith(f"{source.path}:3: ")
-
-
-def test_carriage_returns_do_not_count_as_lines(tmp_path: Path) -> None:
-    path = tmp_path / "dos.toml"
-    path.write_bytes(b"a = 1\r\n\r\n[t]\r\nb = 2\r\n")
-    source = read_toml(path)
-    assert source.data == {"a": 1, "t": {"b": 2}}
-    assert source.where(("t", "b")).startswith(f"{path}:4: ")
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
-def test_only_line_feeds_end_a_line(tmp_path: Path, separator: str) -> None:
-    """TOML's lines, which tomllib counts in its messages, end at a line feed and nowhere else."""
-    source = _read(tmp_path, f"# one{separator}still one\na = 1\n")
-    assert source.where(("a",)).startswith(f"{source.path}:2: ")
-
-
-def test_dotted_shows_indices_in_brackets() -> None:
-    assert dotted(("a", "b", 0, "c")) == "a.b[0].c"
-    assert dotted(()) == ""
 
 
 def test_a_parse_error_has_the_parsers_line_and_column(tmp_path: Path) -> None:
@@ -128,21 +114,13 @@ def test_a_duplicate_key_is_an_error(tmp_path: Path) -> None:
         _read(tmp_path, "a = 1\na = 2\n")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"gone\.toml: no such file"):
-        read_toml(tmp_path / "gone.toml")
-
-
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is a directory, not a regular file"):
-        read_toml(tmp_path)
-
-
-def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "latin1.toml"
-    path.write_bytes('a = "é"\n'.encode("latin-1"))
-    with pytest.raises(BadInput, match=r"latin1\.toml: cannot be read as UTF-8"):
-        read_toml(path)
+def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin1.toml").write_bytes('a = "é"\n'.encode("latin-1"))
+    mistakes = {"gone": "no such file", "": "is a directory, not a regular file", "latin1": "cannot be read as UTF-8"}
+    for name, mistake in mistakes.items():
+        path = tmp_path / f"{name}.toml" if name else tmp_path
+        with pytest.raises(BadInput, match=rf"{path}: {mistake}"):
+            read_toml(path)
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 3000, "a = " + "9" * 5000], ids=["nested", "digits"])

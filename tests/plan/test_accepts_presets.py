@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset, with_preset
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow, catalog
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, with_preset
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
@@ -24,7 +23,7 @@ SHIPPED = {"0.3.0": (234, 0), "0.6.0": (428, 17)}
 def _rows(version: str) -> tuple[PresetRow, ...]:
     found = catalog(find_release(f"v{version}"))  # type: ignore[arg-type]
     assert found is not None
-    return found.source.rows
+    return found.rows
 
 
 def _as_cloudai(row: PresetRow) -> dict[str, Any]:

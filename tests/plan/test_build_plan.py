@@ -11,7 +11,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.write import plan_to_dict, write_plan, write_runs
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition

@@ -10,7 +10,7 @@ import pytest
 from cloudai_mbridge.commands.console import SteadyConsole, show_rejected
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.launch.write import plan_to_dict, system_to_dict, write_plan
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_system
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, load_system
 from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Dependency, OnCompletion, RunnerConfig, TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, Partition, PartitionGroup, Prices, SlurmSystem
 from cloudai_mbridge.models.test_definition import (

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import LoadedScenario, load_scenario
-from cloudai_mbridge.models.loading.loaded import HookOptions
+from cloudai_mbridge.models.loading import HookOptions, LoadedScenario, load_scenario
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan.build import build_plan
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_scenario
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, load_scenario
 from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition

@@ -6,7 +6,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, NothingFailed
 from cloudai_mbridge.launch.write import write_plan
-from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.models.slurm_values import parse_time_limit
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset, newest_release
-from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
+from cloudai_mbridge.megatron_bridge.preset_rows import catalog
+from cloudai_mbridge.megatron_bridge.presets import loop_preset, newest_release, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
@@ -41,7 +40,7 @@ def test_every_block_is_of_a_preset_and_sets_fields_that_exist() -> None:
     known = catalog(newest_release())
     assert known
     for name in (name for name in recipe_names() if load_recipe(name).blocks):
-        rows = [row for row in known.source.rows if row.recipe == name]
+        rows = [row for row in known.rows if row.recipe == name]
         seen: set[int] = set()
         for row in rows:
             variant = {"config_variant": row.variant} if row.variant else {}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.presets.find import loop_preset
+from cloudai_mbridge.megatron_bridge.presets import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import training_config

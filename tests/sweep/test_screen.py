@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation, check
 from cloudai_mbridge.constraints.engine import with_origins
-from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop
+from cloudai_mbridge.megatron_bridge.presets import given_to_loop
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.scenario import TestRun

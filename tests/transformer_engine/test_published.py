@@ -10,10 +10,8 @@ import pytest
 from tests.transformer_engine.engine import build, gpu
 
 # isort: split
-from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import find_preset
-from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow, catalog
+from cloudai_mbridge.megatron_bridge.presets import find_preset, with_loop_preset
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
@@ -52,7 +50,7 @@ def _published() -> dict[str, PresetRow]:
     known = catalog(RELEASE)
     assert known
     found: dict[str, PresetRow] = {}
-    for row in known.source.rows:
+    for row in known.rows:
         if row.task == "pretrain" and row.recipe in recipe_names() and not load_recipe(row.recipe).not_embedded:
             sharding = "fsdp" if row.values.get("use_megatron_fsdp") else "ddp"
             kind = (row.recipe, row.compute_dtype, str(row.values.get("cuda_graph_impl")), sharding)

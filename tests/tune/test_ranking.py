@@ -9,7 +9,7 @@ from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.megatron_bridge.presets.find import find_preset, newest_release, with_preset
+from cloudai_mbridge.megatron_bridge.presets import find_preset, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts

@@ -20,10 +20,9 @@ from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch.write import create_root
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.models.toml_source import read_toml, suggest
 from cloudai_mbridge.pipeline import Prepared
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import assign_arrays

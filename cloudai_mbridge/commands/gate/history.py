@@ -20,7 +20,7 @@ from cloudai_mbridge.gate.history import DEFAULT_METRIC, FAILED, History, Import
 from cloudai_mbridge.gate.history_file import StoredPoint, StoredRun
 from cloudai_mbridge.gate.runs import METRICS, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.toml_source import suggest
 
 CHANGED = 10  # same as for a regression found by a gate
 DEFAULT_HISTORY = Path("results/history.sqlite")

@@ -24,12 +24,19 @@ from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.proxy import shrink
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-from cloudai_mbridge.megatron_bridge.presets.environment import gpu_label
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, find_preset, loop_preset, why_no_preset
-from cloudai_mbridge.megatron_bridge.presets.loop import given_to_loop, with_loop_preset
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.presets import (
+    Preset,
+    describe,
+    find_preset,
+    given_to_loop,
+    loop_preset,
+    why_no_preset,
+    with_loop_preset,
+)
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.recipes import Recipe, load_recipe

@@ -10,7 +10,7 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.constraints.rule_docs import RuleDoc, documents
 from cloudai_mbridge.errors import OK, BadInput, shown
-from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.toml_source import suggest
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,11 @@ from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.files.names import label
-from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
-from cloudai_mbridge.megatron_bridge.presets.loop import with_loop_preset
+from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
-from cloudai_mbridge.models.loading.loaded import NO_HOOKS, LoadedScenario
+from cloudai_mbridge.models.loading import NO_HOOKS, LoadedScenario, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.plan.select import PointChoice, among

@@ -20,8 +20,8 @@ from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.headline import Price, price_of
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading.load import load_system, load_test_definition
-from cloudai_mbridge.models.values.time_limit import slurm_time
+from cloudai_mbridge.models.loading import load_system, load_test_definition
+from cloudai_mbridge.models.slurm_values import slurm_time
 from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
 from cloudai_mbridge.tune.request import search_request

@@ -12,29 +12,30 @@ from pathlib import Path
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
-from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system, load_test_definition
-from cloudai_mbridge.models.loading.loaded import (
+from cloudai_mbridge.megatron_bridge.release import megatron_bridge_of
+from cloudai_mbridge.models.loading import (
     HOOK_DIR,
     ForeignSystem,
     ForeignTemplate,
     HookOptions,
     LoadedTest,
-    naming_file,
-    with_path,
-)
-from cloudai_mbridge.models.loading.test_files import (
     TestFiles,
+    Warn,
     find_test_files,
     is_baseline,
     is_scenario,
     is_system,
+    load_scenario,
+    load_system,
+    load_test_definition,
+    naming_file,
     template_of,
+    with_path,
 )
-from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.models.toml_source import TomlSource, read_toml
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.supported import unlisted_partition

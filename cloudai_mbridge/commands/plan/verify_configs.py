@@ -10,7 +10,7 @@ from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, JSON, PATH, RULES
 from cloudai_mbridge.commands.plan.verify import Finding, summarize_foreign, verify
 from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.models.loading.load import Warn
+from cloudai_mbridge.models.loading import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 
 

@@ -17,8 +17,8 @@ from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.test_definition import TEMPLATE
-from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.schedulers.slurm.partitions import PartitionNodes, find_nodes
 from cloudai_mbridge.tune.ranking import rank

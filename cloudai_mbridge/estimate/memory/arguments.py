@@ -8,7 +8,7 @@ from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, 
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
-from cloudai_mbridge.models.values.pipeline_layout import num_stages
+from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.launcher_arguments import OPTIMIZERS
 from cloudai_mbridge.recipes.load import Recipe

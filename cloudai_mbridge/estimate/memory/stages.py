@@ -10,7 +10,7 @@ from typing import Literal
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.models.values.pipeline_layout import layout_fault, parse_layout
+from cloudai_mbridge.models.pipeline_layout import layout_fault, parse_layout
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
 

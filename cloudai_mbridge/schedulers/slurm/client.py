@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
+from cloudai_mbridge.models.slurm_values import is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.values.hostlist import is_out_of_service
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
+from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.schedulers.slurm.command import run_command

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.schedulers.slurm.command import run_command
 
 # sinfo puts nodes that are alike in all of this on one line

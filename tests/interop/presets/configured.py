@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS
+from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS
 from tests.interop.presets.static import UNKNOWN, Evaluator, Instance
 from tests.interop.presets.static.values import External, Intrinsic, Raised
 

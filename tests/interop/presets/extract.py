@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS, KEY, UNKNOWN, PresetSource
+from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS, KEY, UNKNOWN, PresetCatalog
 from tests.interop.presets.reader import read_source
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def as_text(source: PresetSource, fields: tuple[str, ...]) -> str:
+def as_text(source: PresetCatalog, fields: tuple[str, ...]) -> str:
     """Write a data file."""
     lines = [f"# {name} = {_cell(getattr(source, name))}" for name in ("is_flat", "default_variant")]
     for recipe, layouts in source.layouts.items():

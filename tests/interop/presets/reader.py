@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.launcher.argument_parser import read_options
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow, PresetSource, chosen_variant
+from cloudai_mbridge.megatron_bridge.launcher_options import read_options
+from cloudai_mbridge.megatron_bridge.preset_rows import PresetCatalog, PresetRow, chosen_variant
 from tests.interop.presets.configured import configured, evaluator, layout_text
 from tests.interop.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
 from tests.interop.presets.static.values import Function, Module, Raised
@@ -23,7 +23,7 @@ _FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
 _FLAT_PACKAGE = "megatron.bridge.perf_recipes"
 
 
-def read_source(clone: Path) -> PresetSource | None:
+def read_source(clone: Path) -> PresetCatalog | None:
     """Return the presets of a clone, or None where it has neither layout."""
     ev = evaluator(clone)
     options = read_options(clone / _SCRIPTS / "argument_parser.py")
@@ -35,7 +35,7 @@ def read_source(clone: Path) -> PresetSource | None:
         rows = _workload_rows(ev, clone, dtypes, variant)
     else:
         return None
-    return PresetSource(is_flat, variant, tuple(rows), _layouts(ev))
+    return PresetCatalog(is_flat, variant, tuple(rows), _layouts(ev))
 
 
 # up to 0.5

@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from cloudai_mbridge.training.utils.train_utils import (
+
+from cloudai_mbridge.training.models import hooks
+from cloudai_mbridge.training.models.hooks import (
     LinearForLastLayer,
     _ensure_model_list,
     _freeze_parameter_if_present,
@@ -18,8 +20,6 @@ from cloudai_mbridge.training.utils.train_utils import (
     freeze_moe_router,
     make_value_model,
 )
-
-from cloudai_mbridge.training.models import hooks
 
 
 def _parameters(*names: str) -> Any:

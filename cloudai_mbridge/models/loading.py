@@ -1,37 +1,186 @@
 """Read systems, test definitions and scenarios from disk; every mistake becomes a BadInput that names its place."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cloudai_mbridge.errors import BadInput, counted
+from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.explain import explain, suggest_field
-from cloudai_mbridge.models.loading.loaded import (
-    ForeignSystem,
-    ForeignTemplate,
-    HookOptions,
-    LoadedScenario,
-    LoadedTest,
-)
-from cloudai_mbridge.models.loading.test_files import TestFiles, find_test_files, is_scenario, is_system, template_of
-from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.credentials import shown_value
 from cloudai_mbridge.models.scenario import TestRun, TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
-from cloudai_mbridge.models.values.credentials import shown_value
-
-__all__ = ["LoadedScenario", "LoadedTest", "load_scenario", "load_system", "load_test_definition", "validate"]
+from cloudai_mbridge.models.toml_source import KeyPath, TomlSource, explain, read_toml, suggest, suggest_field
 
 M = TypeVar("M", bound=BaseModel)
 Warn = Callable[[str], None]
-_MOST_WARNINGS = 20
+HOOK_DIR = Path("conf/hook")  # below the current directory, as in CloudAI
 SCHEDULERS: dict[str, type[System]] = {"local": LocalSystem, "standalone": LocalSystem, "slurm": SlurmSystem}
 FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
+TEMPLATE_KEY = "test_template_name"
+_ALIKE = 0.85  # similarity of spellings; MegatronRun, the nearest name in CloudAI, is at 0.64
+_MOST_WARNINGS = 20
+
+
+class ForeignSystem(BadInput):
+    """A system that CloudAI knows and this tool does not."""
+
+
+class ForeignTemplate(BadInput):
+    """A file that is CloudAI's and not this tool's."""
+
+    def __init__(self, path: Path, templates: Iterable[str]) -> None:
+        self.names = sorted(set(templates))
+        names = ", ".join(self.names)
+        super().__init__(f"{path}: has nothing for this tool, which runs {TEMPLATE!r} only; it is of {names}")
+
+
+@dataclass(frozen=True)
+class LoadedTest:
+    """A scenario's entry with its complete definition. path: the file of its definition."""
+
+    run: TestRun
+    definition: TestDefinition
+    path: Path | None = None
+
+
+def with_path(path: Path | None, text: str) -> str:
+    """Return a message whose every line names a file, by default this one."""
+    if path is None:
+        return text
+    named = (line if ".toml" in line.partition(": ")[0] else f"{path}: {line}" for line in text.split("\n"))
+    return "\n".join(named)
+
+
+@contextmanager
+def naming_file(test: LoadedTest) -> Iterator[None]:
+    """Prefix errors in a test with its file."""
+    try:
+        yield
+    except BadInput as error:
+        error.args = (with_path(test.path, str(error)),)
+        raise
+
+
+@dataclass(frozen=True)
+class LoadedScenario:
+    """A scenario whose tests are all found.
+
+    pre_test: the test that checks every node first. pre_hook, post_hook: tests of the hooks' scenarios, that go before
+    and after everything. foreign: id -> template of the tests that this tool does not run. notes: settings
+    without effect.
+    """
+
+    scenario: TestScenario
+    tests: list[LoadedTest]
+    pre_test: LoadedTest | None = None
+    pre_hook: tuple[LoadedTest, ...] = ()
+    post_hook: tuple[LoadedTest, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HookOptions:
+    """Directory of hooks, and whether they run at all."""
+
+    directory: Path = HOOK_DIR
+    skip: bool = False
+
+
+NO_HOOKS = HookOptions(skip=True)
+
+
+@dataclass(frozen=True)
+class TestFiles:
+    """All definitions below a directory, of any template, unchecked. A name may stand in several files."""
+
+    __test__ = False
+
+    directory: Path | None
+    by_name: dict[str, list[TomlSource]]
+
+    def __iter__(self) -> Iterator[TomlSource]:
+        return (source for sources in self.by_name.values() for source in sources)
+
+    def find(self, name: str, where: str) -> TomlSource:
+        """Return the file of a test. As in CloudAI, a file of the directory itself precedes files of subdirectories.
+
+        BadInput: the file is missing or ambiguous; `where` names it.
+        """
+        if name not in self.by_name:
+            names = list(self.by_name)
+            remedy = suggest(name, names) if names else "name the directory of its file with --tests-dir"
+            raise BadInput(f"{where}: no test {name!r} in {self.directory or 'any tests directory'}; {remedy}")
+        found = self.by_name[name]
+        found = [source for source in found if source.path.parent == self.directory] or found
+        if len(found) > 1:
+            paths = " and ".join(str(source.path) for source in found[:3])
+            raise BadInput(f"{where}: {name!r} is the name of {len(found)} tests, {paths}; narrow --tests-dir")
+        return found[0]
+
+    def choices(self, names: Iterable[str]) -> Iterator["TestFiles"]:
+        """Yield selections of one file per name, until each of their files was selected once."""
+        several = {name: found for name in names if len(found := self.by_name.get(name, [])) > 1}
+        for i in range(max(map(len, several.values()), default=1)):
+            chosen = {name: [found[min(i, len(found) - 1)]] for name, found in several.items()}
+            yield TestFiles(self.directory, {**self.by_name, **chosen})
+
+
+def template_of(source: TomlSource, prefix: KeyPath = ()) -> str:
+    """Return the template of a test, at `prefix` of a file. BadInput: it is this tool's, misspelt."""
+    test: Any = source.data
+    for part in prefix:
+        test = test[part]
+    template = str(test.get(TEMPLATE_KEY, TEMPLATE))
+    ours, own = (re.sub(r"[\W_]", "", name).lower() for name in (TEMPLATE, template))
+    if template != TEMPLATE and difflib.SequenceMatcher(None, own, ours).ratio() > _ALIKE:
+        where = source.where((*prefix, TEMPLATE_KEY))
+        raise BadInput(f"{where}: {shown(template)} is unknown; did you mean {TEMPLATE!r}?")
+    return template
+
+
+def is_system(source: TomlSource) -> bool:
+    return "scheduler" in source.data
+
+
+def is_scenario(source: TomlSource) -> bool:
+    return "Tests" in source.data
+
+
+def is_baseline(source: TomlSource) -> bool:
+    return "version" in source.data
+
+
+def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> TestFiles:
+    """Read the TOMLs below a directory. Systems, scenarios and files without a name are skipped.
+
+    BadInput: no such directory, or invalid TOML, unless that is to be skipped.
+    """
+    if directory is None:
+        return TestFiles(None, {})
+    if not directory.is_dir():
+        raise BadInput(f"{directory}: no such directory; --tests-dir takes the directory of the test TOMLs")
+    by_name: dict[str, list[TomlSource]] = {}
+    for path in sorted(directory.rglob("*.toml")):
+        if not path.is_file():
+            continue
+        try:
+            source = read_toml(path)
+        except BadInput:
+            if skip_broken:
+                continue
+            raise
+        name = source.data.get("name")
+        if isinstance(name, str) and not (is_system(source) or is_scenario(source) or is_baseline(source)):
+            by_name.setdefault(name, []).append(source)
+    return TestFiles(directory, by_name)
 
 
 def load_system(path: Path) -> System:
@@ -92,8 +241,18 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
     if missing and (ours or not foreign):
         raise next(iter(missing.values()))
     tests = [_load_test(i, scenario.tests[i], source, bases.get(i), warn) for i in ours]
-    _refuse_waiting_for_foreign(tests, foreign, source)
-    return LoadedScenario(scenario, tests, foreign=tuple(foreign.items()), notes=tuple(_notes(foreign)))
+    for run in (test.run for test in tests):
+        for other in (dependency.id for dependency in run.dependencies if dependency.id in foreign):
+            raise BadInput(
+                f"{source.path}: test {run.id!r} depends on {other!r}, which is of {foreign[other]!r} and not run by"
+                " this tool; remove the dependency"
+            )
+    notes = tuple(
+        f"not run, because this tool runs {TEMPLATE!r} only: "
+        f"{', '.join(test_id for test_id, other in foreign.items() if other == template)} ({template})"
+        for template in dict.fromkeys(foreign.values())
+    )
+    return LoadedScenario(scenario, tests, foreign=tuple(foreign.items()), notes=notes)
 
 
 def _find_bases(
@@ -111,24 +270,6 @@ def _find_bases(
             except BadInput as error:
                 missing[i] = error
     return bases, missing
-
-
-def _notes(foreign: dict[str, str]) -> list[str]:
-    return [
-        f"not run, because this tool runs {TEMPLATE!r} only: {', '.join(ids)} ({template})"
-        for template in dict.fromkeys(foreign.values())
-        if (ids := [test_id for test_id, other in foreign.items() if other == template])
-    ]
-
-
-def _refuse_waiting_for_foreign(tests: list[LoadedTest], foreign: dict[str, str], source: TomlSource) -> None:
-    for test in tests:
-        for dependency in test.run.dependencies:
-            if dependency.id in foreign:
-                raise BadInput(
-                    f"{source.path}: test {test.run.id!r} depends on {dependency.id!r}, which is of"
-                    f" {foreign[dependency.id]!r} and not run by this tool; remove the dependency"
-                )
 
 
 def _with_hooks(
@@ -158,12 +299,12 @@ def _with_hooks(
 
 def _named(kind: str, hook: LoadedScenario | None) -> tuple[LoadedTest, ...]:
     """Return a hook's tests under ids that are unique in the scenario."""
-    return tuple(replace(test, run=_renamed(kind, test.run)) for test in (hook.tests if hook else ()))
 
+    def named(run: TestRun) -> TestRun:
+        dependencies = [each.model_copy(update={"id": f"{kind}.{each.id}"}) for each in run.dependencies]
+        return run.model_copy(update={"id": f"{kind}.{run.id}", "dependencies": dependencies})
 
-def _renamed(kind: str, run: TestRun) -> TestRun:
-    dependencies = [each.model_copy(update={"id": f"{kind}.{each.id}"}) for each in run.dependencies]
-    return run.model_copy(update={"id": f"{kind}.{run.id}", "dependencies": dependencies})
+    return tuple(replace(test, run=named(test.run)) for test in (hook.tests if hook else ()))
 
 
 def _find_hook(name: str | None, directory: Path, warn: Warn | None) -> LoadedScenario | None:
@@ -209,9 +350,7 @@ def _definition(data: dict[str, Any], source: TomlSource, warn: Warn | None) -> 
     return validate(TestDefinition, _known(data, source, (), warn), source)
 
 
-def _known(
-    data: dict[str, Any], source: TomlSource, prefix: tuple[str | int, ...], warn: Warn | None
-) -> dict[str, Any]:
+def _known(data: dict[str, Any], source: TomlSource, prefix: KeyPath, warn: Warn | None) -> dict[str, Any]:
     """Drop the unknown keys of `cmd_args`, and warn about each; without `warn`, they are errors later."""
     args, known = data.get("cmd_args"), ResolvedCmdArgs.model_fields
     if warn is None or not isinstance(args, dict):
@@ -233,7 +372,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def validate(model: type[M], data: Any, source: TomlSource, prefix: tuple[str | int, ...] = ()) -> M:
+def validate(model: type[M], data: Any, source: TomlSource, prefix: KeyPath = ()) -> M:
     """Build `model` from the data at `prefix` of `source`; BadInput has one line per mistake."""
     try:
         return model.model_validate(data)

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.pins import MOUNT, megatron_bridge_of
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.megatron_bridge.release import MOUNT, megatron_bridge_of
+from cloudai_mbridge.models.cmd_args import FP8_RECIPES, ResolvedCmdArgs
+from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.shell import absolute, slurm_pattern_in
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
-from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
-from cloudai_mbridge.models.values.hostlist import expand_hostlist
-from cloudai_mbridge.models.values.number_formats import FP8_RECIPES
 from cloudai_mbridge.training.credentials.find import is_secret
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
@@ -125,10 +124,13 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
     gpus_per_node = args.gpus_per_node or slurm.gpus_per_node
     # a run without a token is not submitted
     is_wanted = {HF_TOKEN: not args.offline, WANDB_API_KEY: bool((args.wandb_key or "").strip())}
+    values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items()}
+    texts = {key: str(value) for key, value in values.items() if value not in (None, "")}
+    texts = {key: FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
     return UpstreamPlan(
         args=launcher_args(args, test.run),
         credentials=tuple(name for name in is_wanted if is_wanted[name]),
-        overrides=_TENSORBOARD | _overrides(args) | dict(definition.extra_cmd_args),
+        overrides=_TENSORBOARD | texts | dict(definition.extra_cmd_args),
         gpus_per_node=gpus_per_node,
         slurm_params=_slurm_params(slurm, gpus_per_node, test.run),
         megatron_bridge=_repo(repo),
@@ -168,12 +170,6 @@ def graph_note(args: ResolvedCmdArgs) -> str | None:
     return f"cuda_graph_scope = {scope!r} has no effect: cuda_graph_impl = 'full_iteration' captures everything"
 
 
-def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:
-    values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items()}
-    texts = {key: str(value) for key, value in values.items() if value not in (None, "")}
-    return {key: FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
-
-
 def _repo(repo: GitRepo) -> Repo:
     return Repo(repo.url, repo.commit, repo.mount_as or "")
 
@@ -186,9 +182,17 @@ def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) 
     if system.asks_for_gpus:
         params = [f"gpus-per-node={gpus_per_node}", f"gres=gpu:{gpus_per_node}", *params]
     for option in system.extra_sbatch_args:
-        params.append(_from_sbatch_arg(f"system {system.name!r}", option))
-    params += _from_srun_args(f"system {system.name!r}", system.extra_srun_args)
-    params += _from_srun_args(f"test {run.id!r}", run.extra_srun_args)
+        if not (found := re.fullmatch(r"--([\w-]+)(?:(?:=|\s+)(.*))?", option.strip())):
+            raise _no_long_option(f"system {system.name!r}: extra_sbatch_args", option)
+        params.append(found[1] if found[2] is None else f"{found[1]}={found[2]}")
+    for where, text in ((f"system {system.name!r}", system.extra_srun_args), (f"test {run.id!r}", run.extra_srun_args)):
+        words = shlex.split(text or "")
+        while words:
+            word = words.pop(0)
+            if not word.startswith("--"):
+                raise _no_long_option(f"{where}: extra_srun_args", word)
+            has_value = "=" not in word and words and not words[0].startswith("--")
+            params.append(word[2:] + (f"={words.pop(0)}" if has_value else ""))
     for param in params:
         if ";" in param:
             raise BadInput(f"test {run.id!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
@@ -197,26 +201,5 @@ def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) 
     return tuple(params)
 
 
-def _from_sbatch_arg(where: str, option: str) -> str:
-    """Turn `--k v`, `--k=v` and bare `--k` into k=v and k."""
-    found = re.fullmatch(r"--([\w-]+)(?:(?:=|\s+)(.*))?", option.strip())
-    if not found:
-        raise BadInput(
-            f"{where}: extra_sbatch_args: {option!r} cannot reach the upstream launcher;"
-            " write long options, --name=value"
-        )
-    return found[1] if found[2] is None else f"{found[1]}={found[2]}"
-
-
-def _from_srun_args(where: str, text: str | None) -> Iterator[str]:
-    """Turn `--k v`, `--k=v` and bare `--k` into k=v and k."""
-    words = shlex.split(text or "")
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            raise BadInput(
-                f"{where}: extra_srun_args: {word!r} cannot reach the upstream launcher;"
-                " write long options, --name=value"
-            )
-        has_value = "=" not in word and words and not words[0].startswith("--")
-        yield word[2:] + (f"={words.pop(0)}" if has_value else "")
+def _no_long_option(where: str, word: str) -> BadInput:
+    return BadInput(f"{where}: {word!r} cannot reach the upstream launcher; write long options, --name=value")

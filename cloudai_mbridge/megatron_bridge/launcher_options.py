@@ -1,19 +1,93 @@
 """Megatron-Bridge's launcher by release: its path, and the options and values that it accepts.
 
-The source is an installed clone, else the shipped data; the launcher of any other release is unknown, and its options
-are not checked.
+The source is the argument parser of an installed clone, which is read without running it, else the shipped data; the
+launcher of any other release is unknown, and its options are not checked.
 """
 
+import ast
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
 from cloudai_mbridge.megatron_bridge.release import Release
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a launcher.
+
+    flags: all its forms. type: the name of what converts its text; "" for plain text, "lambda" for an unnamed one.
+    choices: the values that it takes, as written on a command line; () for any.
+    """
+
+    flags: tuple[str, ...]
+    type: str = ""
+    action: str = ""
+    choices: tuple[str, ...] = ()
+    default: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The long form without dashes."""
+        return max(self.flags, key=len).lstrip("-")
+
+    def takes(self, text: str) -> bool:
+        """Whether a text is among the choices."""
+        return (text.lower() if self.type == "lower_str" else text) in self.choices
+
+
+def read_options(path: Path) -> dict[str, Option]:
+    """Return every option of an argument_parser.py, by name; empty if it cannot be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    constants: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with suppress(ValueError):
+                constants[node.targets[0].id] = ast.literal_eval(node.value)
+    options = (_option(node, constants) for node in ast.walk(tree) if _is_call_of(node, "add_argument"))
+    return {option.name: option for option in options if option}
+
+
+def _is_call_of(node: ast.AST, method: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+
+
+def _option(node: ast.AST, constants: Mapping[str, Any]) -> Option | None:
+    assert isinstance(node, ast.Call)
+    flags = tuple(str(arg.value) for arg in node.args if isinstance(arg, ast.Constant))
+    if not flags or not flags[0].startswith("-"):
+        return None
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    kind, default = given.get("type"), _value(given.get("default"), constants)
+    return Option(
+        flags=flags,
+        type="lambda" if isinstance(kind, ast.Lambda) else ast.unparse(kind) if kind else "",
+        action=str(_value(given.get("action"), constants) or ""),
+        choices=tuple(str(value) for value in _value(given.get("choices"), constants) or ()),
+        default=None if default is None else str(default),
+    )
+
+
+def _value(node: ast.expr | None, constants: Mapping[str, Any]) -> Any:
+    """Return a literal, a named constant or its keys; None if the value is only known at run time."""
+    if node is None:
+        return None
+    if isinstance(node, ast.Name):
+        return constants.get(node.id)
+    if _is_call_of(node, "keys") and isinstance(node.func.value, ast.Name):  # type: ignore[attr-defined]
+        return list(constants.get(node.func.value.id, ()))  # type: ignore[attr-defined]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -37,21 +111,17 @@ def known_launchers() -> tuple[LauncherOptions, ...]:
     """Return the launchers that the shipped data describe, oldest first."""
     text = (files("cloudai_mbridge.megatron_bridge") / "data" / "launchers.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    return tuple(
-        LauncherOptions(version, facts["path"], _options_of(version, data["options"]))
-        for version, facts in data["launcher"].items()
-    )
-
-
-def _options_of(version: str, table: Iterable[Mapping[str, Any]]) -> dict[str, Option]:
-    found: dict[str, Option] = {}
-    for row in table:
-        if version in row["releases"]:
-            given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
-            del given["releases"]
-            option = Option(**given)
-            found[option.name] = option
-    return found
+    launchers = []
+    for version, facts in data["launcher"].items():
+        options = {}
+        for row in data["options"]:
+            if version in row["releases"]:
+                given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+                del given["releases"]
+                option = Option(**given)
+                options[option.name] = option
+        launchers.append(LauncherOptions(version, facts["path"], options))
+    return tuple(launchers)
 
 
 def find_launcher(release: Release | None) -> LauncherOptions | None:

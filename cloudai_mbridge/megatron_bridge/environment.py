@@ -7,7 +7,7 @@ Existing values of the job win, as upstream sets a variable only if it is missin
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.resolve import Preset
+from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 
@@ -37,17 +37,27 @@ def recipe_environment(args: ResolvedCmdArgs, gpu: str, preset: Preset | None) -
 
     args: as they will be trained. preset: without it, or for a release before 0.6, only the connections are set.
     """
-    env = dict(text.split("=", 1) for text in preset.values.get("env_vars", ())) if preset else {}
-    if preset is None or not env:
+    values: Mapping[str, Any] = preset.values if preset else {}
+    env: dict[str, str] = dict(text.split("=", 1) for text in values.get("env_vars", ()))
+    if not env:
         found = connections(args, gpu)
         return {CONNECTIONS: str(found)} if found else {}
-    if _deciding(vars(args)) != _deciding(preset.values):
+    if _deciding(vars(args)) != _deciding(values):
         env[CONNECTIONS] = str(connections(args, gpu) or env[CONNECTIONS])
     if args.use_megatron_fsdp and env[CONNECTIONS] == "1":  # refused there: rule M24
         env[CONNECTIONS] = "32"
-    if preset.values.get("cuda_graph_impl") not in (None, "none"):
-        _without_graphs(env, args)
-    _user_buffers(env, args, preset.values)
+    had_graphs, has_graphs = (
+        each not in (None, "", "none") for each in (values.get("cuda_graph_impl"), args.cuda_graph_impl)
+    )
+    if had_graphs and not has_graphs and _RECORD_STREAMS in env:
+        env[_RECORD_STREAMS] = "1"
+        if _ALLOCATOR in env:  # older releases of torch reject the option for graphs
+            env[_ALLOCATOR] = env[_ALLOCATOR].partition(",graph_capture")[0]
+    if args.nccl_ub:
+        env |= {"NCCL_NVLS_ENABLE": "1", "NCCL_CTA_POLICY": "1"}
+    elif values.get("nccl_ub"):
+        env.pop("NCCL_CTA_POLICY", None)
+        env |= {"NCCL_NVLS_ENABLE": "0", "NCCL_GRAPH_REGISTER": "0"}
     if _DOMAIN_RANKS in env:
         env[_DOMAIN_RANKS] = str(min(args.ep or 1, int(env[_DOMAIN])))
     if (args.pp or 1) == 1:
@@ -79,19 +89,3 @@ def _has_large_chunks(args: ResolvedCmdArgs) -> bool:
 def _deciding(values: Mapping[str, Any]) -> tuple[int, int, bool]:
     """Return the settings of a layout that decide the connections."""
     return values.get("tp") or 1, values.get("cp") or 1, bool(values.get("moe_a2a_overlap"))
-
-
-def _without_graphs(env: dict[str, str], args: ResolvedCmdArgs) -> None:
-    """Drop the settings for a full-iteration graph; older releases of torch reject the allocator's option."""
-    if (args.cuda_graph_impl or "none") == "none" and _RECORD_STREAMS in env:
-        env[_RECORD_STREAMS] = "1"
-        if _ALLOCATOR in env:
-            env[_ALLOCATOR] = env[_ALLOCATOR].partition(",graph_capture")[0]
-
-
-def _user_buffers(env: dict[str, str], args: ResolvedCmdArgs, values: Mapping[str, Any]) -> None:
-    if args.nccl_ub:
-        env |= {"NCCL_NVLS_ENABLE": "1", "NCCL_CTA_POLICY": "1"}
-    elif values.get("nccl_ub"):
-        env.pop("NCCL_CTA_POLICY", None)
-        env |= {"NCCL_NVLS_ENABLE": "0", "NCCL_GRAPH_REGISTER": "0"}

@@ -1,4 +1,4 @@
-"""The presets of one release as rows, and as the text of a data file.
+"""The presets of one release, which mbridge ships as a data file.
 
 A data file is CSV. Its first lines begin with `#` and contain the settings of the whole release. An empty cell is None,
 `?` is unknown, and a list is in brackets.
@@ -7,7 +7,11 @@ A data file is CSV. Its first lines begin with `#` and contain the settings of t
 import csv
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any
+
+from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 
 KEY = ("family", "recipe", "task", "gpu", "compute_dtype", "variant", "num_gpus", "is_default", "base_gb")
 UNKNOWN = "?"
@@ -41,7 +45,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class PresetRequest:
-    """What a preset is chosen by, as the launcher's options say it.
+    """The key of a preset, in the words of the launcher's options.
 
     family: in a row, empty where the launcher does not look at it. variant: "" for the one without a name.
     """
@@ -74,12 +78,16 @@ class PresetRow(PresetRequest):
     base_gb: int | None = None
 
 
+# 0.6 and later: labels of earlier releases that name the preset without a variant
+_OLD_LABELS = ("v1", "v2")
+
+
 @dataclass(frozen=True)
-class PresetSource:
-    """What a release says of its presets.
+class PresetCatalog:
+    """The presets of a release.
 
     is_flat: one function for each preset and job size, as from 0.6 on.
-    default_variant: what the launcher takes when none is passed.
+    default_variant: the launcher's if none is passed.
     layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
     """
 
@@ -87,6 +95,43 @@ class PresetSource:
     default_variant: str
     rows: tuple[PresetRow, ...]
     layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
+
+    def find(self, request: PresetRequest, num_gpus: int) -> PresetRow | None:
+        """Return the row that the launcher takes."""
+        rows = self._of(request)
+        if self.is_flat:
+            exact = (row for row in rows if row.num_gpus == num_gpus)
+            default = (row for row in rows if row.is_default)
+            return next(exact, None) or next(default, None)
+        return rows[0] if rows else None
+
+    def missing(self, request: PresetRequest, num_gpus: int) -> str:
+        """Explain why no preset matches."""
+        if sizes := self._of(request):
+            known = ", ".join(str(row.num_gpus) for row in sizes)
+            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; presets exist for num_gpus {known}"
+        rows = [row for row in self.rows if row.recipe == request.recipe]
+        if not rows:
+            return f"no preset for the recipe {request.recipe!r}"
+        names = ("task", "gpu", "compute_dtype")
+        for name in names if self.is_flat else ("family", *names):
+            wanted = getattr(request, name)
+            if not (kept := [row for row in rows if getattr(row, name) == wanted]):
+                known = ", ".join(sorted({getattr(row, name) for row in rows}))
+                return f"no preset of {request.recipe} with {name} = {wanted!r}; presets exist for {name} {known}"
+            rows = kept
+        variants = ", ".join(sorted({row.variant or "(none)" for row in rows}))
+        wanted = f"no preset of {request.recipe} with config_variant = {request.variant!r}"
+        return f"{wanted}; presets exist for config_variant {variants}"
+
+    def _of(self, request: PresetRequest) -> list[PresetRow]:
+        wanted = ("" if self.is_flat else request.family, *request.key[:-1])
+        rows = [row for row in self.rows if (row.family, *row.key[:-1]) == wanted]
+        if self.is_flat:
+            variant: str | None = "" if request.variant in _OLD_LABELS else request.variant
+        else:
+            variant = chosen_variant({row.variant for row in rows}, request.variant or self.default_variant)
+        return [row for row in rows if row.variant == variant]
 
 
 def chosen_variant(variants: Container[str], variant: str) -> str | None:
@@ -98,7 +143,7 @@ def chosen_variant(variants: Container[str], variant: str) -> str | None:
     return "" if "" in variants else None
 
 
-def from_text(text: str) -> PresetSource:
+def from_text(text: str) -> PresetCatalog:
     """Read a data file."""
     lines = text.splitlines()
     about = dict(line.removeprefix("# ").rsplit(" = ", 1) for line in lines if line.startswith("#"))
@@ -107,14 +152,13 @@ def from_text(text: str) -> PresetSource:
         if name.startswith("layout "):
             _, recipe, pp, vp = name.split()
             layouts.setdefault(recipe, {})[int(pp[3:]), int(vp[3:])] = _value(layout)
-    rows = tuple(_row(cells) for cells in csv.DictReader(line for line in lines if not line.startswith("#")))
-    return PresetSource(_value(about["is_flat"]), about["default_variant"], rows, layouts)
-
-
-def _row(cells: dict[str, str]) -> PresetRow:
-    key: dict[str, Any] = {name: cells.pop(name) for name in KEY}
-    key |= {name: _value(key[name]) for name in ("num_gpus", "is_default", "base_gb")}
-    return PresetRow(**key, values={name: _value(cell) for name, cell in cells.items() if cell != UNKNOWN})
+    rows = []
+    for cells in csv.DictReader(line for line in lines if not line.startswith("#")):
+        key: dict[str, Any] = {name: cells.pop(name) for name in KEY}
+        key |= {name: _value(key[name]) for name in ("num_gpus", "is_default", "base_gb")}
+        values = {name: _value(cell) for name, cell in cells.items() if cell != UNKNOWN}
+        rows.append(PresetRow(**key, values=values))
+    return PresetCatalog(_value(about["is_flat"]), about["default_variant"], tuple(rows), layouts)
 
 
 def _value(cell: str) -> Any:
@@ -123,3 +167,14 @@ def _value(cell: str) -> Any:
     if cell in ("true", "false"):
         return cell == "true"
     return None if cell == "" else int(cell) if cell.isdecimal() else cell
+
+
+@lru_cache(maxsize=32)
+def catalog(release: Release) -> PresetCatalog | None:
+    """Return the presets of a release, or None if unknown."""
+    known = next((one for one in known_releases() if one["version"] == release.version), None)
+    if known is None or not release.is_known:
+        return None
+    name = f"{known.get('presets', release.version)}.csv"
+    file = files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name
+    return from_text(file.read_text(encoding="utf-8"))

@@ -1,0 +1,277 @@
+"""M01-M13: sizes that Megatron-Core rejects, or hangs or crashes on, and the placement of ranks on nodes.
+
+Rules that need the model give no verdict without a recipe. `tests/constraints/test_oracle.py` compares the M rules with
+Megatron-Core on thousands of points. Two stages with virtual stages and without overlapped P2P, which silently train
+wrongly, cannot be requested: the loop overlaps P2P whenever vp is set.
+"""
+
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.models.system import LocalSystem
+
+
+def gpus_per_node(point: Point) -> int | None:
+    """Return the limit of ranks per node, or None if unlimited."""
+    return point.args.gpus_per_node or (point.system.gpus_per_node if point.system else None)
+
+
+def num_nodes(point: Point) -> int:
+    """Return the scenario's number of nodes, else as few as take all ranks; this machine is one node."""
+    if point.num_nodes is not None:
+        return point.num_nodes
+    if isinstance(point.system, LocalSystem):
+        return 1
+    per_node = gpus_per_node(point)
+    return max(1, -(-point.args.num_gpus // per_node)) if per_node else 1
+
+
+def place(point: Point) -> tuple[int, int]:
+    """Return how many nodes a point has, and how many ranks on each. Only for points that pass M01."""
+    nodes = num_nodes(point)
+    return nodes, point.args.num_gpus // nodes
+
+
+def m01_ranks_fit_the_nodes(point: Point) -> Answer:
+    """The ranks spread evenly over the nodes and no node gets more than it has GPUs.
+
+    torchrun starts the same number of ranks on every node; more ranks than GPUs on a node crash at device selection.
+
+    Pass: num_gpus=8, num_nodes=2, gpus_per_node=4. Fail: num_gpus=8, num_nodes=1, gpus_per_node=4.
+    Source: torch.distributed.run, --nnodes and --nproc-per-node.
+    """
+    if point.system is None:
+        return NotEvaluated("M01", "system")
+    ranks, nodes, limit = point.args.num_gpus, num_nodes(point), gpus_per_node(point)
+    operands = {"num_gpus": ranks, "num_nodes": nodes, "gpus_per_node": limit}
+    if isinstance(point.system, LocalSystem) and nodes != 1:
+        return Violation("M01", "num_nodes", "this machine is one node", "remove num_nodes or set it to 1", operands)
+    if ranks < 1 or nodes < 1 or ranks % nodes:
+        fact = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
+        return point.violation("M01", "num_gpus", fact, f"use a positive multiple of {max(nodes, 1)}", **operands)
+    if limit is not None and ranks // nodes > limit:
+        fact = f"{ranks // nodes} ranks per node exceed {limit} GPUs per node"
+        remedy = f"use at least {-(-ranks // limit)} nodes, or fewer GPUs"
+        return point.violation("M01", "num_gpus", fact, remedy, **operands)
+    return None
+
+
+_SIZES = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "hidden_size", "num_layers")
+
+
+def m02_sizes_are_positive(point: Point) -> Answer:
+    """Every size that is given is positive.
+
+    CloudAI reads 0 as "not given" and lets pairs of negative sizes through; Megatron divides by them.
+
+    Pass: tp=1. Fail: tp=0.
+    Source: megatron.core.parallel_state.initialize_model_parallel.
+    """
+    bad = {name: value for name in _SIZES if (value := getattr(point.args, name)) is not None and value < 1}
+    if not bad:
+        return None
+    return point.violation("M02", next(iter(bad)), "sizes must be positive", "use at least 1", **bad)
+
+
+def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
+    """Virtual pipeline stages need more than one pipeline stage.
+
+    Interleaving passes micro-batches on between ranks; with one rank there is no other to pass them to.
+
+    Pass: pp=2, vp=2. Fail: pp=1, vp=2.
+    Source: megatron.core.parallel_state.initialize_model_parallel.
+    """
+    vp = point.args.vp
+    if (vp or 1) == 1 or point.pp > 1:
+        return None
+    return point.violation("M03", "vp", f"vp = {vp} needs pp > 1", "set vp to 1 or pp above 1", "vp", "pp")
+
+
+def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
+    """With virtual stages, the number of micro-batches per step is a multiple of pp.
+
+    The interleaved schedule works in rounds of pp micro-batches.
+
+    Pass: pp=2, vp=2, gb=8, mb=1, dp=1. Fail: gb=9. Not evaluated: mb or gb is unknown, or C04 is broken.
+    Source: megatron.core.pipeline_parallel.schedules.forward_backward_pipelining_with_interleaving.
+    """
+    if (point.args.vp or 1) == 1 or point.pp <= 1:
+        return None
+    per_round = (point.args.mb or 0) * point.dp
+    if per_round <= 0 or not point.args.gb or point.args.gb % per_round:
+        return NotEvaluated("M04", "a number of micro-batches")
+    micro_batches = point.args.gb // per_round
+    if micro_batches % point.pp == 0:
+        return None
+    fact = f"{micro_batches} micro-batches per step are not a multiple of pp = {point.pp}"
+    remedy = f"use a gb that is a multiple of mb*dp*pp = {per_round * point.pp}"
+    return point.violation("M04", "gb", fact, remedy, "gb", "mb", "dp", "pp", "vp")
+
+
+def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
+    """With context parallelism, the sequence length is a multiple of 2*cp.
+
+    Each rank takes one chunk from the front and one from the back of the sequence: causal attention is balanced then.
+
+    Pass: seq_length=4096, cp=2. Fail: seq_length=4098, cp=2. Not evaluated: the sequence length is unknown.
+    Source: megatron.core.utils.get_batch_on_this_cp_rank.
+    """
+    if point.cp <= 1:
+        return None
+    if (length := point.seq_length) is None:
+        return NotEvaluated("M05", "seq_length")
+    if length % (2 * point.cp) == 0:
+        return None
+    fact = f"{length} is not divisible by 2*cp = {2 * point.cp}"
+    return point.violation("M05", "seq_length", fact, f"use a multiple of {2 * point.cp}", "seq_length", "cp")
+
+
+def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
+    """With tensor parallelism, tp divides the sequence (of one context-parallel rank).
+
+    Sequence parallelism is on whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence.
+    At tp = 1 it is always off.
+
+    Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown, or
+    `extra_cmd_args` set model.sequence_parallel.
+    Source: megatron.core.tensor_parallel.mappings.
+    """
+    if point.tp <= 1 or point.cp < 1:
+        return None
+    if "sequence_parallel" in point.overridden:
+        return NotEvaluated("M06", "sequence_parallel, which extra_cmd_args set,")
+    if (length := point.seq_length) is None:
+        return NotEvaluated("M06", "seq_length")
+    if length % point.cp or (length // point.cp) % point.tp == 0:
+        return None
+    fact = f"{length} is not divisible by tp*cp = {point.tp * point.cp}"
+    return point.violation(
+        "M06", "seq_length", fact, f"use a multiple of {point.tp * point.cp}", "seq_length", "tp", "cp"
+    )
+
+
+def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
+    """The number of GPUs is a multiple of et*ep*pp, et being 1 if missing and ep > 1.
+
+    C07 checks this only if et is given.
+
+    Pass: num_gpus=8, tp=2, ep=8. Fail: num_gpus=8, tp=4, ep=16.
+    Not evaluated: et is not given to the upstream launcher.
+    Source: megatron.core.parallel_state.initialize_model_parallel.
+    """
+    if (point.args.ep or 1) == 1 and point.args.et is None:
+        return None  # C01 reports it
+    if point.args.et is None and not (point.is_embedded or point.is_resolved):
+        return NotEvaluated("M07", "et, which upstream recipes set themselves")
+    et, ep = point.expert_tp, point.args.ep or 1
+    size = et * ep * point.pp
+    if size < 1 or point.args.num_gpus % size == 0:
+        return None
+    fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
+    remedy = "use smaller ep or pp, or set et to 1"
+    return point.violation("M07", "ep", fact, remedy, "num_gpus", et=et, ep=ep, pp=point.pp)
+
+
+def m08_heads_divide_over_tensor_ranks(point: Point) -> Answer:
+    """tp divides the attention heads.
+
+    Pass: 32 heads, tp=8. Fail: 32 heads, tp=12. Not evaluated: no recipe.
+    Source: megatron.core.transformer.TransformerConfig.
+    """
+    if (heads := point.of_recipe("num_attention_heads")) is None:
+        return NotEvaluated("M08", "recipe")
+    if point.tp < 1 or heads % point.tp == 0:
+        return None
+    fact = f"{heads} heads are not divisible by tp = {point.tp}"
+    return point.violation("M08", "tp", fact, _divisors(heads), num_attention_heads=heads, tp=point.tp)
+
+
+def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
+    """The key-value groups are a multiple or a divisor of tp.
+
+    Pass: 8 groups, tp=4 or 16. Fail: 8 groups, tp=3. Not evaluated: no recipe, or one without grouped queries.
+    Source: megatron.core.transformer.TransformerConfig.
+    """
+    if (groups := point.of_recipe("num_query_groups")) is None:
+        return NotEvaluated("M09", "recipe with num_query_groups")
+    if point.tp < 1 or groups % point.tp == 0 or point.tp % groups == 0:
+        return None
+    fact = f"{groups} key-value groups are neither a multiple nor a divisor of tp = {point.tp}"
+    return point.violation("M09", "tp", fact, _divisors(groups), num_query_groups=groups, tp=point.tp)
+
+
+def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
+    """tp divides the dense feed-forward width, and et (where not given 1 with ep > 1, else tp) the experts'.
+
+    Pass: ffn_hidden_size=14336, tp=8. Fail: ffn_hidden_size=100, tp=8. Not evaluated: no recipe.
+    Source: megatron.core.tensor_parallel.layers (ensure_divisibility).
+    """
+    if (ffn := point.of_recipe("ffn_hidden_size")) is None:
+        return NotEvaluated("M10", "recipe")
+    et = point.tp
+    widths = {"ffn_hidden_size": (ffn, point.tp)} if point.has_dense_layers else {}
+    if point.num_moe_experts:
+        et = point.expert_tp
+        widths["moe_ffn_hidden_size"] = (point.of_recipe("moe_ffn_hidden_size") or ffn, et)
+        shared = point.of_recipe("moe_shared_expert_intermediate_size")
+        widths["moe_shared_expert_intermediate_size"] = (shared or point.tp, point.tp)
+    for name, (width, size) in widths.items():
+        if size > 0 and width % size:
+            fact = f"{name} = {width} is not divisible by {size}"
+            return point.violation("M10", "tp", fact, _divisors(width), **{name: width}, tp=point.tp, et=et)
+    return None
+
+
+def m11_experts_divide_over_expert_ranks(point: Point) -> Answer:
+    """ep divides the number of experts; a dense model has none to divide.
+
+    Pass: 128 experts, ep=8. Fail: 128 experts, ep=12; a dense model, ep=2. Not evaluated: no recipe.
+    Source: megatron.core.transformer.TransformerConfig and moe.experts.
+    """
+    if point.recipe is None:
+        return NotEvaluated("M11", "recipe")
+    ep, experts = point.args.ep or 1, point.num_moe_experts
+    if ep <= 1 or (experts and experts % ep == 0):
+        return None
+    fact, remedy = "the model has no experts", "set ep to 1"
+    if experts:
+        fact, remedy = f"{experts} experts are not divisible by ep = {ep}", _divisors(experts)
+    return point.violation("M11", "ep", fact, remedy, "num_moe_experts", "ep")
+
+
+def m12_recomputed_layers_exist(point: Point) -> Answer:
+    """The number of recomputed layers is positive and not more than a pipeline rank has.
+
+    Pass: recompute_num_layers=1. Fail: recompute_num_layers=0. Not evaluated: the number of layers is unknown.
+    Source: megatron.core.transformer.TransformerConfig, message of recompute_num_layers.
+    """
+    if (recomputed := point.args.recompute_num_layers) is None:
+        return None
+    if (layers := point.num_layers) is None:
+        return NotEvaluated("M12", "num_layers")
+    most = -(-layers // max(1, point.pp))
+    if 1 <= recomputed <= most:
+        return None
+    name = "recompute_num_layers"
+    fact = f"{recomputed} recomputed layers are not between 1 and the {most} of a pipeline rank"
+    return point.violation("M12", name, fact, f"use 1 to {most}", name, "num_layers", "pp")
+
+
+def m13_offloaded_layers_exist(point: Point) -> Answer:
+    """Fewer layers are offloaded than the model has.
+
+    Pass: activation_offload_layers=1 of 32. Fail: 32 of 32. Not evaluated: the number of layers is unknown.
+    Source: megatron.core.transformer.TransformerConfig (cpu_offloading_num_layers).
+    """
+    if (offloaded := point.activation_offload_layers) == 0:
+        return None
+    if (layers := point.num_layers) is None:
+        return NotEvaluated("M13", "num_layers")
+    if 0 < offloaded < layers:
+        return None
+    name = "activation_offload_layers"
+    fact = f"{offloaded} offloaded layers are not between 1 and {layers - 1}"
+    return point.violation("M13", name, fact, f"use 1 to {layers - 1}", name, "num_layers")
+
+
+def _divisors(number: int) -> str:
+    small = [n for n in range(1, min(number, 256) + 1) if number % n == 0]
+    return f"use one of {', '.join(map(str, small))}"

@@ -1,1 +1,0 @@
-"""Performance presets of Megatron-Bridge's launcher: its values for arguments that a point leaves unset."""

@@ -1,1 +1,0 @@
-"""Read the users' TOML files, and report the place of every mistake."""

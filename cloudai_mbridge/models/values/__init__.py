@@ -1,1 +1,0 @@
-"""The values in users' files: node lists, durations, paths, references, credentials."""
