@@ -9,9 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-
-from cloudai_mbridge.training.models import hooks
-from cloudai_mbridge.training.models.hooks import (
+from cloudai_mbridge.training.utils.train_utils import (
     LinearForLastLayer,
     _ensure_model_list,
     _freeze_parameter_if_present,
@@ -20,6 +18,8 @@ from cloudai_mbridge.training.models.hooks import (
     freeze_moe_router,
     make_value_model,
 )
+
+from cloudai_mbridge.training.models import hooks
 
 
 def _parameters(*names: str) -> Any:
