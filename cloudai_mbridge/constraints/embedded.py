@@ -84,7 +84,7 @@ def e04_containers_need_slurm(point: Point) -> Answer:
     This machine runs points in its own environment, and its clocks are not the run's to set.
 
     Pass: container_image="". Fail: container_image="nemo", lock_gpu_freq=1500 on a local system.
-    Source: `cloudai_mbridge.launch.script`, `cloudai_mbridge.launch.nodes`.
+    Source: `cloudai_mbridge.launch.script`.
     """
     if not (point.is_embedded and isinstance(point.system, LocalSystem)):
         return None
