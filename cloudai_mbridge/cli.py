@@ -10,11 +10,10 @@ from typing import NoReturn
 
 import click
 
-from cloudai_mbridge.commands.console import show_error
-from cloudai_mbridge.commands.json_output import print_error, wants_json
+from cloudai_mbridge.commands.console import print_error, show_error, wants_json
 from cloudai_mbridge.commands.table import CommandTable
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
-from cloudai_mbridge.files.disk import free_space, is_disk_full
+from cloudai_mbridge.files.replace import free_space, is_disk_full
 from cloudai_mbridge.version import __version__
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -6,9 +6,9 @@ from typing import Any
 from cloudai_mbridge.errors import MBridgeError, Paused
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.metrics import MEASURES
-from cloudai_mbridge.report.formats.text import count_text
 from cloudai_mbridge.report.model import RunReport, plain
 from cloudai_mbridge.report.ranking import PointSummary, gpu_hours, rank
+from cloudai_mbridge.report.text import count_text
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput, MBridgeError
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.gate.baseline.promote import Terms, propose, select
 from cloudai_mbridge.gate.baseline.promotion_rules import Limits
 from cloudai_mbridge.gate.compare.policy import LoadedPolicy

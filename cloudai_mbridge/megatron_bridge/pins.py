@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.files.text import slug
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 

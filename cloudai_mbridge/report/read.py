@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput, Damaged
-from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import MEASURES, measure
@@ -65,6 +65,9 @@ def _check_version(version: Any, file: Path) -> None:
         )
 
 
+_ADAPTER = cache(lambda: TypeAdapter(RunReport))  # slow to make
+
+
 def report_of(data: Mapping[str, Any]) -> RunReport:
     """Return the report from its published form.
 
@@ -78,7 +81,7 @@ def report_of(data: Mapping[str, Any]) -> RunReport:
     is_old = data.get("schema_version") == _OLDEST
     points = list(map(_prefilled, data["points"])) if is_old and isinstance(data["points"], list) else data["points"]
     try:
-        report = _adapter().validate_python({**data, "points": points, "tool_version": version})
+        report: RunReport = _ADAPTER().validate_python({**data, "points": points, "tool_version": version})
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{visible('.'.join(map(str, first['loc'])))}: {first['msg']}") from None
@@ -86,11 +89,6 @@ def report_of(data: Mapping[str, Any]) -> RunReport:
         if mistake := _find_mistake(point):
             raise ValueError(f"points.{number}.{mistake}")
     return replace(report, points=tuple(map(_with_capped, report.points))) if is_old else report
-
-
-@cache
-def _adapter() -> TypeAdapter[RunReport]:
-    return TypeAdapter(RunReport)
 
 
 def _lacking(data: Mapping[str, Any]) -> Iterator[str]:
@@ -113,12 +111,11 @@ def _find_mistake(point: PointReport) -> str:
         return "environment.nodes: is not a list of texts"
     numbers = [("world_size", point.world_size)]
     numbers += [(f"attempts.{name}", each.get(name)) for each in point.attempts for name in ("gpus", "run_time_s")]
-    return next((f"{name}: is not a number below 1e15" for name, value in numbers if not _is_usual(value)), "")
-
-
-def _is_usual(value: Any) -> bool:
-    """Return whether a value can be part of sums; None can."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15)
+    for name, value in numbers:  # they are parts of sums
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and abs(value) < 1e15):
+            return f"{name}: is not a number below 1e15"
+    return ""
 
 
 def _prefilled(point: Any) -> Any:

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
-from cloudai_mbridge.commands.json_output import render_json, wants_json
-from cloudai_mbridge.commands.setup.json_schemas import DOCUMENTS, document_schema, kind_of
+from cloudai_mbridge.commands.console import render_json, wants_json
+from cloudai_mbridge.commands.setup.schema import DOCUMENTS, document_schema, kind_of
 from tests.commands.conftest import Run, a_run, change_plan, dry, finish, name_of
 from tests.e2e.test_calibrate_command import SCENARIO, write_table
 from tests.gate.history_data import make_point, write_report
@@ -204,7 +204,7 @@ def test_a_wrong_option_is_a_document(command: str, mbridge_there: Run) -> None:
 
 
 def test_a_bug_is_a_document(mbridge_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudai_mbridge.commands.run.list_runs.find_runs", lambda directory: 1 // 0)
+    monkeypatch.setattr("cloudai_mbridge.commands.run.status.find_runs", lambda directory: 1 // 0)
     code, out, err = mbridge_there("runs", "--json")
     assert (code, check("runs", out)["error"]["kind"]) == (3, "ToolFailure")
     assert "ZeroDivisionError" in err

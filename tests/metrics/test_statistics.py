@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure, over_runs
-from cloudai_mbridge.metrics.statistics import summarize
+from cloudai_mbridge.metrics import Definitions, measure, over_runs, summarize
 
 
 def _steps(*times: float | None, first: int = 1) -> list[StepRecord]:

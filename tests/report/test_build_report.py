@@ -19,8 +19,8 @@ from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import build_report, judge_in, write_report
-from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.text import render_point, render_summary
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, StepReport, render_record, render_step_record

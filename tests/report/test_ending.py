@@ -10,8 +10,8 @@ from rich.console import Console
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
-from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.model import PointReport, RunReport
+from cloudai_mbridge.report.terminal import render_ending
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import VIOLATION, some_point, some_rejected, some_report
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.report import build_report
-from cloudai_mbridge.report.environment import definitions_of, image_of, machine_environment, run_environment
+from cloudai_mbridge.report.facts import definitions_of, image_of, machine_environment, run_environment
 from cloudai_mbridge.training.process.provenance import git_state_of
 from tests.report.conftest import COMMIT, URL, ARun, a_log
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.formats.junit import render_junit
+from cloudai_mbridge.report.junit import render_junit
 from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import NASTY, VIOLATION, some_point, some_rejected, some_report

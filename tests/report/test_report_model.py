@@ -11,9 +11,9 @@ from rich.console import Console
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
-from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.text import render_point, render_summary, with_error
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.text import render_point, render_summary, with_error
 from cloudai_mbridge.report.write import write_report
 from cloudai_mbridge.verdict import Verdict
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.gate.results.read import read_results
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report
-from cloudai_mbridge.report.html.render import render_report_file
+from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport
 from cloudai_mbridge.report.read import report_of
 from cloudai_mbridge.runner import Journal

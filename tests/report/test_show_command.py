@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cloudai_mbridge.commands.run.show import show
+from cloudai_mbridge.commands.run.results import show
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.report.build import build_report
-from cloudai_mbridge.report.formats.details import render_details
+from cloudai_mbridge.report.text import render_details
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from tests.report.conftest import ARun, a_log

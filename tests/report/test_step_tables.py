@@ -12,9 +12,9 @@ import pytest
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.formats import steps as tables
-from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
+from cloudai_mbridge.report import rows as tables
 from cloudai_mbridge.report.model import PointReport
+from cloudai_mbridge.report.rows import write_steps_csv, write_steps_parquet
 from tests.report.conftest import NASTY, some_point, some_rejected
 
 HEADER = ["key", "test_id", "label", "iteration", "verdict", "step", "counted"]

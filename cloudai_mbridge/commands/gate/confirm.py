@@ -18,7 +18,7 @@ from typing import Any
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.files.run_index import record_run
+from cloudai_mbridge.files.run_files import record_run
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.toml_source import read_toml
@@ -203,8 +203,8 @@ def _by_point(plan: ScenarioPlan) -> dict[str, list[RunPlan]]:
 def _require_end(root: Path) -> None:
     """Raise BadInput if a run has not ended, or another process holds it."""
     status = control.read_status(root)
-    if status.driver is not None:
-        raise InUse(f"{root}: is held by {status.driver}; wait for its end")
+    if status.held_by is not None:
+        raise InUse(f"{root}: is held by {status.held_by}; wait for its end")
     if status.is_open:
         count = sum(run.is_open for run in status.runs)
         raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")

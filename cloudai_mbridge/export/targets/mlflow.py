@@ -10,8 +10,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.export.library import errors_of, load
-from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
-from cloudai_mbridge.export.table import Row, RunTable, digest
+from cloudai_mbridge.export.table import DEFAULT_NAME, Row, RunTable, digest, metrics, name_of, parameters, results
 from cloudai_mbridge.training.credentials.scrub import redacted
 
 _PACKAGE = "mlflow-skinny"

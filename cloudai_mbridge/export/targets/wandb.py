@@ -9,8 +9,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.export.library import errors_of, load
-from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
-from cloudai_mbridge.export.table import Row, RunTable
+from cloudai_mbridge.export.table import DEFAULT_NAME, Row, RunTable, metrics, name_of, parameters, results
 
 _LONGEST_NAME = 128
 

@@ -12,9 +12,9 @@ import tomlkit
 from tomlkit.items import Table
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.files.documents import inline, one_per_line, render_toml
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.replace import replacing
-from cloudai_mbridge.files.toml_text import inline, one_per_line, render_toml
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, BaselineRun, value_to_toml
 from cloudai_mbridge.gate.results.values import METRICS
 

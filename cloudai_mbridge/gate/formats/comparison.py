@@ -11,9 +11,9 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.gate.comparison import ComparedPoint, ComparisonTable
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.report.formats.markdown_text import inline
-from cloudai_mbridge.report.formats.steps import spreadsheet_text
-from cloudai_mbridge.report.formats.text import with_error
+from cloudai_mbridge.report.markdown import inline
+from cloudai_mbridge.report.rows import spreadsheet_text
+from cloudai_mbridge.report.text import with_error
 
 _NO_CHANGE = "~"
 _MEAN = "geometric mean"

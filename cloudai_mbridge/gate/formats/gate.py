@@ -21,8 +21,8 @@ from cloudai_mbridge.gate.formats.gate_messages import (
 )
 from cloudai_mbridge.gate.next_steps import NextSteps
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.report.formats.junit import set_counts, xml_text
-from cloudai_mbridge.report.formats.markdown_text import fenced, inline
+from cloudai_mbridge.report.junit import set_counts, xml_text
+from cloudai_mbridge.report.markdown import fenced, inline
 
 _STYLES = {
     GateVerdict.PASS: "green",

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.files.names import label
+from cloudai_mbridge.files.text import label
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.results.values import PRIMARY
 

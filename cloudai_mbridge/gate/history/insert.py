@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.json_text import is_deep
+from cloudai_mbridge.files.documents import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.gate.compare.groups import why_not
 from cloudai_mbridge.gate.compare.reference import run_values

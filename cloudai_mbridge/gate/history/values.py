@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.gate.compare.reference import Values
 from cloudai_mbridge.gate.results.values import is_value_of
 

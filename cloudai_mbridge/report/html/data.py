@@ -10,9 +10,9 @@ from typing import Any
 
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import TABLE_MEASURES, Statistic
-from cloudai_mbridge.report.formats.ending import ending
 from cloudai_mbridge.report.model import plain
 from cloudai_mbridge.report.read import report_of
+from cloudai_mbridge.report.text import ending
 
 DIGITS = 7
 MOST_VALUES, MOST_RUNS = 12, 4  # of a field that differs between runs

@@ -10,9 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from cloudai_mbridge.report.html import log_links, render_html
+from cloudai_mbridge.report.html import log_links, render_html, script_safe_json
 from cloudai_mbridge.report.html.data import MOST_RUNS, MOST_VALUES, compact, differences, flatten, page_data
-from cloudai_mbridge.report.html.render import script_safe_json
 from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
 
 PACKAGE = resources.files("cloudai_mbridge.report.html")

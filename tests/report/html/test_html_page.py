@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.read import report_of
+from cloudai_mbridge.report.terminal import render_ending
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.make_report import (
     make_died,

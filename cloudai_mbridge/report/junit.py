@@ -1,10 +1,4 @@
-"""junit.xml: a suite per test, a case per run, as CI servers read them.
-
-A failed run is a failure. Rejected points, points that were not chosen, nodes that failed the pre-test, and points that
-a search found to be slow or too large are skipped. A test without any run, or with a part that was not submitted or was
-cancelled, has an additional case that is an error: a suite of skipped cases would pass. `time` is the seconds of the
-run's job, and is left out if unknown.
-"""
+"""junit"""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
