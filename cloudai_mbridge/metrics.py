@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import StrictInt
 
@@ -94,20 +94,7 @@ def over_runs(runs: Sequence[Statistic | None]) -> Statistic | None:
     return replace(plain, capped_mean=robust.mean, capped_std=robust.std) if plain and robust else None
 
 
-class MeasuredStep(Protocol):
-    """A step of a log, or of a report."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def step_time_s(self) -> float | None: ...
-    @property
-    def tflops_per_gpu(self) -> float | None: ...
-    @property
-    def peak_memory_gib(self) -> float | None: ...
-
-
-def missing_steps(steps: Sequence[MeasuredStep], num_steps: int) -> list[str]:
+def missing_steps(steps: Sequence[StepRecord], num_steps: int) -> list[str]:
     """Return the reason if a step of 1 to `num_steps` is missing. The cost is independent of `num_steps`."""
     numbers = {step.step for step in steps}
     first_missing = next(number for number in itertools.count(1) if number not in numbers)
@@ -117,7 +104,7 @@ def missing_steps(steps: Sequence[MeasuredStep], num_steps: int) -> list[str]:
     return [f"{done} of {num_steps} steps are in the log; the first missing is {first_missing}"]
 
 
-def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: object = None) -> list[str]:
+def implausible(steps: Sequence[StepRecord], num_steps: int | None, device: object = None) -> list[str]:
     """Return the reasons why steps are implausible, one for each kind of number.
 
     num_steps: None if unknown. device: as the run reports it; None if it does not.
@@ -206,11 +193,11 @@ class Measure:
 
     @property
     def heading(self) -> str:
-        return _heading(self.label, self.unit)
+        return self.label if self.unit in ("", self.label) else f"{self.label} ({self.unit})"
 
     @property
     def short_heading(self) -> str:
-        return _heading(self.short or self.label, self.unit)
+        return replace(self, label=self.short or self.label).heading
 
     @property
     def is_statistic(self) -> bool:
@@ -258,33 +245,18 @@ class Measure:
         return max(runs) if runs and None not in runs else None
 
 
-def _heading(label: str, unit: str) -> str:
-    return label if unit in ("", label) else f"{label} ({unit})"
-
-
 def measured(label: str, unit: str, direction: Direction, about: str, **options: Any) -> Mapping[str, Measure]:
     """Return the metadata of a field of `Metrics` that is a measure; options: as in `Measure`."""
     return {"measure": Measure(label=label, unit=unit, direction=direction, about=about, **options)}
 
 
 @dataclass(frozen=True)
-class Definitions:
-    """What the numbers of a run mean; None where unknown.
-
-    flops_per_step: model FLOPs of all GPUs together. flops_formula: its name and version; TFLOP/s can be compared only
-    where it is the same. memory_kind: which memory was measured.
-    """
-
-    flops_per_step: float | None = None
-    flops_formula: str | None = None
-    memory_kind: str | None = None
-
-
-@dataclass(frozen=True)
 class Metrics:
     """Measures of a run. A measure is None if unavailable, never a sentinel.
 
-    window: (first, last) step counted; the `warmup_steps` steps before it are not. The rest is as in `Definitions`.
+    window: (first, last) step counted; the `warmup_steps` steps before it are not.
+    flops_per_step: model FLOPs of all GPUs together. flops_formula: its name and version; TFLOP/s can be compared only
+    where it is the same. memory_kind: which memory was measured.
     A report of an earlier version may lack everything but `warmup_steps`.
     """
 
@@ -332,24 +304,22 @@ class Metrics:
     tokens_per_step_per_gpu: Number | None = None
 
 
-def _named(name: str, measure: Measure) -> Measure:
-    return replace(measure, name=name, step=measure.step or name)
-
-
-MEASURES = tuple(_named(each.name, each.metadata["measure"]) for each in fields(Metrics) if "measure" in each.metadata)
+_MEASURED = {each.name: each.metadata["measure"] for each in fields(Metrics) if "measure" in each.metadata}
+MEASURES = tuple(replace(each, name=name, step=each.step or name) for name, each in _MEASURED.items())
 TABLE_MEASURES = tuple(measure for measure in MEASURES if measure.over is not Over.LAST)  # tables show losses as a pair
-
-_NOTHING_SAID = Definitions()
 
 
 def measure(
     steps: Sequence[StepRecord],
     warmup_steps: int,
     tokens_per_step_per_gpu: float | None,
-    said: Definitions = _NOTHING_SAID,
     num_steps: int | None = None,
+    *,
+    flops_per_step: float | None = None,
+    flops_formula: str | None = None,
+    memory_kind: str | None = None,
 ) -> Metrics:
-    """Compute the measures of a run's steps, up to the `num_steps` requested."""
+    """Compute the measures of a run's steps, up to the `num_steps` requested; the rest as in `Metrics`."""
     last = math.inf if num_steps is None else num_steps
     steps = [step for step in steps if step.step <= last]
     counted = [step for step in steps if step.step > warmup_steps]
@@ -360,8 +330,8 @@ def measure(
         warmup_steps=warmup_steps,
         window=(counted[0].step, counted[-1].step) if counted else None,
         first_loss=steps[0].loss if steps else None,
-        memory_kind=None if found["peak_memory_gib"] is None else said.memory_kind,
-        flops_formula=said.flops_formula,
-        flops_per_step=said.flops_per_step,
+        memory_kind=None if found["peak_memory_gib"] is None else memory_kind,
+        flops_formula=flops_formula,
+        flops_per_step=flops_per_step,
         tokens_per_step_per_gpu=tokens_per_step_per_gpu,
     )

@@ -4,7 +4,7 @@ import io
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -17,7 +17,7 @@ from cloudai_mbridge.api.tables import Table, Tabular
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import BadInput, MBridgeError, counted
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
-from cloudai_mbridge.gate.compare.verdict import GateResult, MetricVerdict, PointVerdict
+from cloudai_mbridge.gate.compare.verdict import GateResult
 from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.plan.find import find_run
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -144,12 +144,12 @@ class Report(model.RunReport, Tabular):
     def steps(self) -> Table:
         """Every step of every run; `counted` are those after the warm-up."""
         axes = axis_types((point.coordinates for point in self.points), _STEPS)
-        return Table({**_STEPS, **axes}, tuple(self._step_rows()))
-
-    def _step_rows(self) -> Iterator[dict[str, Any]]:
-        for point in self.points:
-            axes = axis_values(point.coordinates, _STEPS)
-            yield from (dict(zip(_STEPS, row, strict=True)) | axes for row in step_rows([point]))
+        rows = (
+            dict(zip(_STEPS, row, strict=True)) | axis_values(point.coordinates, _STEPS)
+            for point in self.points
+            for row in step_rows([point])
+        )
+        return Table({**_STEPS, **axes}, tuple(rows))
 
     def __repr__(self) -> str:
         return f"<Report of {self.scenario!r} on {self.system!r}: {count_text(self)}>"
@@ -215,21 +215,17 @@ class Gate(GateResult, Tabular):
 
     @property
     def table(self) -> Table:
-        return Table(_COLUMNS, tuple(row for point in self.rows for row in _rows(point)))
+        rows: list[dict[str, Any]] = []
+        for point in self.rows:
+            names = {"point": point.point, "point_verdict": str(point.verdict)}
+            if not point.metrics:
+                rows.append(names | {"words": "; ".join(point.words)})
+            for metric in point.metrics:
+                low, high = metric.interval or (None, None)
+                values = {name: value for name, value in vars(metric).items() if name in _COLUMNS}
+                values |= {"verdict": str(metric.verdict), "change_low": low, "change_high": high}
+                rows.append(names | values | {"waived": metric.waived or None, "unit": metric.unit or None})
+        return Table(_COLUMNS, tuple(rows))
 
     def __repr__(self) -> str:
         return f"<Gate {self.verdict}: {counted(len(self.points), 'point')} against {self.reference}>"
-
-
-def _rows(point: PointVerdict) -> Iterator[dict[str, Any]]:
-    names = {"point": point.point, "point_verdict": str(point.verdict)}
-    if not point.metrics:
-        yield names | {"words": "; ".join(point.words)}
-    for metric in point.metrics:
-        low, high = metric.interval or (None, None)
-        yield names | _plain(metric) | {"change_low": low, "change_high": high}
-
-
-def _plain(metric: MetricVerdict) -> dict[str, Any]:
-    values = {name: value for name, value in vars(metric).items() if name in _COLUMNS}
-    return values | {"verdict": str(metric.verdict), "waived": metric.waived or None, "unit": metric.unit or None}

@@ -59,11 +59,8 @@ class Table(Tabular):
     def columns_of(self) -> Iterator[tuple[str, type, list[Any]]]:
         """Yield every column: name, type, values."""
         for name, kind in self.columns.items():
-            yield name, kind, [_value(row.get(name), kind) for row in self.rows]
-
-
-def _value(value: Any, kind: type) -> Any:
-    return value if value is None or kind is not str else plain(str(value))
+            values = (row.get(name) for row in self.rows)
+            yield name, kind, [plain(str(value)) if kind is str and value is not None else value for value in values]
 
 
 def _pandas_type(kind: type, values: Sequence[Any]) -> str:

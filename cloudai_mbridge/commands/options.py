@@ -24,20 +24,17 @@ RUN_TEXT = f"RUN is the directory of a run, the beginning of its name (see `mbri
 
 def as_run(value: str) -> Path:
     """Return the path that a user gives, or that of the run whose name it is: a type for click's parameters."""
-    if not value or os.sep in value or not _is_missing(value):
+    if not value or os.sep in value:
         return Path(value)
+    try:
+        os.lstat(value)
+        return Path(value)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):  # of a path that cannot exist, the command says why
+            return Path(value)
     root = find_run(value)
     click.echo(f"note: {visible(value)} is {visible(str(root))}", err=True)
     return root
-
-
-def _is_missing(path: str) -> bool:
-    """Return whether there is nothing at a path; of one that cannot exist, the command says why."""
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
 
 
 def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:

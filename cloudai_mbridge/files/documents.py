@@ -1,4 +1,4 @@
-"""documents"""
+"""Strict parsing of JSON that other programs may have written; TOML that reads back unchanged."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,12 +59,8 @@ def render_toml(document: Mapping[str, Any]) -> str:
     except UnicodeEncodeError as error:
         line = text[text.rfind("\n", 0, error.start) + 1 :].partition("\n")[0]
         raise BadInput(f"{line!a}: holds a lone surrogate, which cannot be written as UTF-8; rename it") from None
-    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    odd = {ord(c) for c in text if not (c.isprintable() or c == "\n")}
+    return text.translate({code: f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}" for code in odd})
 
 
 def one_per_line(tables: Iterable[Mapping[str, Any]]) -> Array:

@@ -1,4 +1,4 @@
-"""replace"""
+"""Write reports and requested output files whole, or not at all; name the file if the disk is full."""
 
 import contextlib
 import errno

@@ -1,4 +1,7 @@
-"""run files"""
+"""Names of every file of a run, and the index of this user's runs, for commands that find a run by its name.
+
+The index has a path per line. It is a convenience: write failures are ignored, and readers ignore missing directories.
+"""
 
 import contextlib
 import os

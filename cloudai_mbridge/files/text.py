@@ -1,4 +1,4 @@
-"""Text"""
+"""Text that is safe to show, and cut to a length; names of tests and points that are safe as file names."""
 
 import hashlib
 import json
@@ -15,11 +15,12 @@ LONGEST = 2000
 
 def visible(text: str) -> str:
     """Return the text with unprintable characters escaped, such as \\x1b. The result is valid in XML 1.0."""
-    return _INVISIBLE.sub(lambda match: _escape(ord(match[0])), text)
 
+    def escaped(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return _INVISIBLE.sub(escaped, text)
 
 
 def clipped(text: str, longest: int = LONGEST) -> str:

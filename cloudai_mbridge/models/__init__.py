@@ -25,7 +25,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Serve the model providers to scripts that were written for Megatron-Bridge; ImportError: not served here."""
     from cloudai_mbridge.training.upstream import missing
-    from cloudai_mbridge.upstream.served import MORE
+    from cloudai_mbridge.upstream.tables import MORE
 
     home = next((home for home, names in MORE["models"].items() if name in names.split()), None)
     if home is None and name.endswith(("Bridge", "Model", "Provider")):

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import Damaged, NothingRan, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.logs import LogSummary, StepRecord, read_log
+from cloudai_mbridge.logs import LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -48,7 +48,7 @@ def build_report(root: Path, held_by: str | None = None) -> RunReport:
     damage = [f"{ROOT_FILES.journal}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage]
     runs = _runs_to_report(plan["runs"], entries, was_stopped=was_stopped, is_driven=held_by is not None)
     points = [_report_run(run, entry, root, plan) for run, entry in runs]
-    points += [_report_rejected(point) for point in plan["rejected"]]
+    points += map(_report_rejected, plan["rejected"])
     points = [_without_credentials(point) for point in points]
     ended = [point for point in points if point.verdict is not Verdict.UNFINISHED]
     searches = tuple(_read_searches(plan["runs"], entries, ended))
@@ -176,7 +176,7 @@ def _read_run(
     log = read_log(directory / log_name, last.token if last else None, has_records=launcher.has_records)
     batch, length = run["args"].get("gb"), run["args"].get("seq_length")
     tokens = batch * length / _world_size(run) if batch and length else None  # of one step for each rank
-    metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run), run["num_steps"])
+    metrics = measure(log.steps, run["warmup_steps"], tokens, run["num_steps"], **definitions_of(run, log.run))
     logs = (directory / POINT_FILES.stderr, directory / log_name)
     outcome = judge(
         last.status if last else None,
@@ -231,18 +231,17 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         run=log.run,
         log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
         metrics=metrics,
-        steps=tuple(map(_measured, log.steps)),
+        # a launcher prints rates and times of 0 for unknown values
+        steps=tuple(
+            replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
+            for step in log.steps
+        ),
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt, gpus) for attempt in (entry.attempts if entry else ())),
         comparability=compare_by(run, log.run, plan["system"], root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run, plan.get("repository")),
         predicted=_predicted(run.get("predicted"), log.run),
     )
-
-
-def _measured(step: StepRecord) -> StepRecord:
-    """Return a step without rates and times of 0, which a launcher prints for unknown values."""
-    return replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
 
 
 def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -291,8 +290,12 @@ def _read_searches(
             by_test.setdefault(point.test_id, {}).setdefault(point.label, []).append(point)
     for test in dict.fromkeys(run["test_id"] for run in searched.values()):
         own = [run for run in searched.values() if run["test_id"] == test]
-        submitted = [runs for runs in by_test.get(test, {}).values() if any(run.attempts for run in runs)]
-        tried = sorted(submitted, key=_first_submitted)
+        submitted = [
+            (min(str(each.get("submitted_at") or "") for run in runs for each in run.attempts), runs)
+            for runs in by_test.get(test, {}).values()
+            if any(run.attempts for run in runs)
+        ]
+        tried = [runs for _, runs in sorted(submitted, key=lambda pair: pair[0])]
         trials = tuple(_trial(runs, again) for runs in tried)
         done = [trial for trial in trials if trial.outcome is TrialOutcome.MEASURED]
         done.sort(key=lambda trial: trial.step_time_s or math.inf)
@@ -311,10 +314,6 @@ def _read_searches(
             gpu_hours=sum(trial.gpu_hours for trial in trials),
             ending="; ".join(dict.fromkeys(reason for entry in untried for reason in entry.reasons)),
         )
-
-
-def _first_submitted(runs: Sequence[PointReport]) -> str:
-    return min(str(attempt.get("submitted_at") or "") for run in runs for attempt in run.attempts)
 
 
 def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.metrics import Definitions
 from cloudai_mbridge.models.base import OverrideKey
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.toml_source import MOST_TOML
@@ -112,7 +111,12 @@ def _work(values: Mapping[str, Any]) -> dict[str, Any]:
         left_out |= set(_OF_ANY_PROFILER)
     kept = {name: value for name, value in values.items() if name not in left_out}
     whether = {name: True for name, value in kept.items() if name in _WHETHER and value not in _NOT_SET}
-    return whether | {name: value for name, value in kept.items() if name not in _WHETHER and not _names_a_log(name)}
+    for name, value in kept.items():
+        section, _, field = name.rpartition(".")
+        names_a_log = section.lstrip("+").endswith("logger") and field.endswith(_LOGGER_NAMES)
+        if name not in _WHETHER and not names_a_log:
+            whether[name] = value
+    return whether
 
 
 def _may_be_an_override(name: str) -> bool:
@@ -128,11 +132,6 @@ def _is_credential(name: str) -> bool:
     """Return whether a variable's name may be a credential's. A number of tokens is excluded."""
     last = name.rpartition(".")[2]
     return is_secret(last) and not last.endswith("tokens")
-
-
-def _names_a_log(name: str) -> bool:
-    section, _, field = name.rpartition(".")
-    return section.lstrip("+").endswith("logger") and field.endswith(_LOGGER_NAMES)
 
 
 def _flat(value: Any) -> Any:
@@ -217,7 +216,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> Definitions:
+def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definitions reported by the training; for the upstream launcher, the version that counts its FLOPs.
 
     said: text from a log. Values of an unexpected type are left out.
@@ -229,8 +228,8 @@ def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> Definitio
     flops = said.get("flops_per_step")
     if isinstance(flops, bool) or not isinstance(flops, int | float) or not 0 < flops <= sys.float_info.max:
         flops = None
-    return Definitions(
-        flops_per_step=None if flops is None else float(flops),
-        flops_formula=_text(formula),
-        memory_kind=kind if kind in (RESERVED_MEMORY, RESIDENT_MEMORY) else None,
-    )
+    return {
+        "flops_per_step": None if flops is None else float(flops),
+        "flops_formula": _text(formula),
+        "memory_kind": kind if kind in (RESERVED_MEMORY, RESIDENT_MEMORY) else None,
+    }

@@ -1,4 +1,10 @@
-"""junit"""
+"""junit.xml: a suite per test, a case per run, as CI servers read them.
+
+A failed run is a failure. Rejected points, points that were not chosen, nodes that failed the pre-test, and points that
+a search found to be slow or too large are skipped. A test without any run, or with a part that was not submitted or was
+cancelled, has an additional case that is an error: a suite of skipped cases would pass. `time` is the seconds of the
+run's job, and is left out if unknown.
+"""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -82,11 +88,6 @@ def _case(point: PointReport, classname: str, *, is_skipped: bool) -> ET.Element
         table = ET.SubElement(case, "properties")
         for key, value in properties:
             ET.SubElement(table, "property", name=key, value=visible(value))
-    _add_result(case, point, is_skipped=is_skipped)
-    return case
-
-
-def _add_result(case: ET.Element, point: PointReport, *, is_skipped: bool) -> None:
     message = visible(clipped("; ".join(point.reasons)))
     if is_skipped or point.verdict in (Verdict.REJECTED, Verdict.SKIPPED, Verdict.CANCELLED):
         ET.SubElement(case, "skipped", message=message)
@@ -96,6 +97,7 @@ def _add_result(case: ET.Element, point: PointReport, *, is_skipped: bool) -> No
         kind = point.failure["id"] if point.failure else "failed"
         failure = ET.SubElement(case, "failure", message=message, type=visible(str(kind)))
         failure.text = visible("\n".join([*point.reasons, *map(clipped, point.evidence)]))
+    return case
 
 
 def _seconds(point: PointReport) -> float | None:

@@ -104,16 +104,13 @@ def _cells(point: PointReport) -> Iterator[str]:
 
 
 def _failures(report: RunReport) -> str:
+    def block(point: PointReport) -> str:
+        remedy = [f"remedy: {point.failure['remedy']}"] if point.failure else []
+        lines = [*point.reasons, *(f"  | {line}" for line in point.evidence), *remedy]
+        return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
+
     failed = [point for point in report.points if point.verdict is Verdict.FAILED]
-    shown = _fitting(map(_failure, failed), _FAILURES, len(failed), "failures")
-    return f"## Failures\n\n{shown}" if failed else ""
-
-
-def _failure(point: PointReport) -> str:
-    lines = [*point.reasons, *(f"  | {line}" for line in point.evidence)]
-    if point.failure:
-        lines.append(f"remedy: {point.failure['remedy']}")
-    return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
+    return f"## Failures\n\n{_fitting(map(block, failed), _FAILURES, len(failed), 'failures')}" if failed else ""
 
 
 def _rejected(report: RunReport) -> str:

@@ -40,19 +40,7 @@ def read_report(path: Path) -> tuple[RunReport, Path]:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{file}: is not JSON ({error}); give a report.json that mbridge wrote") from None
-    _check_version(data.get("schema_version") if isinstance(data, dict) else None, file)
-    if is_edited:
-        raise Damaged(
-            f"{file}: was edited: its digest does not match its content; write it again with"
-            " `mbridge generate-report --result-dir RUN`"
-        )
-    try:
-        return report_of(data), file
-    except ValueError as error:
-        raise BadInput(f"{file}: {error}; the file is not a report that mbridge wrote") from None
-
-
-def _check_version(version: Any, file: Path) -> None:
+    version = data.get("schema_version") if isinstance(data, dict) else None
     if type(version) is int and version > SCHEMA_VERSION:
         raise BadInput(
             f"{file}: schema_version is {version}, and this mbridge reads up to {SCHEMA_VERSION}; use the mbridge that"
@@ -63,9 +51,15 @@ def _check_version(version: Any, file: Path) -> None:
             f"{file}: schema_version is {version!r}, {SCHEMA_VERSION} is needed; write it again with"
             " `mbridge generate-report --result-dir DIR`"
         )
-
-
-_ADAPTER = cache(lambda: TypeAdapter(RunReport))  # slow to make
+    if is_edited:
+        raise Damaged(
+            f"{file}: was edited: its digest does not match its content; write it again with"
+            " `mbridge generate-report --result-dir RUN`"
+        )
+    try:
+        return report_of(data), file
+    except ValueError as error:
+        raise BadInput(f"{file}: {error}; the file is not a report that mbridge wrote") from None
 
 
 def report_of(data: Mapping[str, Any]) -> RunReport:
@@ -81,7 +75,7 @@ def report_of(data: Mapping[str, Any]) -> RunReport:
     is_old = data.get("schema_version") == _OLDEST
     points = list(map(_prefilled, data["points"])) if is_old and isinstance(data["points"], list) else data["points"]
     try:
-        report: RunReport = _ADAPTER().validate_python({**data, "points": points, "tool_version": version})
+        report = _adapter().validate_python({**data, "points": points, "tool_version": version})
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{visible('.'.join(map(str, first['loc'])))}: {first['msg']}") from None
@@ -89,6 +83,11 @@ def report_of(data: Mapping[str, Any]) -> RunReport:
         if mistake := _find_mistake(point):
             raise ValueError(f"points.{number}.{mistake}")
     return replace(report, points=tuple(map(_with_capped, report.points))) if is_old else report
+
+
+@cache
+def _adapter() -> TypeAdapter[RunReport]:
+    return TypeAdapter(RunReport)
 
 
 def _lacking(data: Mapping[str, Any]) -> Iterator[str]:

@@ -91,13 +91,18 @@ def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableT
         if several_runs and point.verdict is not Verdict.REJECTED:
             name = f"{name}/{point.iteration}"
         _add_row(table, point, name)
+    evidence = []
+    for point in report.points:
+        if point.evidence:
+            evidence.append(_text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
+            evidence += [_text(f"  | {line}", style="dim") for line in point.evidence]
     broken = {violation["rule_id"] for point in report.points for violation in point.violations}
     return Group(
         table,
         *map(_folded, alike),
         *([_text(f"rejected: {rejected_text(report)}; --rejected lists them", "yellow")] if by_rule else []),
         *([_text(hint, "yellow")] if (hint := details_hint(broken)) else []),
-        *_evidence(report),
+        *evidence,
         *_notes(report),
         _text(f"{count_text(report)}; {windows_text(report)}"),
     )
@@ -171,13 +176,6 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
         _text("\n".join(point.reasons)),
     )
-
-
-def _evidence(report: RunReport) -> Iterator[Text]:
-    for point in report.points:
-        if point.evidence:
-            yield _text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict])
-            yield from (_text(f"  | {line}", style="dim") for line in point.evidence)
 
 
 def _text(text: str, style: str = "") -> Text:

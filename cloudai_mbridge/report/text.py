@@ -1,7 +1,7 @@
 """A report as text: report.txt, the facts of one run, and sentences shared by the terminal and the page."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,11 @@ def _facts(point: PointReport, root: Path) -> Iterator[tuple[str, str]]:
         code = f"exit code {job['exit_code']}" if job.get("exit_code") else ""
         ended = ", ".join(filter(None, (job.get("state"), code, job.get("reason"))))
         yield "Job", f"{job.get('job_id') or 'none'}, {ended}"
-    yield "Times", _times(job)
+    names = {"submitted_at": "submitted", "started_at": "started", "ended_at": "ended"}
+    times = [f"{verb} {str(job[name])[:19].replace('T', ' ')}" for name, verb in names.items() if job.get(name)]
+    utc = " UTC" if times else ""
+    ran = [f"ran for {job['run_time_s']:.0f} s"] if job.get("run_time_s") is not None else []
+    yield "Times", ", ".join(filter(None, (", ".join(times) + utc, *ran)))
     yield "Step time", _statistic(metrics.step_time_s if metrics else None, "s")
     yield "Throughput", _statistic(metrics.tflops_per_gpu if metrics else None, "TFLOP/s/GPU")
     if metrics and metrics.tokens_per_s_per_gpu:
@@ -215,16 +219,6 @@ def _facts(point: PointReport, root: Path) -> Iterator[tuple[str, str]]:
     predicted = ((text, (point.predicted or {}).get(name)) for name, text in _PREDICTED.items())
     yield "Predicted", ", ".join(text.format(value) for text, value in predicted if value is not None)
     yield "Log", str(root / (point.log.get("file") or f"{point.key}/{POINT_FILES.stdout}"))
-
-
-def _times(job: Mapping[str, Any]) -> str:
-    names = {"submitted_at": "submitted", "started_at": "started", "ended_at": "ended"}
-    texts = [f"{verb} {str(job[name])[:19].replace('T', ' ')}" for name, verb in names.items() if job.get(name)]
-    if texts:
-        texts[-1] += " UTC"
-    if (run_time := job.get("run_time_s")) is not None:
-        texts.append(f"ran for {run_time:.0f} s")
-    return ", ".join(texts)
 
 
 def _statistic(s: Statistic | None, unit: str) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure, over_runs, summarize
+from cloudai_mbridge.metrics import measure, over_runs, summarize
 
 
 def _steps(*times: float | None, first: int = 1) -> list[StepRecord]:
@@ -147,16 +147,16 @@ def _memory(*peaks: float | None) -> list[StepRecord]:
 
 def test_the_peak_memory_is_of_the_whole_run() -> None:
     """What the warm-up has taken has to fit, too."""
-    metrics = measure(_memory(1.0, 4.0, 2.0), 2, None, Definitions(memory_kind="resident set"))
+    metrics = measure(_memory(1.0, 4.0, 2.0), 2, None, memory_kind="resident set")
     assert (metrics.peak_memory_gib, metrics.memory_kind) == (4.0, "resident set")
 
 
 @pytest.mark.parametrize("peaks", [(), (None, None), (1.0, None), (math.nan, 1.0)])
 def test_memory_that_a_step_does_not_tell_is_unknown(peaks: tuple[float | None, ...]) -> None:
-    metrics = measure(_memory(*peaks), 0, None, Definitions(memory_kind="resident set"))
+    metrics = measure(_memory(*peaks), 0, None, memory_kind="resident set")
     assert (metrics.peak_memory_gib, metrics.memory_kind) == (None, None)
 
 
 def test_what_the_numbers_mean_stands_beside_them() -> None:
-    metrics = measure(_steps(1.0), 0, 120.0, Definitions(2e9, "formula/1"))
+    metrics = measure(_steps(1.0), 0, 120.0, flops_per_step=2e9, flops_formula="formula/1")
     assert (metrics.flops_per_step, metrics.flops_formula, metrics.tokens_per_step_per_gpu) == (2e9, "formula/1", 120.0)

@@ -16,7 +16,7 @@ pytest.importorskip("megatron.core")
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.state import TrainState  # noqa: E402
-from cloudai_mbridge.upstream.served import MODULES  # noqa: E402
+from cloudai_mbridge.upstream.tables import MODULES  # noqa: E402
 
 # Megatron-Bridge 0.3.0: module below `training` -> names that scripts import
 NAMES = {

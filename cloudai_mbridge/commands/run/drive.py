@@ -63,24 +63,19 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, de
             except Detached:
                 raise
             except MBridgeError:
-                ended.report = _report_after_error(console, root)
+                try:
+                    ended.report = show_report(console, root)
+                except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error is more informative
+                    show_error(f"no report: {error}")
+                else:
+                    if ended.report.count(Verdict.CANCELLED):
+                        console.print_line(f"continue with: mbridge resume {root}")
                 raise
             ended.report = show_report(console, root)
     except Detached as detached:
         console.print_line(str(detached))
         return OK
     return OK if ended.report.succeeded else POINTS_FAILED
-
-
-def _report_after_error(console: SteadyConsole, root: Path) -> RunReport | None:
-    try:
-        report = show_report(console, root)
-    except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error is more informative
-        show_error(f"no report: {error}")
-        return None
-    if report.count(Verdict.CANCELLED):
-        console.print_line(f"continue with: mbridge resume {root}")
-    return report
 
 
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> RunReport:

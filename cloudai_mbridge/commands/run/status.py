@@ -210,13 +210,10 @@ def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
 def _table(rows: Sequence[ListedRun]) -> Table:
     table = Table("started (UTC)", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
     for row in rows:
-        name = Text(visible(f"{row.name}\n{_details(row)}".rstrip()))
+        counts = ", ".join(f"{count} {name}" for name, count in row.counts.items())
+        held = f"held by {row.held_by}" if row.held_by else ""
+        best = f"best: {row.best.point}, {row.best.step_time_s:.4g} s" if row.best else ""
+        details = "; ".join(filter(None, (counts, best, held, clipped(row.why, _LONGEST_WHY))))
+        name = Text(visible(f"{row.name}\n{details}".rstrip()))
         table.add_row(row.started_at[:16], Text(row.state, style=_STYLES.get(row.state, "")), name)
     return table
-
-
-def _details(row: ListedRun) -> str:
-    counts = ", ".join(f"{count} {name}" for name, count in row.counts.items())
-    held = f"held by {row.held_by}" if row.held_by else ""
-    best = f"best: {row.best.point}, {row.best.step_time_s:.4g} s" if row.best else ""
-    return "; ".join(filter(None, (counts, best, held, clipped(row.why, _LONGEST_WHY))))

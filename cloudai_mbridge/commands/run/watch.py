@@ -86,7 +86,9 @@ class Screen(AbstractContextManager["Screen"]):
             title = Text(visible(f"{self._plan.scenario} on {self._plan.system}"), style="bold")
             steps = {key: found for key, found in read.items() if found}
             title.append(f"  {time_text(self.clock, now, steps)}", style="not bold")
-            counts = Text(f"{counts_text(self.clock)}; {self._cost(now)}")
+            most = self._plan.runner.max_gpu_hours
+            cost = f"{round(self.clock.gpu_hours(now), 3):.3g}{f' of {most:g}' if most else ''} GPU-hours"
+            counts = Text(f"{counts_text(self.clock)}; {cost}")
             shown, left_out = self._choose(rows, now, max(3, self._console.height - _AROUND))
             for row in shown:
                 if row.group in ("failed", "done"):
@@ -118,10 +120,6 @@ class Screen(AbstractContextManager["Screen"]):
         self._steps[row.run.key] = steps[-1]
         times = [step.step_time_s for step in steps[row.run.warmup_steps :] or steps if step.step_time_s]
         return (steps[-1].step, median(times)) if times else None
-
-    def _cost(self, now: float) -> str:
-        most = self._plan.runner.max_gpu_hours
-        return f"{round(self.clock.gpu_hours(now), 3):.3g}{f' of {most:g}' if most else ''} GPU-hours"
 
     def _table(self, rows: list[RunProgress]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -225,7 +223,15 @@ def _watch(console: SteadyConsole, plan: ScenarioPlan, root: Path, look: Callabl
             while has_driver(root):
                 look()
                 time.sleep(_LOOK_S)
-                _tell(observer, plan, read_entries(root))
+                entries = read_entries(root)
+                was, now = observer.clock, RunClock(plan)
+                now.catch_up(entries)
+                for old, new in zip(was.rows.values(), now.rows.values(), strict=True):
+                    if new.status is not None and (old.status is None or old.status.state != new.status.state):
+                        observer.saw(new.run, new.status, new.since)
+                    if new.verdict and new.verdict != old.verdict:
+                        observer.decided(new.run, new.verdict, entries[new.run.key].reasons)
+                was.catch_up(entries)
     except KeyboardInterrupt:
         console.print_line(f"the run goes on; watch it again with: mbridge watch {root}")
         return OK
@@ -237,15 +243,3 @@ def _watch(console: SteadyConsole, plan: ScenarioPlan, root: Path, look: Callabl
         console.print(render_ending(build_report(root), console.width), crop=False)
     console.print_line(f"report: {root / ROOT_FILES.report_html}")
     return OK
-
-
-def _tell(observer: PlainObserver | Screen, plan: ScenarioPlan, entries: Mapping[str, JournalEntry]) -> None:
-    """Report changes to the observer."""
-    was, now = observer.clock, RunClock(plan)
-    now.catch_up(entries)
-    for old, new in zip(was.rows.values(), now.rows.values(), strict=True):
-        if new.status is not None and (old.status is None or old.status.state != new.status.state):
-            observer.saw(new.run, new.status, new.since)
-        if new.verdict and new.verdict != old.verdict:
-            observer.decided(new.run, new.verdict, entries[new.run.key].reasons)
-    was.catch_up(entries)

@@ -33,7 +33,7 @@ FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrit
 
 def write_files(files: Mapping[Path, str], *, force: bool) -> None:
     """Write all files and print their names. BadInput: a file exists without force; nothing is written."""
-    new = {path: text for path, text in files.items() if not _holds(path, text)}
+    new = {path: text for path, text in files.items() if not (path.is_file() and path.read_bytes() == text.encode())}
     there = [str(path) for path in new if path.is_symlink() or path.exists()]
     if there and not force:
         verb = "exist" if len(there) > 1 else "exists"
@@ -61,10 +61,6 @@ def ignore_results(name: str) -> None:
     with path.open("ab") as file:
         file.write((b"\n" if text and not text.endswith(b"\n") else b"") + f"{name}/\n".encode())
     click.echo(f"{'changed' if text else 'written'}: {path}: git ignores {name}/")
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def require_points(system: Path, scenario: Path, tests_dir: Path | None) -> pipeline.Prepared:

@@ -61,12 +61,7 @@ class _DocumentSchema(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
 
-def kind_of(command: str) -> str:
-    """Return the name of the schema of a command's document: json:sweep-plan."""
-    return f"json:{command.replace(' --', '-').replace(' ', '-')}"
-
-
-COMMANDS: Mapping[str, str] = {kind_of(command): command for command in DOCUMENTS}
+COMMANDS: Mapping[str, str] = {f"json:{command.replace(' ', '-')}": command for command in DOCUMENTS}
 
 
 def document_schema(kind: str) -> Schema:
@@ -81,8 +76,7 @@ def document_schema(kind: str) -> Schema:
 
 
 def _schema_of(form: Any) -> Schema:
-    made = TypeAdapter[Any](form).json_schema(by_alias=False, mode="serialization", schema_generator=_DocumentSchema)
-    return made
+    return TypeAdapter[Any](form).json_schema(by_alias=False, mode="serialization", schema_generator=_DocumentSchema)
 
 
 def _report_schema() -> Schema:

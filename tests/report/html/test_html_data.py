@@ -10,8 +10,17 @@ from urllib.parse import unquote
 
 import pytest
 
-from cloudai_mbridge.report.html import log_links, render_html, script_safe_json
-from cloudai_mbridge.report.html.data import MOST_RUNS, MOST_VALUES, compact, differences, flatten, page_data
+from cloudai_mbridge.report.html import (
+    MOST_RUNS,
+    MOST_VALUES,
+    compact,
+    differences,
+    flatten,
+    log_links,
+    page_data,
+    render_html,
+    script_safe_json,
+)
 from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
 
 PACKAGE = resources.files("cloudai_mbridge.report.html")
