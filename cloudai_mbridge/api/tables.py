@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.export.library import load
+from cloudai_mbridge.export import load
 from cloudai_mbridge.report.model import plain
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.export.library import errors_of, load
+from cloudai_mbridge.export import errors_of, load
 from cloudai_mbridge.export.table import DEFAULT_NAME, Row, RunTable, digest, metrics, name_of, parameters, results
 from cloudai_mbridge.training.credentials.scrub import redacted
 

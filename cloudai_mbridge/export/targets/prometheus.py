@@ -1,7 +1,7 @@
 """Prometheus: the text format, as node_exporter's textfile collector reads it."""
 
+from cloudai_mbridge.export import load
 from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, names_of_labels, samples
-from cloudai_mbridge.export.library import load
 from cloudai_mbridge.export.table import RunTable
 
 _UNITS = {"s": "_seconds", "By": "_bytes"}

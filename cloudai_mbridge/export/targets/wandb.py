@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.export.library import errors_of, load
+from cloudai_mbridge.export import errors_of, load
 from cloudai_mbridge.export.table import DEFAULT_NAME, Row, RunTable, metrics, name_of, parameters, results
 
 _LONGEST_NAME = 128
