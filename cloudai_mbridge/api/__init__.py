@@ -4,9 +4,8 @@ Nothing here prints or exits. Errors of one line are `MBridgeError`; `BadInput`,
 right.
 """
 
-from cloudai_mbridge.api.results import Gate, Report, Run, compare_runs, gate_runs, open_run
+from cloudai_mbridge.api.results import Gate, Report, Run, Table, compare_runs, gate_runs, open_run
 from cloudai_mbridge.api.scenarios import Layouts, Plan, Scenario, load, rank_layouts
-from cloudai_mbridge.api.tables import Table
 from cloudai_mbridge.errors import BadInput, MBridgeError
 
 __all__ = [

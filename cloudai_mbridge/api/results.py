@@ -1,27 +1,29 @@
-"""Runs by name or directory, their reports, and gates on them."""
+"""Runs by name or directory, their reports, gates on them, and results as tables of pandas and Arrow."""
 
 import io
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.api.tables import Table, Tabular
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import BadInput, MBridgeError, counted
+from cloudai_mbridge.export import load
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult
 from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.plan.find import find_run
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report, model
+from cloudai_mbridge.report.model import plain
 from cloudai_mbridge.report.ranking import PointSummary, TestRanking, rank
 from cloudai_mbridge.report.rows import STEP_COLUMNS, axis_types, axis_values, run_columns, run_rows, step_rows
 from cloudai_mbridge.report.text import count_text
@@ -31,6 +33,66 @@ from cloudai_mbridge.runner.control import RunStatus
 from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.lock import driver_lock, reading
 from cloudai_mbridge.tune.choosers import choosers_for
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+_ARROW = {str: "string", int: "int64", float: "float64", bool: "bool_"}
+_PANDAS = {str: "str", int: "Int64", float: "float64", bool: "boolean"}
+
+
+class Tabular(ABC):
+    """Base of objects with a table."""
+
+    @property
+    @abstractmethod
+    def table(self) -> "Table":
+        """The rows, with the types of their columns."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the rows as a DataFrame. ToolFailure: pandas is not installed."""
+        pandas, table = load("pandas", "pandas"), self.table
+        columns = {
+            name: pandas.Series(values, dtype=_pandas_type(kind, values)) for name, kind, values in table.columns_of()
+        }
+        return pandas.DataFrame(columns)
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return the rows as an Arrow table. ToolFailure: pyarrow is not installed."""
+        pa, table = load("pyarrow", "pyarrow"), self.table
+        types = {kind: getattr(pa, name)() for kind, name in _ARROW.items()}
+        return pa.table({name: pa.array(values, type=types[kind]) for name, kind, values in table.columns_of()})
+
+
+@dataclass(frozen=True, repr=False)
+class Table(Tabular):
+    """Rows of plain values. columns: their names in order, with types of `str`, `int`, `float` and `bool`.
+
+    A row may lack a column, or have None there; numbers that are not finite are themselves.
+    """
+
+    columns: Mapping[str, type]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def table(self) -> "Table":
+        return self
+
+    def __repr__(self) -> str:
+        return f"<Table of {len(self.rows)} rows: {', '.join(self.columns)}>"
+
+    def columns_of(self) -> Iterator[tuple[str, type, list[Any]]]:
+        """Yield every column: name, type, values."""
+        for name, kind in self.columns.items():
+            values = (row.get(name) for row in self.rows)
+            yield name, kind, [plain(str(value)) if kind is str and value is not None else value for value in values]
+
+
+def _pandas_type(kind: type, values: Sequence[Any]) -> str:
+    """Return a column's type: integers and booleans are nullable types of pandas only if a value is missing."""
+    return _PANDAS[kind] if kind in (str, float) or None in values else kind.__name__
+
 
 Progress = Callable[[str], object]
 

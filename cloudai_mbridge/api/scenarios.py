@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.api.results import Progress, Run, drive, path_of
-from cloudai_mbridge.api.tables import Table, Tabular
+from cloudai_mbridge.api.results import Progress, Run, Table, Tabular, drive, path_of
 from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.estimate.headline import Price, price_of
 from cloudai_mbridge.files.documents import render_toml
