@@ -10,11 +10,10 @@ from typing import NoReturn
 
 import click
 
-from cloudai_mbridge.commands.console import show_error
-from cloudai_mbridge.commands.json_output import print_error, wants_json
+from cloudai_mbridge.commands.console import print_error, show_error, wants_json
 from cloudai_mbridge.commands.table import CommandTable
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
-from cloudai_mbridge.files.disk import free_space, is_disk_full
+from cloudai_mbridge.files.replace import free_space, is_disk_full
 from cloudai_mbridge.version import __version__
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -32,23 +31,18 @@ def cli(log_level: str | None, log_file: Path | None) -> None:
         click.echo(f"note: {', '.join(given)} {verb} no effect; `mbridge status --events` prints the details", err=True)
 
 
-def _of_os_error(error: OSError) -> tuple[type[MBridgeError], str]:
-    """Return the kind and text of an operating system's error: a path that cannot exist is bad input."""
-    where, why = error.filename or "the operating system", error.strerror or error
-    if error.filename and is_disk_full(error, Path(where)):
-        why = f"{why} ({free_space(Path(where))}); make room and try again"
-    elif error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        return BadInput, f"{where}: {why}; check the path"
-    return ToolFailure, f"{where}: {why}"
-
-
 def _kind_and_text(error: Exception) -> tuple[type[MBridgeError], str]:
     if isinstance(error, click.ClickException):
         return BadInput, error.format_message()
     if isinstance(error, sqlite3.Error):
         return ToolFailure, f"the journal cannot be read or written: {error}"
     if isinstance(error, OSError):
-        return _of_os_error(error)
+        where, why = error.filename or "the operating system", error.strerror or error
+        if error.filename and is_disk_full(error, Path(where)):
+            why = f"{why} ({free_space(Path(where))}); make room and try again"
+        elif error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return BadInput, f"{where}: {why}; check the path"
+        return ToolFailure, f"{where}: {why}"
     traceback.print_exception(error)
     return ToolFailure, "this is a bug in mbridge; please report it with the lines above"
 

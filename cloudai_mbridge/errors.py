@@ -13,16 +13,16 @@ _MOST_LINES = 100
 
 def shortened(text: str) -> str:
     """Return a message of readable length: of long lines the beginning and the end, of many lines the first."""
+
+    def cut(line: str) -> str:
+        if len(line) <= _LONGEST_LINE:
+            return line
+        start, end = line[: _LONGEST_LINE * 2 // 3], line[-_LONGEST_LINE // 3 :]
+        return f"{start} ... ({len(line) - len(start) - len(end)} characters left out) ... {end}"
+
     lines = text.splitlines()
     more = [f"... and {len(lines) - _MOST_LINES} more lines like these"] if len(lines) > _MOST_LINES else []
-    return "\n".join([*map(_shortened_line, lines[:_MOST_LINES]), *more])
-
-
-def _shortened_line(line: str) -> str:
-    if len(line) <= _LONGEST_LINE:
-        return line
-    start, end = line[: _LONGEST_LINE * 2 // 3], line[-_LONGEST_LINE // 3 :]
-    return f"{start} ... ({len(line) - len(start) - len(end)} characters left out) ... {end}"
+    return "\n".join([*map(cut, lines[:_MOST_LINES]), *more])
 
 
 class MBridgeError(Exception):

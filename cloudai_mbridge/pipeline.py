@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.run_index import record_run
+from cloudai_mbridge.files.run_files import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions, LoadedScenario, Warn, load_scenario, load_system

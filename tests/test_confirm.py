@@ -15,10 +15,10 @@ import pytest
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole
 from cloudai_mbridge.commands.gate import confirm
-from cloudai_mbridge.commands.run.screen import observer_for as live_observer_for
+from cloudai_mbridge.commands.run.watch import observer_for as live_observer_for
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.files.names import slug
-from cloudai_mbridge.files.run_index import recorded_runs
+from cloudai_mbridge.files.run_files import recorded_runs
+from cloudai_mbridge.files.text import slug
 from cloudai_mbridge.megatron_bridge.launcher_plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import LocalSystem

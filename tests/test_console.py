@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.commands.console import SteadyConsole
-from cloudai_mbridge.commands.run.screen import Screen, observer_for
+from cloudai_mbridge.commands.run.watch import Screen, observer_for
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.runner.clock import RunClock, counts_text, time_text

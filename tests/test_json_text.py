@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.documents import parse_json
 
 
 def test_values_are_read() -> None:

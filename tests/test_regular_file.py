@@ -19,7 +19,7 @@ from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
-from cloudai_mbridge.report.comparability import read_overrides
+from cloudai_mbridge.report.facts import read_overrides
 from cloudai_mbridge.verdict.triage import triage
 from tests.cases import every
 

@@ -19,7 +19,7 @@ from jsonschema import Draft7Validator, FormatChecker, ValidationError
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.commands.plan.verify import Finding, verify
 from cloudai_mbridge.commands.setup.schema import KINDS
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.models.toml_source import dotted, read_toml
 from tests.cases import every
 

@@ -4,11 +4,8 @@ Nothing here prints or exits. Errors of one line are `MBridgeError`; `BadInput`,
 right.
 """
 
-from cloudai_mbridge.api.gating import Gate, compare_runs, gate_runs
-from cloudai_mbridge.api.layouts import Layouts, rank_layouts
-from cloudai_mbridge.api.results import Report, Run, open_run
-from cloudai_mbridge.api.scenarios import Plan, Scenario, load
-from cloudai_mbridge.api.tables import Table
+from cloudai_mbridge.api.results import Gate, Report, Run, Table, compare_runs, gate_runs, open_run
+from cloudai_mbridge.api.scenarios import Layouts, Plan, Scenario, load, rank_layouts
 from cloudai_mbridge.errors import BadInput, MBridgeError
 
 __all__ = [

@@ -1,29 +1,141 @@
-"""A run by its name or directory, and its report."""
+"""Runs by name or directory, their reports, gates on them, and results as tables of pandas and Arrow."""
 
+import io
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import sqlite3
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.api.driving import Progress, drive
-from cloudai_mbridge.api.tables import Table, Tabular
+from cloudai_mbridge.completion import completion
+from cloudai_mbridge.errors import BadInput, MBridgeError, counted
+from cloudai_mbridge.export import load
+from cloudai_mbridge.gate.policy import GatePolicy, load_policy
+from cloudai_mbridge.gate.runs import without_dry_runs
+from cloudai_mbridge.gate.verdict import GateResult
 from cloudai_mbridge.plan.find import find_run
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report, model
-from cloudai_mbridge.report.formats.steps import COLUMNS, NUMBERS, TEXTS, step_rows
-from cloudai_mbridge.report.formats.text import count_text
+from cloudai_mbridge.report.model import plain
 from cloudai_mbridge.report.ranking import PointSummary, TestRanking, rank
-from cloudai_mbridge.report.rows import axis_types, axis_values, run_columns, run_rows
+from cloudai_mbridge.report.rows import STEP_COLUMNS, axis_types, axis_values, run_columns, run_rows, step_rows
+from cloudai_mbridge.report.text import count_text
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.runner.control import SweepStatus
-from cloudai_mbridge.runner.lock import reading
+from cloudai_mbridge.runner.clock import clock_of
+from cloudai_mbridge.runner.control import RunStatus
+from cloudai_mbridge.runner.lines import PlainObserver
+from cloudai_mbridge.runner.lock import driver_lock, reading
+from cloudai_mbridge.tune.choosers import choosers_for
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+_ARROW = {str: "string", int: "int64", float: "float64", bool: "bool_"}
+_PANDAS = {str: "str", int: "Int64", float: "float64", bool: "boolean"}
+
+
+class Tabular(ABC):
+    """Base of objects with a table."""
+
+    @property
+    @abstractmethod
+    def table(self) -> "Table":
+        """The rows, with the types of their columns."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the rows as a DataFrame. ToolFailure: pandas is not installed."""
+        pandas, table = load("pandas", "pandas"), self.table
+        columns = {
+            name: pandas.Series(values, dtype=_pandas_type(kind, values)) for name, kind, values in table.columns_of()
+        }
+        return pandas.DataFrame(columns)
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return the rows as an Arrow table. ToolFailure: pyarrow is not installed."""
+        pa, table = load("pyarrow", "pyarrow"), self.table
+        types = {kind: getattr(pa, name)() for kind, name in _ARROW.items()}
+        return pa.table({name: pa.array(values, type=types[kind]) for name, kind, values in table.columns_of()})
+
+
+@dataclass(frozen=True, repr=False)
+class Table(Tabular):
+    """Rows of plain values. columns: their names in order, with types of `str`, `int`, `float` and `bool`.
+
+    A row may lack a column, or have None there; numbers that are not finite are themselves.
+    """
+
+    columns: Mapping[str, type]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def table(self) -> "Table":
+        return self
+
+    def __repr__(self) -> str:
+        return f"<Table of {len(self.rows)} rows: {', '.join(self.columns)}>"
+
+    def columns_of(self) -> Iterator[tuple[str, type, list[Any]]]:
+        """Yield every column: name, type, values."""
+        for name, kind in self.columns.items():
+            values = (row.get(name) for row in self.rows)
+            yield name, kind, [plain(str(value)) if kind is str and value is not None else value for value in values]
+
+
+def _pandas_type(kind: type, values: Sequence[Any]) -> str:
+    """Return a column's type: integers and booleans are nullable types of pandas only if a value is missing."""
+    return _PANDAS[kind] if kind in (str, float) or None in values else kind.__name__
+
+
+Progress = Callable[[str], object]
+
+
+def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) -> None:
+    """Drive a written plan to its end and write the report, also after a failure.
+
+    InUse: another process holds it. Paused, Interrupted, ToolFailure: it has not come to its end.
+    """
+    lines = cast(IO[str], _Lines(progress))
+    with completion(prepared.plan, root, partial(print, file=lines)) as ended, driver_lock(root):
+        try:
+            with PlainObserver(lines, prepared.plan, clock_of(prepared.plan, root)) as observer:
+                pipeline.execute(
+                    prepared, root, observer, choosers=choosers_for(pipeline.with_defaults(prepared), root)
+                )
+        except MBridgeError as error:
+            error.add_note(f"results: {root}; continue with: open_run({str(root)!r}).resume()")
+            with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error is more informative
+                ended.report = pipeline.report(root)
+            raise
+        ended.report = pipeline.report(root)
+
+
+class _Lines(io.TextIOBase):
+    """Calls a function with every line that is printed; one that raises is not called again, and the runs go on."""
+
+    def __init__(self, tell: Progress | None) -> None:
+        self._tell = tell
+
+    def write(self, text: str) -> int:
+        if self._tell is not None and text.strip():
+            try:
+                self._tell(text.rstrip("\n"))
+            except Exception as error:
+                self._tell = None
+                warnings.warn(f"progress is not called again, as it raised {error!r}", RuntimeWarning, stacklevel=2)
+        return len(text)
+
 
 # Columns of the steps, with the names that tables of points have
-_NAMES = tuple({"test_id": "test", "label": "point"}.get(name, name) for name in COLUMNS)
-_KINDS = [str if name in TEXTS else float if name in NUMBERS else int for name in COLUMNS]
-_STEPS = dict(zip(_NAMES, _KINDS, strict=True)) | {"counted": bool}
+_NAMES = {"test_id": "test", "label": "point"}
+_STEPS = {_NAMES.get(name, name): kind for name, kind in STEP_COLUMNS.items()}
 
 
 def open_run(run: str | os.PathLike[str] = "latest") -> "Run":
@@ -59,7 +171,7 @@ class Run:
         with reading(self.path) as held_by:
             return Report(**vars(build_report(self.path, held_by)))
 
-    def status(self) -> SweepStatus:
+    def status(self) -> RunStatus:
         """Return the state of its points, also while it is under way."""
         return control.read_status(self.path)
 
@@ -94,12 +206,88 @@ class Report(model.RunReport, Tabular):
     def steps(self) -> Table:
         """Every step of every run; `counted` are those after the warm-up."""
         axes = axis_types((point.coordinates for point in self.points), _STEPS)
-        return Table({**_STEPS, **axes}, tuple(self._step_rows()))
-
-    def _step_rows(self) -> Iterator[dict[str, Any]]:
-        for point in self.points:
-            axes = axis_values(point.coordinates, _STEPS)
-            yield from (dict(zip(_NAMES, row, strict=True)) | axes for row in step_rows([point]))
+        rows = (
+            dict(zip(_STEPS, row, strict=True)) | axis_values(point.coordinates, _STEPS)
+            for point in self.points
+            for row in step_rows([point])
+        )
+        return Table({**_STEPS, **axes}, tuple(rows))
 
     def __repr__(self) -> str:
         return f"<Report of {self.scenario!r} on {self.system!r}: {count_text(self)}>"
+
+
+RunLike = Run | str | os.PathLike[str]
+_COLUMNS = {
+    **{"point": str, "point_verdict": str, "metric": str, "verdict": str, "decides": bool, "unit": str},
+    **{"baseline": float, "value": float, "change": float, "change_low": float, "change_high": float},
+    **{"confidence": float, "p_value": float, "adjusted_p": float, "detectable": float},
+    **{"num_runs": int, "num_baseline_runs": int, "waived": str, "words": str},
+}
+
+
+def gate_runs(
+    runs: RunLike | Sequence[RunLike], *, policy: str | os.PathLike[str], baseline: str | os.PathLike[str] | None = None
+) -> "Gate":
+    """Judge runs, taken together, against the baseline or the history that a policy names.
+
+    baseline: a baseline file in its place.
+    NonePromoted, a BadInput: the baseline's file has none yet. BadInput: a file cannot be read.
+    """
+    from cloudai_mbridge.gate.run import run_gate  # imports numpy and scipy, for this call only
+
+    loaded = load_policy(Path(policy))
+    if baseline is not None:
+        loaded = replace(loaded, baseline_path=Path(baseline), history_path=None)
+    given, skipped = without_dry_runs(_paths(runs))
+    return Gate(**vars(run_gate(given, loaded, _today()).with_notes(skipped)))
+
+
+def compare_runs(
+    old: RunLike | Sequence[RunLike], new: RunLike | Sequence[RunLike], *, policy: str | os.PathLike[str] | None = None
+) -> "Gate":
+    """Judge runs against others. policy: source of metrics and limits; default: built-in.
+
+    BadInput: a report cannot be read.
+    """
+    from cloudai_mbridge.gate.run import compare_reports
+
+    terms = load_policy(Path(policy)).policy if policy else GatePolicy(name="built-in", baseline="-")
+    return Gate(**vars(compare_reports(_paths(old), _paths(new), terms, _today())))
+
+
+def _paths(runs: RunLike | Sequence[RunLike]) -> list[Path]:
+    paths = [path_of(run) for run in ([runs] if isinstance(runs, Run | str | os.PathLike) else runs)]
+    if not paths:
+        raise BadInput("no runs are given; give at least one on each side")
+    return paths
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+@dataclass(frozen=True, repr=False)
+class Gate(GateResult, Tabular):
+    """Result of a gate: `verdict`, `points`, `notes` and more. Its table has a row per metric of a point.
+
+    change: relative, 0.03 is 3 % more; change_low, change_high: its bounds, each one-sided at `confidence`. Of a point
+    that could not be compared there is one row without a metric.
+    """
+
+    @property
+    def table(self) -> Table:
+        rows: list[dict[str, Any]] = []
+        for point in self.rows:
+            names = {"point": point.point, "point_verdict": str(point.verdict)}
+            if not point.metrics:
+                rows.append(names | {"words": "; ".join(point.words)})
+            for metric in point.metrics:
+                low, high = metric.interval or (None, None)
+                values = {name: value for name, value in vars(metric).items() if name in _COLUMNS}
+                values |= {"verdict": str(metric.verdict), "change_low": low, "change_high": high}
+                rows.append(names | values | {"waived": metric.waived or None, "unit": metric.unit or None})
+        return Table(_COLUMNS, tuple(rows))
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.verdict}: {counted(len(self.points), 'point')} against {self.reference}>"

@@ -1,9 +1,15 @@
-"""Consoles for the commands' output."""
+"""Consoles and JSON documents: the commands' output.
+
+`--json` prints one JSON document on standard output, for an error too (docs/scripting.md).
+"""
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -45,26 +51,71 @@ def show_error(text: str) -> None:
 
 def show_rejected(console: SteadyConsole, plan: "ScenarioPlan", *, in_full: bool = False) -> None:
     """Print the number of accepted and rejected points, with the reasons; if many are rejected, by rule."""
-    num_runs = sum(not run.is_again for run in plan.runs)
-    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
-    for note in plan.notes:
-        console.print_line(f"note: {note}")
-    rejected = [(point, violation) for point in plan.rejected for violation in point.violations]
-    if in_full or len(rejected) <= MOST_REJECTED_LINES:
-        for point, violation in rejected:
-            console.print_line(shortened(f"rejected {point.test_id}/{point.label}: {violation}"))
-        _show_hint(console, plan.rule_counts)
-        return
-    first = {violation.rule_id: (point, violation) for point, violation in reversed(rejected)}
-    for rule, count in plan.rule_counts.items():
-        such = f"; such as {first[rule][0].test_id}/{first[rule][0].label}: {first[rule][1]}" if rule in first else ""
-        console.print_line(shortened(f"rejected by {rule}: {counted(count, 'point')}{such}"))
-    console.print_line("every rejected point: --rejected")
-    _show_hint(console, plan.rule_counts)
-
-
-def _show_hint(console: SteadyConsole, rule_ids: Iterable[str]) -> None:
     from cloudai_mbridge.constraints.rule_docs import details_hint  # slow to import for help
 
-    if hint := details_hint(rule_ids):
-        console.print_line(hint)
+    num_runs = sum(not run.is_again for run in plan.runs)
+    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
+    lines = [f"note: {note}" for note in plan.notes]
+    rejected = [(f"{p.test_id}/{p.label}: {violation}", violation) for p in plan.rejected for violation in p.violations]
+    if in_full or len(rejected) <= MOST_REJECTED_LINES:
+        lines += [shortened(f"rejected {text}") for text, _ in rejected]
+    else:
+        first = {violation.rule_id: f"; such as {text}" for text, violation in reversed(rejected)}
+        for rule, count in plan.rule_counts.items():
+            lines.append(shortened(f"rejected by {rule}: {counted(count, 'point')}{first.get(rule, '')}"))
+        lines.append("every rejected point: --rejected")
+    for line in filter(None, (*lines, details_hint(plan.rule_counts))):
+        console.print_line(line)
+
+
+STDOUT = "-"
+_WITH_A_FILE = {"gate", "compare"}  # their --json accepts a file name
+
+
+@dataclass(frozen=True)
+class Error:
+    """What went wrong. kind: its class. messages: one per line of the text on standard error."""
+
+    kind: str
+    exit_code: int
+    messages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ErrorDocument:
+    """What a command prints in place of its document."""
+
+    error: Error
+
+
+def render_json(document: object) -> str:
+    """Return a document, a dataclass or a model, as JSON; numbers that are not finite become null."""
+    from pydantic import TypeAdapter  # slow to import, and not needed for help and completion
+
+    from cloudai_mbridge.report.model import plain
+
+    data: Any = TypeAdapter[Any](type(document)).dump_python(document, mode="json")
+    finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
+    return json.dumps(plain(finite), indent=2)
+
+
+def print_json(document: object) -> None:
+    """Print a command's JSON document."""
+    click.echo(render_json(document))
+
+
+def wants_json(argv: Sequence[str]) -> bool:
+    """Return whether arguments, which may be invalid, request JSON on standard output."""
+    words = [*takewhile(lambda word: word != "--", argv), STDOUT]
+    if f"--json={STDOUT}" in words:
+        return True
+    if "--json" not in words:
+        return False
+    place = words.index("--json")
+    return words[place + 1].startswith("-") or not _WITH_A_FILE.intersection(words[:place])
+
+
+def print_error(kind: str, exit_code: int, text: str) -> None:
+    """Print an error as a document, unless standard output is closed."""
+    with contextlib.suppress(OSError):
+        print_json(ErrorDocument(Error(kind, exit_code, tuple(shortened(text).splitlines()))))

@@ -1,19 +1,63 @@
-"""Options shared by several commands."""
+"""Options shared by several commands, and runs by name: accepted in place of the path of a run's directory."""
 
+import inspect
 import math
+import os
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from cloudai_mbridge.commands.run_names import as_run, complete_run
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions
 from cloudai_mbridge.pipeline import Request
+from cloudai_mbridge.plan.find import LATEST, find_run, find_runs
 from cloudai_mbridge.training.flops import Formula
+
+RUN_TEXT = f"RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `{LATEST}`."
+
+
+def as_run(value: str) -> Path:
+    """Return the path that a user gives, or that of the run whose name it is: a type for click's parameters."""
+    if not value or os.sep in value:
+        return Path(value)
+    try:
+        os.lstat(value)
+        return Path(value)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):  # of a path that cannot exist, the command says why
+            return Path(value)
+    root = find_run(value)
+    click.echo(f"note: {visible(value)} is {visible(str(root))}", err=True)
+    return root
+
+
+def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add an argument that is a run, and to the command's help what that may be."""
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        text = inspect.getdoc(command) or ""
+        command.__doc__ = text if RUN_TEXT in text else f"{text}\n\n{RUN_TEXT}"
+        return click.argument(name, metavar=metavar, type=as_run, shell_complete=complete_run, **options)(command)
+
+    return decorate
+
+
+def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a run; what has a slash is a path, which the shell completes."""
+    names = [LATEST, *(run.name for run in find_runs())]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+# Links are resolved. A circle of links stays, and is not the directory of a run
+RUN_ROOT = run_argument("root", callback=lambda ctx, param, value: Path(os.path.realpath(value)))
+
 
 PATH = click.Path(path_type=Path)
 SYSTEM_VARIABLE = "CLOUDAI_SYSTEM_CONFIG"

@@ -13,9 +13,9 @@ from cloudai_mbridge.errors import InUse, MBridgeError, Paused, shortened
 from cloudai_mbridge.metrics import MEASURES
 from cloudai_mbridge.models.scenario import OnCompletion
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
-from cloudai_mbridge.report.formats.text import count_text
 from cloudai_mbridge.report.model import RunReport, plain
 from cloudai_mbridge.report.ranking import gpu_hours, rank
+from cloudai_mbridge.report.text import count_text
 from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 

@@ -1,1 +1,49 @@
-"""Export of results to external tools: a module per target, through the target's own library."""
+"""Export of results to external tools: a module per target, through the target's own library.
+
+The libraries are imported on demand, and their errors are one line without credentials.
+"""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from logging.handlers import BufferingHandler
+from typing import Any
+
+from cloudai_mbridge.errors import MBridgeError, ToolFailure
+from cloudai_mbridge.install.process import last_words
+
+_MOST_RECORDS = 10_000  # only the first is shown
+
+
+def load(module: str, package: str) -> Any:
+    """Import a module. ToolFailure: it is not installed; `package` is its name for pip."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ToolFailure(f"{error}; install it with: pip install '{package}'") from None
+
+
+@contextlib.contextmanager
+def errors_of(service: str, logger: str) -> Iterator[None]:
+    """Raise ToolFailure with the last message of a service's library, whatever it raises.
+
+    Its log records and warnings are not printed; they supply the message if the error has none.
+    """
+    log, said = logging.getLogger(logger), BufferingHandler(_MOST_RECORDS)
+    said.setLevel(logging.WARNING)
+    before = log.propagate, log.handlers[:]
+    log.propagate, log.handlers[:] = False, [said]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except MBridgeError:
+        raise
+    except Exception as error:
+        text = str(error) or next((record.getMessage() for record in said.buffer), "")
+        raise ToolFailure(f"{service}: {last_words(text, os.environ) or type(error).__name__}") from None
+    finally:
+        log.propagate, log.handlers[:] = before

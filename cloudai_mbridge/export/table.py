@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import MEASURES, Over, summarize
 from cloudai_mbridge.report.build import build_report
-from cloudai_mbridge.report.model import PointReport, RunReport
+from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.report.rows import MEASURE_COLUMNS, measure_cells, run_cells
@@ -74,7 +74,16 @@ def read_table(path: Path, *, by_point: bool = False) -> RunTable:
 
     by_point: a row for each point. Its metrics are over its successful runs, and n is their number.
     """
-    report, name, so_far = _report(path)
+    report, name, so_far = None, path.resolve().name, ""
+    if path.is_dir():
+        with reading(path) as held_by:
+            if held_by:
+                built = build_report(path, held_by)
+                ended = [point for point in built.points if point.verdict is not Verdict.UNFINISHED]
+                report, so_far = replace(built, points=tuple(ended)), built.notes[0]
+    if report is None:
+        report, file = read_report(path)
+        name = file.resolve().parent.name
     names = dict.fromkeys(name for point in report.points for name in point.coordinates if name not in ARGUMENTS)
     taken = {*_NAMES, *_FOUND, *METRICS, *_LAST}
     axes = {name: visible(f"axis.{name}" if name in taken else name) for name in names}
@@ -87,60 +96,30 @@ def read_table(path: Path, *, by_point: bool = False) -> RunTable:
         rows=(),
         so_far=so_far,
     )
-    groups = _points(report).values() if by_point else ([point] for point in report.points)
-    rows = (_row(table, runs, axes, by_point=by_point) for runs in groups)
-    return RunTable(**{**vars(table), "rows": tuple(rows)})
-
-
-def _report(path: Path) -> tuple[RunReport, str, str]:
-    """Return a report, the name of its run, and a note on missing results while the run is active, "" after its end."""
-    if path.is_dir():
-        with reading(path) as held_by:
-            if held_by:
-                built = build_report(path, held_by)
-                ended = replace(built, points=tuple(filter(_has_ended, built.points)))
-                return ended, path.resolve().name, built.notes[0]
-    report, file = read_report(path)
-    return report, file.resolve().parent.name, ""
-
-
-def _has_ended(point: PointReport) -> bool:
-    return point.verdict is not Verdict.UNFINISHED
-
-
-def _points(report: RunReport) -> dict[tuple[str, str], list[PointReport]]:
-    groups: dict[tuple[str, str], list[PointReport]] = {}
-    for point in report.points:
-        groups.setdefault((point.test_id, point.label), []).append(point)
-    return groups
+    groups: dict[tuple[Any, ...], list[PointReport]] = {}
+    for number, point in enumerate(report.points):
+        groups.setdefault((point.test_id, point.label, 0 if by_point else number), []).append(point)
+    return replace(table, rows=tuple(_row(table, runs, axes, by_point=by_point) for runs in groups.values()))
 
 
 def _row(table: RunTable, runs: Sequence[PointReport], axes: Mapping[str, str], *, by_point: bool) -> Row:
     """Return the row of a run, or of all runs of a point, which shows the first unsuccessful run."""
     good = [run for run in runs if run.verdict is Verdict.SUCCESS]
     shown = next((run for run in runs if run.verdict is not Verdict.SUCCESS), runs[0])
-    is_run = shown.verdict is not Verdict.REJECTED
+    fields = shown.comparability["fields"] if shown.comparability else {}
     values = {
         **run_cells(shown),
         **({"iteration": None} if by_point else {}),
-        **{"run": table.run, "scenario": table.scenario, "system": table.system},
-        **{"runs": len(runs) if is_run else 0, "good_runs": len(good)},
+        **{"run": table.run, "scenario": table.scenario, "system": table.system, "pre_test": shown.is_pre_test},
+        **{"runs": 0 if shown.verdict is Verdict.REJECTED else len(runs), "good_runs": len(good)},
+        **{name: shown.coordinates.get(name, shown.args.get(name)) for name in ARGUMENTS},
         **{column: shown.coordinates.get(name) for name, column in axes.items()},
-        **_setting(shown),
+        **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
         **(_over_runs(good) if by_point else _measured(shown)),
         **_jobs(runs),
     }
     cells = {name: values.get(name) for name in table.columns}
     return {name: _number(value) if name in METRICS else _plain(value) for name, value in cells.items()}
-
-
-def _setting(run: PointReport) -> dict[str, Any]:
-    fields = run.comparability["fields"] if run.comparability else {}
-    return {
-        "pre_test": run.is_pre_test,
-        **{name: run.coordinates.get(name, run.args.get(name)) for name in ARGUMENTS},
-        **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
-    }
 
 
 def _measured(run: PointReport) -> dict[str, Any]:
@@ -152,9 +131,13 @@ def _measured(run: PointReport) -> dict[str, Any]:
 
 
 def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
-    """Return the metrics of a point: each statistic is the mean of its runs' means; the peak memory is the largest."""
+    """Return the metrics of a point: each statistic is the mean of its runs' means; the peak memory is the largest.
+
+    Definitions are those that are equal in all runs.
+    """
     rows = [_measured(run) for run in good]
-    values: dict[str, Any] = _common(rows, ("memory_kind", "flops_formula", "comparability"))
+    names = ("memory_kind", "flops_formula", "comparability")
+    values = {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
     for measure in MEASURES:
         columns = measure.columns
         over = summarize([_number(row.get(columns["mean" if measure.is_statistic else ""])) for row in rows])
@@ -163,11 +146,6 @@ def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
         elif over:
             values |= {column: getattr(over, number) for number, column in columns.items()}
     return values
-
-
-def _common(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return the values that are equal in all rows."""
-    return {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
 
 
 def _jobs(runs: Sequence[PointReport]) -> dict[str, Any]:
@@ -208,3 +186,32 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | datetime):
         return value
     return visible(value if isinstance(value, str) else str(value)) or None
+
+
+# For MLflow and W&B, without unknown values
+_PARAMETERS = (
+    *("scenario", "system", "test", "point", "iteration", *ARGUMENTS),
+    *("recipe", "gpu", "dtype", "num_nodes", "world_size"),
+)
+_RESULTS = ("verdict", "reason", "failure", "job_id", "attempts", "nodes", "memory_kind", "flops_formula")
+DEFAULT_NAME = "mbridge"  # of an experiment or project
+
+
+def parameters(table: RunTable, row: Row) -> dict[str, object]:
+    """Return the requested arguments and coordinates."""
+    return {name: row[name] for name in (*_PARAMETERS, *table.axes) if row[name] is not None}
+
+
+def results(row: Row) -> dict[str, object]:
+    """Return the results that are not metrics."""
+    return {name: row[name] for name in _RESULTS if row[name] is not None}
+
+
+def metrics(row: Row) -> dict[str, float]:
+    """Return the measured metrics."""
+    return {name: float(row[name]) for name in METRICS if row[name] is not None}
+
+
+def name_of(row: Row) -> str:
+    """Return the display name: TEST/POINT/ITERATION."""
+    return "/".join(str(row[name]) for name in ("test", "point", "iteration") if row[name] is not None)

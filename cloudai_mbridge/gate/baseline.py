@@ -23,9 +23,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from tomlkit.items import Table
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.files.documents import inline, one_per_line, render_toml
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.replace import replacing
-from cloudai_mbridge.files.toml_text import inline, one_per_line, render_toml
 from cloudai_mbridge.gate.policy import PlainDate
 from cloudai_mbridge.gate.runs import METRICS, ReferencePoint, RunValues
 from cloudai_mbridge.metrics import Direction

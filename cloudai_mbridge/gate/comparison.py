@@ -15,9 +15,9 @@ from cloudai_mbridge.gate.runs import METRICS, PointRuns, RunResult, group_by_po
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, PointVerdict, percent
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.metrics import Direction
-from cloudai_mbridge.report.formats.markdown_text import inline
-from cloudai_mbridge.report.formats.steps import spreadsheet_text
-from cloudai_mbridge.report.formats.text import with_error
+from cloudai_mbridge.report.markdown import inline
+from cloudai_mbridge.report.rows import spreadsheet_text
+from cloudai_mbridge.report.text import with_error
 
 COMPARABLE_METRICS = tuple(name for name, metric in METRICS.items() if metric.direction is not Direction.SAME)
 FAILED, INCOMPLETE, ONLY_OLD, ONLY_NEW = "failed", "incomplete", "only in old", "only in new"

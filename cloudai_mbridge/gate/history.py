@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
-from cloudai_mbridge.files.json_text import is_deep
+from cloudai_mbridge.files.documents import is_deep
 from cloudai_mbridge.files.regular import open_regular
 from cloudai_mbridge.gate.history_file import (
     StoredPoint,

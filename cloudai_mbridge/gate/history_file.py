@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure, shown
-from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.files.regular import open_regular
 from cloudai_mbridge.gate.runs import Values, is_value_of
 

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, MBridgeError
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.gate.policy import LoadedPolicy
 from cloudai_mbridge.gate.promotion import MAX_NOISE, Terms, propose, select
 from cloudai_mbridge.gate.runs import RunResult, read_results

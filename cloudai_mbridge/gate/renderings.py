@@ -9,14 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.files.names import label
-from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.files.text import label, visible
 from cloudai_mbridge.gate.next_steps import NextSteps
 from cloudai_mbridge.gate.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict, percent
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.metrics import PRIMARY
-from cloudai_mbridge.report.formats.junit import set_counts, xml_text
-from cloudai_mbridge.report.formats.markdown_text import fenced, inline
+from cloudai_mbridge.report.junit import set_counts, xml_text
+from cloudai_mbridge.report.markdown import fenced, inline
 
 _STYLES = {
     GateVerdict.PASS: "green",

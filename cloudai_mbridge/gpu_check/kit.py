@@ -203,7 +203,7 @@ class Trained:
 
 def write_sweep(kit: Kit, name: str, tests: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write system and scenario; return the options that name them."""
-    from cloudai_mbridge.files.toml_text import render_toml
+    from cloudai_mbridge.files.documents import render_toml
 
     hardware = {"gpu_type": kit.device.gpu_type} if kit.device.gpu_type else {}
     system: dict[str, Any] = {"name": "gpu_check", "scheduler": "local", **hardware}

@@ -10,10 +10,10 @@ from typing import Any
 
 from cloudai_mbridge import megatron_bridge
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.disk import naming
-from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.files.documents import render_toml
+from cloudai_mbridge.files.replace import naming
 from cloudai_mbridge.files.run_files import ROOT_NAME
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.text import slug
 from cloudai_mbridge.launch.script import (
     LAUNCHER_START,
     array_script,

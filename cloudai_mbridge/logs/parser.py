@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 
 from pydantic import StrictInt
 
-from cloudai_mbridge.files.json_text import Number, is_deep
+from cloudai_mbridge.files.documents import Number, is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs.pairing import IterationLine, TimeLine, numbered
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.files.text import slug
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 

@@ -8,8 +8,8 @@ from typing import Any
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
-from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
+from cloudai_mbridge.files.text import label, slug
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import expand_hostlist

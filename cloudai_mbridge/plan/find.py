@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, counted, shown
-from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES, started_at
-from cloudai_mbridge.files.run_index import index_path, recorded_runs
+from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES, index_path, recorded_runs, started_at
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.plan.read import is_dry_run
 

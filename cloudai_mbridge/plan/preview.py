@@ -9,7 +9,7 @@ from typing import Any
 from cloudai_mbridge.constraints import Lifted, RuleSet
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
 from cloudai_mbridge.estimate.overrides import not_considered
-from cloudai_mbridge.files.names import label
+from cloudai_mbridge.files.text import label
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TUNE

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_
 
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, shown
-from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher_plan import Repo, UpstreamPlan

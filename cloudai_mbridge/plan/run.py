@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints.megatron_sizes import place
 from cloudai_mbridge.constraints.rule import Point
-from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.files.text import slug
 from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN, WANDB_API_KEY
 from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs

@@ -1,28 +1,31 @@
 """Build a report from the files in a run's directory: plan, journal, logs. The run itself need not be alive."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from cloudai_mbridge.errors import Damaged, NothingRan, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.logs import LogSummary, StepRecord, read_log
+from cloudai_mbridge.logs import LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.plan.run_plan import LeftOut
-from cloudai_mbridge.report.comparability import compare_by
-from cloudai_mbridge.report.environment import definitions_of, machine_environment, run_environment
-from cloudai_mbridge.report.model import PointReport, RunReport
-from cloudai_mbridge.report.searches import in_words, is_untried, read_searches
+from cloudai_mbridge.report.facts import compare_by, definitions_of, machine_environment, run_environment
+from cloudai_mbridge.report.model import OUT_OF_MEMORY, PointReport, RunReport, SearchReport, TrialOutcome, TrialReport
+from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
+from cloudai_mbridge.runner.journal.rows import UNTRIED
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
-from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY, SUBMITTED, JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
 from cloudai_mbridge.version import __version__
@@ -39,17 +42,21 @@ def build_report(root: Path, held_by: str | None = None) -> RunReport:
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
-    past = _read_journal(root, held_by)
+    entries, excluded, was_stopped = _read_journal(root, held_by)
     if (lacking := _lacking(plan)) is not None:
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking}); restore the file")
-    points = [
-        _report_run(run, entry, root, plan)
-        for run in plan["runs"]
-        if not is_untried(entry := past.entry(run["key"])) and not (held_by and _awaits_search(run, entry))
-    ]
-    points += [_report_rejected(point) for point in plan["rejected"]]
+    damage = [f"{ROOT_FILES.journal}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage]
+    runs = _runs_to_report(plan["runs"], entries, was_stopped=was_stopped, is_driven=held_by is not None)
+    points = [_report_run(run, entry, root, plan) for run, entry in runs]
+    points += map(_report_rejected, plan["rejected"])
     points = [_without_credentials(point) for point in points]
-    searches = tuple(read_searches(plan["runs"], past.entries, filter(_has_ended, points)))
+    ended = [point for point in points if point.verdict is not Verdict.UNFINISHED]
+    searches = tuple(_read_searches(plan["runs"], entries, ended))
+    so_far = []
+    if held_by is not None:
+        num_ran = sum(point.verdict is not Verdict.REJECTED for point in points)
+        num_ended = num_ran - (len(points) - len(ended))
+        so_far = [f"results so far: {num_ended} of {counted(num_ran, 'run')} ended; held by {held_by}"]
     return RunReport(
         tool_version=__version__,
         scenario=plan["scenario"],
@@ -58,18 +65,16 @@ def build_report(root: Path, held_by: str | None = None) -> RunReport:
         points=tuple(points),
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
-        notes=redacted_in((*_so_far(points, held_by), *plan["notes"], *map(in_words, searches), *past.damage)),
-        excluded_nodes=redacted_in(past.excluded),
+        notes=redacted_in((*so_far, *plan["notes"], *map(_in_words, searches), *damage)),
+        excluded_nodes=redacted_in(excluded),
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
         searches=searches,
-        left_out=tuple(_left_out(plan.get("left_out", ()))),
+        left_out=tuple(
+            LeftOut(point["test_id"], point["label"], redacted_in(point["reason"]))
+            for point in plan.get("left_out", ())
+        ),
     )
-
-
-def _left_out(points: Sequence[Mapping[str, str]]) -> Iterator[LeftOut]:
-    for point in points:
-        yield LeftOut(point["test_id"], point["label"], redacted_in(point["reason"]))
 
 
 _OF_THE_PLAN = ("system", "runs", "rejected", "scenario", "num_rejected", "rule_counts", "notes", "tests")
@@ -111,36 +116,25 @@ def judge_in(root: Path) -> Judge:
     return judge_run
 
 
-@dataclass(frozen=True)
-class _Past:
-    """What a run's journal says. was_stopped: what has no job was not to be submitted any more.
+def _runs_to_report(
+    planned: Iterable[dict[str, Any]], entries: Mapping[str, JournalEntry], *, was_stopped: bool, is_driven: bool
+) -> Iterator[tuple[dict[str, Any], JournalEntry | None]]:
+    """Yield runs with their entries, which have a verdict if the run has not ended, or was cancelled without a job.
 
-    is_driven: a process drives the run, and what has no verdict has not ended.
+    was_stopped: runs without a job were not to be submitted any more. is_driven: a process drives the run.
     """
-
-    entries: Mapping[str, JournalEntry]
-    excluded: Mapping[str, str]
-    was_stopped: bool
-    is_driven: bool = False
-
-    @property
-    def damage(self) -> tuple[str, ...]:
-        entries = self.entries.values()
-        return tuple(f"{ROOT_FILES.journal}: {entry.key}: {text}" for entry in entries for text in entry.damage)
-
-    def entry(self, key: str) -> JournalEntry | None:
-        """Return a run's entry, with a verdict if it was cancelled before it had a job, or has not ended."""
-        entry = self.entries.get(key)
-        if self.is_driven and (entry is None or entry.verdict is None):
-            return replace(
-                entry or JournalEntry(key, None, (), ()), verdict=Verdict.UNFINISHED, reasons=(_state(entry),)
-            )
-        if entry is not None and self.was_stopped and entry.verdict is None and not entry.attempts:
-            return replace(entry, verdict=Verdict.CANCELLED, reasons=(_NOT_SUBMITTED,))
-        return entry
-
-
-_NOT_SUBMITTED = "not submitted: mbridge was stopped"
+    for run in planned:
+        entry = entries.get(run["key"])
+        if entry is not None and entry.verdict == UNTRIED:  # a search did not need it
+            continue
+        if is_driven and run.get("search") is not None and not (entry and entry.attempts):  # it may never be chosen
+            continue
+        if is_driven and (entry is None or entry.verdict is None):
+            waiting = entry or JournalEntry(run["key"], None, (), ())
+            entry = replace(waiting, verdict=Verdict.UNFINISHED, reasons=(_state(entry),))
+        elif was_stopped and entry is not None and entry.verdict is None and not entry.attempts:
+            entry = replace(entry, verdict=Verdict.CANCELLED, reasons=("not submitted: mbridge was stopped",))
+        yield run, entry
 
 
 def _state(entry: JournalEntry | None) -> str:
@@ -152,27 +146,11 @@ def _state(entry: JournalEntry | None) -> str:
     return f"{job}{status.state}{f' ({status.reason})' if status.reason else ''}"
 
 
-def _awaits_search(run: Mapping[str, Any], entry: JournalEntry | None) -> bool:
-    """Return whether a search has not yet chosen a run, and may never choose it."""
-    return run.get("search") is not None and (entry is None or not entry.attempts)
-
-
-def _has_ended(point: PointReport) -> bool:
-    return point.verdict is not Verdict.UNFINISHED
-
-
-def _so_far(points: Sequence[PointReport], held_by: str | None) -> tuple[str, ...]:
-    if held_by is None:
-        return ()
-    ran = [point for point in points if point.verdict is not Verdict.REJECTED]
-    ended = sum(map(_has_ended, ran))
-    return (f"results so far: {ended} of {counted(len(ran), 'run')} ended; held by {held_by}",)
-
-
-def _read_journal(root: Path, held_by: str | None) -> _Past:
+def _read_journal(root: Path, held_by: str | None) -> tuple[Mapping[str, JournalEntry], Mapping[str, str], bool]:
+    """Return the journal's entries, the excluded nodes, and whether the run was stopped."""
     path = root / ROOT_FILES.journal
     if held_by and not path.exists():  # its driver has just started
-        return _Past({}, {}, was_stopped=False, is_driven=True)
+        return {}, {}, False
     if not path.exists() and (root / ROOT_FILES.driver_lock).exists():
         raise Damaged(f"{path}: is missing although mbridge has started this run; restore it from a backup")
     if not path.exists():
@@ -181,10 +159,10 @@ def _read_journal(root: Path, held_by: str | None) -> _Past:
             f" start it with: mbridge resume {root}"
         )
     with Journal.read_only(path) as journal:
-        past = _Past(journal.entries(), journal.excluded(), journal.was_stopped(), held_by is not None)
-    if held_by is None and SubmissionLog(root).proves_loss(past.entries.values()):
+        entries, excluded, was_stopped = journal.entries(), journal.excluded(), journal.was_stopped()
+    if held_by is None and SubmissionLog(root).proves_loss(entries.values()):
         raise Damaged(f"{path}: is empty although jobs were submitted; rebuild it with: mbridge resume {root}")
-    return past
+    return entries, excluded, was_stopped
 
 
 def _read_run(
@@ -198,7 +176,7 @@ def _read_run(
     log = read_log(directory / log_name, last.token if last else None, has_records=launcher.has_records)
     batch, length = run["args"].get("gb"), run["args"].get("seq_length")
     tokens = batch * length / _world_size(run) if batch and length else None  # of one step for each rank
-    metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run), run["num_steps"])
+    metrics = measure(log.steps, run["warmup_steps"], tokens, run["num_steps"], **definitions_of(run, log.run))
     logs = (directory / POINT_FILES.stderr, directory / log_name)
     outcome = judge(
         last.status if last else None,
@@ -253,18 +231,17 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         run=log.run,
         log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
         metrics=metrics,
-        steps=tuple(map(_measured, log.steps)),
+        # a launcher prints rates and times of 0 for unknown values
+        steps=tuple(
+            replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
+            for step in log.steps
+        ),
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt, gpus) for attempt in (entry.attempts if entry else ())),
         comparability=compare_by(run, log.run, plan["system"], root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run, plan.get("repository")),
         predicted=_predicted(run.get("predicted"), log.run),
     )
-
-
-def _measured(step: StepRecord) -> StepRecord:
-    """Return a step without rates and times of 0, which a launcher prints for unknown values."""
-    return replace(step, step_time_s=step.step_time_s or None, tflops_per_gpu=step.tflops_per_gpu or None)
 
 
 def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -299,3 +276,78 @@ def _report_rejected(point: dict[str, Any]) -> PointReport:
         reasons=tuple(violation["message"] for violation in violations),
         violations=violations,
     )
+
+
+def _read_searches(
+    planned: Sequence[Mapping[str, Any]], entries: Mapping[str, JournalEntry], points: Iterable[PointReport]
+) -> Iterator[SearchReport]:
+    """Yield a report of every test that was searched. planned: the plan's runs."""
+    by_test: dict[str, dict[str, list[PointReport]]] = {}
+    searched = {run["key"]: run for run in planned if run.get("search") is not None}
+    again = {key for key, run in searched.items() if run["search"].get("is_again")}
+    for point in points:
+        if point.key in searched:
+            by_test.setdefault(point.test_id, {}).setdefault(point.label, []).append(point)
+    for test in dict.fromkeys(run["test_id"] for run in searched.values()):
+        own = [run for run in searched.values() if run["test_id"] == test]
+        submitted = [
+            (min(str(each.get("submitted_at") or "") for run in runs for each in run.attempts), runs)
+            for runs in by_test.get(test, {}).values()
+            if any(run.attempts for run in runs)
+        ]
+        tried = [runs for _, runs in sorted(submitted, key=lambda pair: pair[0])]
+        trials = tuple(_trial(runs, again) for runs in tried)
+        done = [trial for trial in trials if trial.outcome is TrialOutcome.MEASURED]
+        done.sort(key=lambda trial: trial.step_time_s or math.inf)
+        keys = {runs[0].label: runs[0].key for runs in tried}
+        found = (entries.get(run["key"]) for run in own)
+        untried = [entry for entry in found if entry is not None and entry.verdict == UNTRIED]
+        yield SearchReport(
+            test_id=test,
+            points=len({run["label"] for run in own}),
+            trials=trials,
+            best=done[0].label if done else None,
+            best_definition=f"{keys[done[0].label]}/{POINT_FILES.definition}" if done else None,
+            step_time_s=done[0].step_time_s if done else None,
+            runner_up=done[1].label if len(done) > 1 else None,
+            runner_up_s=done[1].step_time_s if len(done) > 1 else None,
+            gpu_hours=sum(trial.gpu_hours for trial in trials),
+            ending="; ".join(dict.fromkeys(reason for entry in untried for reason in entry.reasons)),
+        )
+
+
+def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
+    """Report a point. again: the keys of runs whose failure does not invalidate earlier measurements."""
+    ran = [run for run in runs if run.attempts]
+    failed = [run for run in ran if run.verdict is not Verdict.SUCCESS and run.key not in again]
+    if any(run.job.get("state") == ENDED_EARLY for run in ran):
+        outcome = TrialOutcome.ENDED_EARLY
+    elif any((run.failure or {}).get("id") == OUT_OF_MEMORY for run in failed):
+        outcome = TrialOutcome.OUT_OF_MEMORY
+    else:
+        outcome = TrialOutcome.FAILED if failed else TrialOutcome.MEASURED
+    good = [run for run in ran if run.verdict is Verdict.SUCCESS or run.job.get("state") == ENDED_EARLY]
+    times = [run.metrics.step_time_s.capped_mean for run in good if run.metrics and run.metrics.step_time_s]
+    is_known = outcome in (TrialOutcome.MEASURED, TrialOutcome.ENDED_EARLY)
+    predicted = ran[0].predicted or {}
+    return TrialReport(
+        label=ran[0].label,
+        outcome=outcome,
+        runs=len(ran),
+        step_time_s=fmean(times) if times and is_known else None,
+        predicted_step_time_s=predicted.get("step_time_s"),
+        gpu_hours=gpu_hours(runs),
+    )
+
+
+def _in_words(search: SearchReport) -> str:
+    """Summarize a search in one line."""
+    text = f"test {search.test_id!r}: searched: {len(search.trials)} of {search.points} points tried"
+    counts = Counter(str(trial.outcome) for trial in search.trials if trial.outcome is not TrialOutcome.MEASURED)
+    text += f" ({', '.join(f'{count} {outcome}' for outcome, count in counts.items())})" if counts else ""
+    text += f", {search.gpu_hours:.3g} GPU-hours"
+    if search.best is not None:
+        text += f"; best: {search.best}, {search.step_time_s:.4g} s ({search.best_definition})"
+    if search.runner_up_s and search.step_time_s:
+        text += f"; then {search.runner_up}, {search.runner_up_s / search.step_time_s - 1:+.1%}"
+    return f"{text}; {search.ending}" if search.ending else text

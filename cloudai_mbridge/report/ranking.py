@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from cloudai_mbridge.metrics import MEASURES, Statistic
 from cloudai_mbridge.report.model import PointReport, RunReport
@@ -85,8 +85,9 @@ def rank(report: RunReport) -> list[TestRanking]:
     for point in report.points:
         if point.verdict is not Verdict.REJECTED and not point.is_pre_test:
             by_test.setdefault(point.test_id, {}).setdefault(point.label, []).append(point)
-    found = ([_summary(runs) for runs in points.values() if _good(runs)] for points in by_test.values())
-    return [_ranking(points) for points in found if points]
+    found = ([_summary(runs) for runs in points.values()] for points in by_test.values())
+    good = ([point for point in points if point.num_good] for points in found)
+    return [_ranking(points) for points in good if points]
 
 
 def causes(report: RunReport) -> list[Cause]:
@@ -94,7 +95,8 @@ def causes(report: RunReport) -> list[Cause]:
     groups: dict[tuple[Verdict, str], list[PointReport]] = {}
     for point in report.points:
         if point.verdict not in _NO_CAUSE and not report.tells_search(point):
-            groups.setdefault((point.verdict, _reason(point)), []).append(point)
+            reason = str(point.failure["id"]) if point.failure else "; ".join(point.reasons)
+            groups.setdefault((point.verdict, reason), []).append(point)
     found = [
         Cause(verdict, "; ".join(points[0].reasons), tuple(point.key for point in points), _excerpt(points[0]))
         for (verdict, _), points in groups.items()
@@ -102,16 +104,7 @@ def causes(report: RunReport) -> list[Cause]:
     return sorted(found, key=lambda cause: -len(cause.keys))
 
 
-class WithJobs(Protocol):
-    """A run, of a report or of a report.json."""
-
-    @property
-    def world_size(self) -> int | None: ...
-    @property
-    def attempts(self) -> Sequence[Mapping[str, Any]]: ...
-
-
-def gpu_hours(points: Iterable[WithJobs]) -> float:
+def gpu_hours(points: Iterable[PointReport]) -> float:
     """Return the GPU-hours of the jobs of runs, failed attempts included; of whole nodes where a job took these.
 
     Reports of earlier releases lack the number of GPUs of a job: it counts one for each rank.
@@ -123,12 +116,9 @@ def gpu_hours(points: Iterable[WithJobs]) -> float:
     )
 
 
-def _good(runs: Iterable[PointReport]) -> list[PointReport]:
-    return [run for run in runs if run.verdict is Verdict.SUCCESS]
-
-
 def _summary(runs: Sequence[PointReport]) -> PointSummary:
-    measured = [(run.world_size, run.metrics) for run in _good(runs) if run.metrics]
+    succeeded = [run for run in runs if run.verdict is Verdict.SUCCESS]
+    measured = [(run.world_size, run.metrics) for run in succeeded if run.metrics]
     good = [metrics for _, metrics in measured]
     per_step = {
         size * metrics.tokens_per_step_per_gpu for size, metrics in measured if size and metrics.tokens_per_step_per_gpu
@@ -136,7 +126,7 @@ def _summary(runs: Sequence[PointReport]) -> PointSummary:
     return PointSummary(
         test_id=runs[0].test_id,
         label=runs[0].label,
-        num_good=len(_good(runs)),
+        num_good=len(succeeded),
         num_runs=len(runs),
         measures={each.name: each.over_runs([getattr(metrics, each.name) for metrics in good]) for each in MEASURES},
         tokens_per_step=per_step.pop() if len(per_step) == 1 else None,
@@ -145,7 +135,7 @@ def _summary(runs: Sequence[PointReport]) -> PointSummary:
 
 def _ranking(points: list[PointSummary]) -> TestRanking:
     has_tokens = any(point.tokens_per_s_per_gpu for point in points)
-    by_rate = has_tokens and not is_same_work(point.tokens_per_step for point in points)
+    by_rate = has_tokens and len({point.tokens_per_step for point in points}) > 1
     by, sign = ("tokens_per_s_per_gpu", -1) if by_rate else ("step_time_s", 1)
 
     def place(point: PointSummary) -> float:
@@ -154,22 +144,13 @@ def _ranking(points: list[PointSummary]) -> TestRanking:
 
     ranked = sorted(points, key=place)
     best = ranked[0].statistic(by)
-    alike = [point for point in ranked[1:] if best and _is_alike(best, point.statistic(by))]
+    alike = []
+    for point in ranked[1:]:
+        other = point.statistic(by)
+        if best and other:
+            difference = abs(other.capped_mean - best.capped_mean)
+            alike += [point] if difference <= max(best.capped_std, other.capped_std) else []
     return TestRanking(points[0].test_id, by, tuple(ranked), tuple(alike))
-
-
-def is_same_work(tokens_per_step: Iterable[float | None]) -> bool:
-    """Return whether points are compared by their step times; otherwise by tokens/s/GPU."""
-    return len(set(tokens_per_step)) == 1
-
-
-def _is_alike(best: Statistic, other: Statistic | None) -> bool:
-    return other is not None and abs(other.capped_mean - best.capped_mean) <= max(best.capped_std, other.capped_std)
-
-
-def _reason(point: PointReport) -> str:
-    """Return the common reason of runs that failed alike."""
-    return str(point.failure["id"]) if point.failure else "; ".join(point.reasons)
 
 
 def _excerpt(point: PointReport) -> tuple[str, ...]:

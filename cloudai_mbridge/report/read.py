@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput, Damaged
-from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import MEASURES, measure
@@ -40,19 +40,7 @@ def read_report(path: Path) -> tuple[RunReport, Path]:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{file}: is not JSON ({error}); give a report.json that mbridge wrote") from None
-    _check_version(data.get("schema_version") if isinstance(data, dict) else None, file)
-    if is_edited:
-        raise Damaged(
-            f"{file}: was edited: its digest does not match its content; write it again with"
-            " `mbridge generate-report --result-dir RUN`"
-        )
-    try:
-        return report_of(data), file
-    except ValueError as error:
-        raise BadInput(f"{file}: {error}; the file is not a report that mbridge wrote") from None
-
-
-def _check_version(version: Any, file: Path) -> None:
+    version = data.get("schema_version") if isinstance(data, dict) else None
     if type(version) is int and version > SCHEMA_VERSION:
         raise BadInput(
             f"{file}: schema_version is {version}, and this mbridge reads up to {SCHEMA_VERSION}; use the mbridge that"
@@ -63,6 +51,15 @@ def _check_version(version: Any, file: Path) -> None:
             f"{file}: schema_version is {version!r}, {SCHEMA_VERSION} is needed; write it again with"
             " `mbridge generate-report --result-dir DIR`"
         )
+    if is_edited:
+        raise Damaged(
+            f"{file}: was edited: its digest does not match its content; write it again with"
+            " `mbridge generate-report --result-dir RUN`"
+        )
+    try:
+        return report_of(data), file
+    except ValueError as error:
+        raise BadInput(f"{file}: {error}; the file is not a report that mbridge wrote") from None
 
 
 def report_of(data: Mapping[str, Any]) -> RunReport:
@@ -113,12 +110,11 @@ def _find_mistake(point: PointReport) -> str:
         return "environment.nodes: is not a list of texts"
     numbers = [("world_size", point.world_size)]
     numbers += [(f"attempts.{name}", each.get(name)) for each in point.attempts for name in ("gpus", "run_time_s")]
-    return next((f"{name}: is not a number below 1e15" for name, value in numbers if not _is_usual(value)), "")
-
-
-def _is_usual(value: Any) -> bool:
-    """Return whether a value can be part of sums; None can."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15)
+    for name, value in numbers:  # they are parts of sums
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and abs(value) < 1e15):
+            return f"{name}: is not a number below 1e15"
+    return ""
 
 
 def _prefilled(point: Any) -> Any:

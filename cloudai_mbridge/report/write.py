@@ -8,12 +8,12 @@ from typing import Any
 from cloudai_mbridge.files.replace import replacing, write_text
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import require_directories
-from cloudai_mbridge.report.formats.junit import render_junit
-from cloudai_mbridge.report.formats.markdown import render_markdown
-from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
-from cloudai_mbridge.report.formats.text import render_point, render_summary
 from cloudai_mbridge.report.html import log_links, render_html
+from cloudai_mbridge.report.junit import render_junit
+from cloudai_mbridge.report.markdown import render_markdown
 from cloudai_mbridge.report.model import RunReport
+from cloudai_mbridge.report.rows import write_steps_csv, write_steps_parquet
+from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.verdict import Verdict
 
 FindHistory = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]

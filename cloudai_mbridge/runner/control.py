@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,49 +37,69 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class SweepStatus:
-    """State of a scenario. driver: the process that holds it, or None. damage: rows that cannot be read.
+class RunStatus:
+    """Where a run stands. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
 
-    events: only on request. left_out: points that were not chosen to run.
+    counts: runs by state. excluded_nodes: name -> why. events: none without --events.
+    left_out: points that were not chosen to run.
     """
 
+    path: Path
     scenario: str
-    driver: str | None
+    is_dry_run: bool
+    is_open: bool
+    held_by: str | None
+    counts: Mapping[str, int]
     runs: tuple[RunState, ...]
-    excluded: dict[str, str]
+    excluded_nodes: Mapping[str, str]
     events: tuple[Event, ...]
-    damage: tuple[str, ...] = ()
-    is_dry_run: bool = False
-    left_out: int = 0
+    damage: tuple[str, ...]
+    left_out: int
 
     @property
-    def is_open(self) -> bool:
-        return any(run.is_open for run in self.runs)
+    def driver(self) -> str | None:
+        """As `held_by`."""
+        return self.held_by
 
     @property
-    def counts(self) -> Counter[str]:
-        return Counter(run.state for run in self.runs)
+    def excluded(self) -> Mapping[str, str]:
+        """As `excluded_nodes`."""
+        return self.excluded_nodes
 
 
-def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
+def read_status(root: Path, *, with_events: bool = False) -> RunStatus:
     """Read the journal alone. BadInput: the directory is not a run directory, or is unreadable."""
     plan = read_plan_data(root)
-    left_out = len(plan.get("left_out", ()))
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
+    entries: Mapping[str, JournalEntry] = {}
+    excluded: Mapping[str, str] = {}
+    events, damage = tuple[Event, ...](), tuple[str, ...]()
     if is_dry_run or not path.exists():
-        runs = tuple(_state(run["key"], None) for run in plan["runs"])
         driver = has_driver(root)
-        is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
-        damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",) * is_lost
-        return SweepStatus(plan["scenario"], driver, runs, {}, (), damage, is_dry_run, left_out)
-    with Journal.read_only(path) as journal:
-        entries, excluded = journal.entries(), journal.excluded()
-        events = tuple(journal.events()) if with_events else ()
+        if driver is None and (root / ROOT_FILES.driver_lock).exists():
+            damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",)
+    else:
+        with Journal.read_only(path) as journal:
+            entries, excluded = journal.entries(), journal.excluded()
+            events = tuple(journal.events()) if with_events else ()
+        driver = has_driver(root)
+        damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
+        if driver is None and SubmissionLog(root).proves_loss(entries.values()):
+            damage = (f"{path}: is empty although jobs were submitted; {_remedy(root)}", *damage)
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
-    damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
-    if has_driver(root) is None and SubmissionLog(root).proves_loss(entries.values()):
-        damage = (f"{path}: is empty although jobs were submitted; {_remedy(root)}", *damage)
-    return SweepStatus(plan["scenario"], has_driver(root), runs, excluded, events, damage, left_out=left_out)
+    return RunStatus(
+        path=root,
+        scenario=plan["scenario"],
+        is_dry_run=is_dry_run,
+        is_open=any(run.is_open for run in runs),
+        held_by=driver,
+        counts=Counter(run.state for run in runs),
+        runs=runs,
+        excluded_nodes=excluded,
+        events=events,
+        damage=damage,
+        left_out=len(plan.get("left_out", ())),
+    )
 
 
 def _remedy(root: Path) -> str:

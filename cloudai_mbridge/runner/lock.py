@@ -21,7 +21,7 @@ from typing import TextIO, cast
 import psutil
 
 from cloudai_mbridge.errors import InUse, ToolFailure
-from cloudai_mbridge.files.disk import naming
+from cloudai_mbridge.files.replace import naming
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.plan import ROOT_FILES
 

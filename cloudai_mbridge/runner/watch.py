@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
-from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
+from cloudai_mbridge.files.replace import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer

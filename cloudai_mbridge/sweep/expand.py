@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.names import label
+from cloudai_mbridge.files.text import label
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import TestDefinition

@@ -1,14 +1,48 @@
-"""Make the modules of `upstream.tables`."""
+"""Make the modules of `upstream.tables`, and the functions of Megatron-Bridge's `recipes` that are shipped here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-from cloudai_mbridge.training.upstream import ServedModule
+from cloudai_mbridge.training.upstream import ServedModule, missing
 from cloudai_mbridge.training.upstream.absent import refusal
-from cloudai_mbridge.upstream.recipes import RecipeModule
 from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
+
+_PRETRAIN, _FINETUNE = "_pretrain_config", ("_sft_config", "_peft_config")
+
+
+class RecipeModule(ModuleType):
+    """A module of any family: `NAME_pretrain_config` is there for every recipe NAME that is shipped."""
+
+    def __getattr__(self, name: str) -> Any:
+        recipe = name.removesuffix(_PRETRAIN)
+        if name.startswith("__") or not name.endswith((_PRETRAIN, *_FINETUNE)):
+            raise missing(self.__name__, name)
+        from cloudai_mbridge.recipes import recipe_names
+
+        if name.endswith(_PRETRAIN) and recipe in recipe_names():
+            return _function(recipe)
+        recipe = name.removesuffix(next(end for end in (_PRETRAIN, *_FINETUNE) if name.endswith(end)))
+        if recipe not in recipe_names():
+            remedy = f"the recipes that are shipped are {', '.join(recipe_names())}"
+        else:
+            remedy = f"take {recipe}{_PRETRAIN} and set `dataset`, `peft` and `checkpoint` of it"
+        raise ImportError(f"{self.__name__}.{name} is absent on purpose: {remedy}")
+
+
+def _function(recipe: str) -> Callable[[], Any]:
+    def config() -> Any:
+        from cloudai_mbridge.recipes import load_recipe
+        from cloudai_mbridge.recipes.container import container_data
+        from cloudai_mbridge.training.config import ConfigContainer
+
+        return ConfigContainer.from_dict(container_data(load_recipe(recipe).sections))
+
+    config.__name__ = config.__qualname__ = f"{recipe}{_PRETRAIN}"
+    config.__doc__ = f"Return the configuration of the recipe {recipe}, on one GPU and with mock data."
+    return config
 
 
 def spec_of(full_name: str, below: str) -> ModuleSpec | None:

@@ -56,5 +56,5 @@ MORE: dict[str, dict[str, str]] = {
         "training.models.other_providers": "T5ModelProvider",
     }
 }
-# Packages below `recipes`: Megatron-Bridge's families. Their functions are served by `upstream.recipes`
+# Packages below `recipes`: Megatron-Bridge's families. Their functions are served by `upstream.served`
 FAMILIES = ("deepseek", "gpt", "gpt_oss", "kimi", "llama", "nemotronh", "qwen")

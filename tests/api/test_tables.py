@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.api.tables import Table
+from cloudai_mbridge.api.results import Table
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.report.rows import axis_types, axis_values, run_columns, run_rows
 from cloudai_mbridge.verdict import Verdict

@@ -21,8 +21,8 @@ def mbridge_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
 
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mbridge", *argv])
+    def run(*argv: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mbridge", *map(str, argv)])
         with pytest.raises(SystemExit) as end:
             cli.main()
         return (int(end.value.code or 0), *capsys.readouterr())

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
-from cloudai_mbridge.commands.json_output import render_json, wants_json
-from cloudai_mbridge.commands.setup.json_schemas import DOCUMENTS, document_schema, kind_of
+from cloudai_mbridge.commands.console import render_json, wants_json
+from cloudai_mbridge.commands.setup.schema import DOCUMENTS, document_schema
 from tests.commands.conftest import Run, a_run, change_plan, dry, finish, name_of
 from tests.e2e.test_calibrate_command import SCENARIO, write_table
 from tests.gate.history_data import make_point, write_report
@@ -24,7 +24,7 @@ from tests.gate.history_data import make_point, write_report
 pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).parents[2]
-SCHEMAS = {command: REPOSITORY / f"docs/schemas/json/{kind_of(command)[5:]}.json" for command in DOCUMENTS}
+SCHEMAS = {command: REPOSITORY / f"docs/schemas/json/{command.replace(' ', '-')}.json" for command in DOCUMENTS}
 DONE, FAILED, DRY, OTHER = map(name_of, (1, 2, 3, 4))
 TINY = (
     *("--system-config", f"{REPOSITORY}/systems/local.toml", "--tests-dir", f"{REPOSITORY}/test_defs"),
@@ -174,7 +174,7 @@ def test_every_command_with_json_has_a_schema_and_is_tested() -> None:
 
 @pytest.mark.parametrize("command", DOCUMENTS)
 def test_the_documented_schema_is_what_the_command_prints(command: str) -> None:
-    kind, path = kind_of(command), SCHEMAS[command]
+    kind, path = f"json:{command.replace(' ', '-')}", SCHEMAS[command]
     printed = CliRunner().invoke(cli, ["schema", kind]).output
     assert path.read_text() == printed, f"write it again: mbridge schema {kind} > docs/schemas/json/{path.name}"
     jsonschema.Draft202012Validator.check_schema(document_schema(kind))
@@ -204,7 +204,7 @@ def test_a_wrong_option_is_a_document(command: str, mbridge_there: Run) -> None:
 
 
 def test_a_bug_is_a_document(mbridge_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudai_mbridge.commands.run.list_runs.find_runs", lambda directory: 1 // 0)
+    monkeypatch.setattr("cloudai_mbridge.commands.run.status.find_runs", lambda directory: 1 // 0)
     code, out, err = mbridge_there("runs", "--json")
     assert (code, check("runs", out)["error"]["kind"]) == (3, "ToolFailure")
     assert "ZeroDivisionError" in err

@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
-from cloudai_mbridge.commands.run_names import as_run, find_run, find_runs
+from cloudai_mbridge.commands.options import as_run, find_run, find_runs
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.run_files import started_at
-from cloudai_mbridge.files.run_index import record_run
+from cloudai_mbridge.files.run_files import record_run, started_at
 from cloudai_mbridge.plan import find
 
 

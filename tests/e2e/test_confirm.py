@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from cloudai_mbridge.commands.gate.confirm import confirm
 from cloudai_mbridge.commands.console import SteadyConsole
-from cloudai_mbridge.commands.run.screen import observer_for
+from cloudai_mbridge.commands.run.watch import observer_for
 from cloudai_mbridge.errors import MBridgeError
 root, repeats, *points = sys.argv[1:]
 try:

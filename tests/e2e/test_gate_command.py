@@ -406,7 +406,7 @@ def test_what_is_not_a_file_is_not_replaced(mbridge: Any, tmp_path: Path, histor
 def test_a_page_that_cannot_be_drawn_leaves_the_verdict(
     tmp_path: Path, policy: Path, history: Path, level: float, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudai_mbridge.report.html.render.page_data", lambda *_: {}["part"])
+    monkeypatch.setattr("cloudai_mbridge.report.html.page_data", lambda *_: {}["part"])
     result = make_report(tmp_path / "b.json", level, seed=3)
     words = ["gate", result, "--policy", policy, "--html", tmp_path / "b.html", "--json", tmp_path / "g.json"]
     done = CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False)

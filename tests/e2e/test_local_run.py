@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cloudai_mbridge.report.formats.text import with_error
+from cloudai_mbridge.report.text import with_error
 
 pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import cloudai_mbridge as mb
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 
 HEAD = {"launcher": "embedded", "gpu_type": "h100", "model_family_name": "llama", "model_recipe_name": "llama3_8b"}
 SIZES = {"tp": 1, "pp": 1, "cp": 2, "mb": 1, "seq_length": 8192}

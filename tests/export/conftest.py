@@ -1,19 +1,18 @@
 """A run that is over, and the command that exports it."""
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge import cli, pipeline
+from cloudai_mbridge import pipeline
+from tests.commands.conftest import Run, mbridge_here
 from tests.gate.history_data import edit_report
 from tests.report.conftest import COMPLETED, EMBEDDED, ARun, a_log
 
-Run = Callable[..., tuple[int, str, str]]
+__all__ = ["Run", "mbridge_here"]
 NAME = "s_2026-11-01_02-00-00"
 TIMES = {"t/mb1/0": 0.5, "t/mb1/1": 0.25, "t/mb2/0": 0.75}  # of a step
 GOOD, FAILED, REJECTED = "mb1", "t/mb2/1", "mb3"
@@ -35,20 +34,6 @@ def finished(tmp_path: Path) -> Path:
     run.ended(FAILED, "Traceback (most recent call last):\n")
     pipeline.report(run.root)
     return run.root
-
-
-@pytest.fixture
-def mbridge_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run a command in this process; return the exit code, and what was printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*argv: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mbridge", *map(str, argv)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        return (int(exit_.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def points(root: Path) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 
-from cloudai_mbridge.commands.run.export import export
+from cloudai_mbridge.commands.run.results import export
 from cloudai_mbridge.export import targets
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.files.run_index import index_path, record_run, recorded_runs
+from cloudai_mbridge.files.run_files import index_path, record_run, recorded_runs
 from tests.cases import every
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.files.toml_text import one_per_line, render_toml
+from cloudai_mbridge.files.documents import one_per_line, render_toml
 from tests.cases import every
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30)

@@ -14,7 +14,7 @@ from cloudai_mbridge.errors import BadInput, Damaged
 from cloudai_mbridge.export.table import read_table
 from cloudai_mbridge.gate.runs import group_by_point, read_results, why_not
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure
+from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.report.model import comparability_id
 from cloudai_mbridge.report.write import write_json
 from cloudai_mbridge.verdict import Verdict
@@ -32,7 +32,9 @@ def _point(jitter: float = 0.0, iteration: int = 0) -> dict[str, Any]:
     ]
     fields = {"num_steps": STEPS, "warmup_steps": 3, "world_size": 2, "num_nodes": 1, "device": "H100"}
     job = {"job_id": str(iteration), "submitted_at": "x", "exit_code": 0, "signal": None, "job_class": "succeeded"}
-    metrics = asdict(measure(steps, 3, 2048.0, Definitions(1e12, "f", "resident set"), STEPS))
+    metrics = asdict(
+        measure(steps, 3, 2048.0, STEPS, flops_per_step=1e12, flops_formula="f", memory_kind="resident set")
+    )
     return {
         **{"key": f"t/p/{iteration}", "test_id": "t", "label": "p", "iteration": iteration, "verdict": "success"},
         **{"reasons": [], "failure": None, "num_steps": STEPS, "num_nodes": 1, "world_size": 2, "job": job},

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.files.toml_text import one_per_line, render_toml
+from cloudai_mbridge.files.documents import one_per_line, render_toml
 from cloudai_mbridge.megatron_bridge.launcher_options import Option, read_options
 
 PATH = "scripts/performance/setup_experiment.py"

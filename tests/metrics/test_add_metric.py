@@ -48,13 +48,13 @@ for argv in json.loads(sys.argv[1]):
 def package(tmp_path: Path) -> Path:
     """Return the directory of the product with the gradient norm as one more field."""
     source, copy = REPOSITORY / "cloudai_mbridge", tmp_path / "with_metric" / "cloudai_mbridge"
-    (copy / "metrics").mkdir(parents=True)
-    for file in (*source.iterdir(), *(source / "metrics").iterdir()):
-        if file.name not in ("metrics", "measures.py", "__pycache__"):
-            (copy / file.relative_to(source)).symlink_to(file)
-    text = (source / "metrics" / "measures.py").read_text()
+    copy.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name not in ("metrics.py", "__pycache__"):
+            (copy / file.name).symlink_to(file)
+    text = (source / "metrics.py").read_text()
     assert text.count(BEFORE) == 1
-    (copy / "metrics" / "measures.py").write_text(text.replace(BEFORE, FIELD + BEFORE))
+    (copy / "metrics.py").write_text(text.replace(BEFORE, FIELD + BEFORE))
     return copy.parent
 
 
@@ -108,7 +108,7 @@ def test_a_new_metric_is_in_every_output(package: Path, older: Path) -> None:
     assert "| gradient norm |" in (older / "report.md").read_text()
     assert "Gradient norm: 3 ±0\n" in (older / "t" / "mb1" / "0" / "report.txt").read_text()
     page = (older / "report.html").read_text()
-    assert '{"id":"grad_norm","label":"gradient norm","unit":"","title":"gradient norm","better":"same"}' in page
+    assert '{"id":"grad_norm","label":"gradient norm","unit":"","title":"gradient norm","better":"same",' in page
     for name in ("rows.csv", "points.csv"):
         rows = list(csv.DictReader((package / name).read_text().splitlines()))
         assert float(rows[0]["grad_norm_mean"]) == pytest.approx(3.0, abs=0.01)

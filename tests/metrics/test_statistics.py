@@ -1,5 +1,6 @@
 """Statistics over a window: the right steps, the right numbers, and nothing that stands for a missing value."""
 
+import itertools
 import math
 import statistics
 
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure, over_runs
-from cloudai_mbridge.metrics.statistics import summarize
+from cloudai_mbridge.metrics import measure, over_runs, summarize
+from tests.cases import every
 
 
 def _steps(*times: float | None, first: int = 1) -> list[StepRecord]:
@@ -65,63 +66,45 @@ def test_losses_are_of_the_whole_run() -> None:
     assert (metrics.first_loss, metrics.last_loss) == (4.0, 2.0)
 
 
-def test_the_warm_up_goes_by_the_number_of_the_step() -> None:
-    """A log that begins at step 3 has no warm-up of 3 steps of its own."""
-    metrics = measure(_steps(9.0, 1.0, 1.0, first=3), 3, None)
-    assert metrics.window == (4, 5)
+@every(
+    "times, first, warmup, window, n, mean",
+    [
+        ((9.0, 1.0, 1.0), 3, 3, (4, 5), 2, 1.0),  # a log that begins at step 3 has no 3 steps of its own to leave out
+        ((1.0, 3.0), 1, 0, (1, 2), 2, 2.0),
+        ((1.0, 2.0), 1, 1, (2, 2), 1, 2.0),
+    ],
+)
+def test_the_warm_up_goes_by_the_number_of_the_step(
+    times: tuple[float, ...], first: int, warmup: int, window: tuple[int, int], n: int, mean: float
+) -> None:
+    metrics = measure(_steps(*times, first=first), warmup, None)
+    assert metrics.window == window
     assert metrics.step_time_s is not None
-    assert metrics.step_time_s.n == 2
+    assert (metrics.step_time_s.n, metrics.step_time_s.mean) == (n, mean)
+    assert (metrics.step_time_s.std == 0.0) == (n == 1 or len(set(times[-n:])) == 1)
 
 
-def test_no_warm_up() -> None:
-    metrics = measure(_steps(1.0, 3.0), 0, None)
-    assert metrics.window == (1, 2)
-    assert metrics.step_time_s is not None
-    assert metrics.step_time_s.mean == 2.0
-
-
-def test_one_step_has_no_spread() -> None:
-    metrics = measure(_steps(1.0, 2.0), 1, None)
-    assert metrics.step_time_s is not None
-    assert (metrics.step_time_s.n, metrics.step_time_s.mean, metrics.step_time_s.std) == (1, 2.0, 0.0)
-
-
-@pytest.mark.parametrize("times", [(), (1.0,), (1.0, 2.0, 3.0)])
-def test_nothing_but_warm_up_is_nothing(times: tuple[float, ...]) -> None:
+@every("times", [(), (1.0,), (1.0, 2.0, 3.0), (1.0, 1.0, 1.0, None, 3.0)])
+def test_without_the_times_of_all_steps_counted_there_is_nothing(times: tuple[float | None, ...]) -> None:
     metrics = measure(_steps(*times), 3, 100.0)
-    assert metrics.window is None
+    assert (metrics.window is None) == (len(times) <= 3)
     assert (metrics.step_time_s, metrics.tflops_per_gpu, metrics.tokens_per_s_per_gpu) == (None, None, None)
 
 
-@pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_one_missing_value_makes_the_statistic_missing(missing: float | None, position: int) -> None:
-    values: list[float | None] = [1.0, 2.0, 3.0]
-    values[position] = missing
-    assert summarize(values) is None
-
-
-def test_no_values() -> None:
+def test_one_missing_value_makes_the_statistic_missing() -> None:
     assert summarize([]) is None
-
-
-def test_a_step_without_a_time_leaves_no_rate() -> None:
-    metrics = measure(_steps(1.0, None, 3.0), 0, 100.0)
-    assert (metrics.step_time_s, metrics.tflops_per_gpu, metrics.tokens_per_s_per_gpu) == (None, None, None)
-
-
-@pytest.mark.parametrize("tokens", [None, 0.0])
-def test_unknown_tokens_are_no_rate_of_zero(tokens: float | None) -> None:
-    metrics = measure(_steps(1.0, 2.0), 0, tokens)
-    assert metrics.tokens_per_s_per_gpu is None
-    assert metrics.step_time_s is not None
+    for position, missing in itertools.product(range(3), (None, math.nan, math.inf, -math.inf)):
+        values: list[float | None] = [1.0, 2.0, 3.0]
+        values[position] = missing
+        assert summarize(values) is None, values
 
 
 def test_a_missing_rate_leaves_the_step_time() -> None:
-    steps = [StepRecord(1, 1.0, None, 5.0), StepRecord(2, 2.0, 3.0, 5.0)]
-    metrics = measure(steps, 0, None)
-    assert metrics.tflops_per_gpu is None
-    assert metrics.step_time_s is not None
+    for tokens in (None, 0.0):
+        metrics = measure(_steps(1.0, 2.0), 0, tokens)
+        assert (metrics.tokens_per_s_per_gpu, metrics.step_time_s is None) == (None, False)
+    metrics = measure([StepRecord(1, 1.0, None, 5.0), StepRecord(2, 2.0, 3.0, 5.0)], 0, None)
+    assert (metrics.tflops_per_gpu, metrics.step_time_s is None) == (None, False)
 
 
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=50))
@@ -148,16 +131,16 @@ def _memory(*peaks: float | None) -> list[StepRecord]:
 
 def test_the_peak_memory_is_of_the_whole_run() -> None:
     """What the warm-up has taken has to fit, too."""
-    metrics = measure(_memory(1.0, 4.0, 2.0), 2, None, Definitions(memory_kind="resident set"))
+    metrics = measure(_memory(1.0, 4.0, 2.0), 2, None, memory_kind="resident set")
     assert (metrics.peak_memory_gib, metrics.memory_kind) == (4.0, "resident set")
 
 
 @pytest.mark.parametrize("peaks", [(), (None, None), (1.0, None), (math.nan, 1.0)])
 def test_memory_that_a_step_does_not_tell_is_unknown(peaks: tuple[float | None, ...]) -> None:
-    metrics = measure(_memory(*peaks), 0, None, Definitions(memory_kind="resident set"))
+    metrics = measure(_memory(*peaks), 0, None, memory_kind="resident set")
     assert (metrics.peak_memory_gib, metrics.memory_kind) == (None, None)
 
 
 def test_what_the_numbers_mean_stands_beside_them() -> None:
-    metrics = measure(_steps(1.0), 0, 120.0, Definitions(2e9, "formula/1"))
+    metrics = measure(_steps(1.0), 0, 120.0, flops_per_step=2e9, flops_formula="formula/1")
     assert (metrics.flops_per_step, metrics.flops_formula, metrics.tokens_per_step_per_gpu) == (2e9, "formula/1", 120.0)

@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure
+from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -53,7 +53,7 @@ VIOLATION = {
     "message": "C04 cmd_args.gb: 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2); use a multiple of 6",
 }
 FORMULA = "megatron-bridge/new"
-SAID = Definitions(2e9, FORMULA, "resident set")
+SAID: dict[str, Any] = {"flops_per_step": 2e9, "flops_formula": FORMULA, "memory_kind": "resident set"}
 
 
 def some_point(verdict: Verdict = Verdict.SUCCESS, label: str = "tp1", num_steps: int = 4, **keys: Any) -> PointReport:
@@ -64,7 +64,7 @@ def some_point(verdict: Verdict = Verdict.SUCCESS, label: str = "tp1", num_steps
         **{"key": f"{test_id}/{label}/{iteration}", "test_id": test_id, "test_name": "t", "label": label},
         **{"iteration": iteration, "coordinates": {"tp": 1}, "verdict": verdict, "reasons": (), "evidence": ()},
         **{"violations": (), "args": {"gb": 8}, "num_nodes": 1, "world_size": 2, "num_steps": num_steps},
-        **{"job": {}, "run": {}, "log": {}, "metrics": measure(steps, 2, 100.0, SAID), "steps": steps},
+        **{"job": {}, "run": {}, "log": {}, "metrics": measure(steps, 2, 100.0, **SAID), "steps": steps},
     }
     return PointReport(**{**data, **keys})
 

@@ -10,82 +10,48 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.launch import write_plan, write_runs
-from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import TestScenario
-from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan import ScenarioPlan
-from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.errors import BadInput, NothingRan
 from cloudai_mbridge.report import build_report, judge_in, write_report
-from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.text import render_point, render_summary
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.training.process.log_lines import RUN_MARK, StepReport, render_record, render_step_record
 from cloudai_mbridge.verdict import Verdict
-from tests.report.conftest import SLURM, UPSTREAM, UPSTREAM_LOG, VIOLATION, ARun, some_point, some_rejected, some_report
+from tests.cases import every
+from tests.report.conftest import (
+    EMBEDDED,
+    SLURM,
+    UPSTREAM,
+    UPSTREAM_LOG,
+    VIOLATION,
+    ARun,
+    a_log,
+    some_point,
+    some_rejected,
+    some_report,
+)
 
 pytestmark = pytest.mark.process
 
-LOCAL = LocalSystem(name="here", scheduler="local")
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0)
 STEPS = 6
 
 
-def _plan() -> ScenarioPlan:
-    definition = TestDefinition.model_validate(
-        {
-            "name": "n",
-            "description": "d",
-            "cmd_args": {
-                "launcher": "embedded",
-                "model_recipe_name": "gpt_tiny",
-                "num_gpus": 2,
-                "max_steps": STEPS,
-                "mb": [1, 2, 3],
-            },
-            "metrics": {"warmup_steps": 2},
-        }
-    )
-    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
-    return build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), LOCAL)
-
-
 def _log(last: int = STEPS, **changes: Any) -> str:
-    lines = [render_record(RUN_MARK, {"world_size": 2, "backend": "gloo"})]
-    for step in range(1, last + 1):
-        values: dict[str, Any] = {
-            "step": step,
-            "train_iters": STEPS,
-            "step_time_s": 0.5,
-            "tflops_per_gpu": 0.125,
-            "consumed_samples": 8 * step,
-            "global_batch_size": 8,
-            "learning_rate": 0.001,
-            "loss_scale": 1.0,
-            "losses": {"lm loss": 7.0 - step / 8},
-            "grad_norm": 1.0,
-            "num_zeros": None,
-            "skipped_iterations": 0,
-            "nan_iterations": 0,
-        }
-        lines.append(render_step_record(StepReport(**{**values, **changes})))
-    return "\n".join(lines) + "\n"
+    return a_log(last, **{"train_iters": STEPS, **changes})
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def run(tmp_path: Path) -> ARun:
     """A directory with two accepted points and a rejected one, planned and not yet run."""
-    plan = _plan()
-    assert [run.key for run in plan.runs] == ["t/mb1/0", "t/mb2/0"]
-    write_runs(plan, LOCAL, tmp_path)
-    write_plan(plan, tmp_path)
-    journal = Journal(tmp_path / "journal.sqlite")
-    journal.plan(run.key for run in plan.runs)
-    journal.close()
-    return tmp_path
+    run = ARun(tmp_path / "r", EMBEDDED)
+    assert run.keys == ["t/mb1/0", "t/mb2/0"]
+    return run
+
+
+@pytest.fixture
+def root(run: ARun) -> Path:
+    return run.root
 
 
 def _ended(root: Path, key: str, status: JobStatus, log: str | None, *, number: int = 1, job_id: str = "17") -> None:
@@ -213,18 +179,18 @@ def test_a_hang_comes_with_the_stacks_of_its_ranks(root: Path) -> None:
 # What the runner is told
 
 
-def _judged(root: Path, status: JobStatus | None, stderr: str = "", log: str | None = None) -> Judgement:
+def _judged(run: ARun, status: JobStatus | None, stderr: str = "", log: str | None = None) -> Judgement:
     """Judge the run "t/mb1/0" after its job has ended so."""
-    run = _plan().runs[0]
+    plan, root = run.plan.runs[0], run.root
     journal = Journal(root / "journal.sqlite")
-    journal.intend([(run.key, 1)], "cafe")
+    journal.intend([(plan.key, 1)], "cafe")
     if status is not None:
-        journal.submitted(run.key, 1, "17")
-        journal.saw(run.key, 1, status)
-    (root / run.key / "stderr.txt").write_text(stderr)
+        journal.submitted(plan.key, 1, "17")
+        journal.saw(plan.key, 1, status)
+    (root / plan.key / "stderr.txt").write_text(stderr)
     if log is not None:
-        (root / run.key / "stdout.txt").write_text(log)
-    judgement = judge_in(root)(run, journal.entries()[run.key])
+        (root / plan.key / "stdout.txt").write_text(log)
+    judgement = judge_in(root)(plan, journal.entries()[plan.key])
     journal.close()
     return judgement
 
@@ -233,60 +199,42 @@ GPU_LOST = "gb200-7 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1896, name=pytho
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
 
 
-def test_a_good_run_is_judged_good(root: Path) -> None:
+def test_a_good_run_is_judged_good(run: ARun) -> None:
     good = Judgement("success", (), is_success=True, step_time_s=0.5, step_time_error=0.0)
-    assert _judged(root, COMPLETED, log=_log()) == good
+    assert _judged(run, COMPLETED, log=_log()) == good
 
 
-def test_a_broken_gpu_is_the_infrastructures_and_names_its_node(root: Path) -> None:
-    judgement = _judged(root, FAILED, GPU_LOST)
-    assert (judgement.verdict, judgement.failure, judgement.is_infrastructure) == ("failed", "gpu_lost", True)
-    assert judgement.nodes == ("gb200-7",)
-    assert not judgement.is_success
+FALLEN = GPU_LOST.replace("pid=1896, name=python3", "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+LARGE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
-def test_the_usual_words_of_a_lost_gpu_name_its_node(root: Path) -> None:
-    line = GPU_LOST.replace("pid=1896, name=python3", "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
-    assert _judged(root, FAILED, line).nodes == ("gb200-7",)
+@every(
+    "status, stderr, is_infrastructure, failure, nodes",
+    [
+        (FAILED, GPU_LOST, True, "gpu_lost", ("gb200-7",)),
+        (FAILED, FALLEN, True, "gpu_lost", ("gb200-7",)),
+        (FAILED, LARGE, False, "out_of_memory", ()),
+        (FAILED, "nothing that is known\n", False, "unknown", ()),
+        (JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE), "", True, None, None),
+        (JobStatus("PREEMPTED", JobClass.INFRASTRUCTURE), "", True, None, None),
+        (JobStatus("RECONFIG_FAIL", JobClass.INFRASTRUCTURE), "", True, None, None),
+        (JobStatus("LOST", JobClass.INFRASTRUCTURE, reason="it has never started"), "", True, None, None),
+        (JobStatus("CANCELLED", JobClass.CANCELLED, signal=15), GPU_LOST, False, None, None),
+        (JobStatus("FORGOTTEN", JobClass.LOST), "", False, None, None),  # it may have run, or may still run
+    ],
+)
+def test_whose_failure_it_is(
+    status: JobStatus, stderr: str, is_infrastructure: bool, failure: str | None, nodes: Any, tmp_path: Path
+) -> None:
+    judgement = _judged(ARun(tmp_path / "r", EMBEDDED), status, stderr)
+    assert (judgement.is_infrastructure, judgement.is_success) == (is_infrastructure, False)
+    assert failure in (None, judgement.failure)
+    assert nodes in (None, judgement.nodes)
 
 
-def test_the_users_mistake_is_the_applications(root: Path) -> None:
-    judgement = _judged(root, FAILED, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    assert not judgement.is_infrastructure
-    assert judgement.failure not in ("", "unknown")
-
-
-def test_a_failure_that_nobody_knows_is_the_applications(root: Path) -> None:
-    judgement = _judged(root, FAILED, "nothing that is known\n")
-    assert (judgement.failure, judgement.is_infrastructure) == ("unknown", False)
-
-
-@pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "LAUNCH_FAILED", "RECONFIG_FAIL"])
-def test_what_the_scheduler_failed_is_the_infrastructures(root: Path, state: str) -> None:
-    assert _judged(root, JobStatus(state, JobClass.INFRASTRUCTURE)).is_infrastructure
-
-
-def test_a_job_that_somebody_cancelled_is_not_wanted_back(root: Path) -> None:
-    judgement = _judged(root, JobStatus("CANCELLED", JobClass.CANCELLED, signal=15), GPU_LOST)
-    assert not judgement.is_infrastructure
-    assert not judgement.is_success
-
-
-def test_a_job_that_never_started_may_be_tried_again(root: Path) -> None:
-    judgement = _judged(root, JobStatus("LOST", JobClass.INFRASTRUCTURE, reason="it has never started"))
-    assert judgement.is_infrastructure
-
-
-def test_a_job_of_which_nothing_is_known_is_not_tried_again(root: Path) -> None:
-    """It may have run, or may still run."""
-    judgement = _judged(root, JobStatus("FORGOTTEN", JobClass.LOST))
-    assert not judgement.is_infrastructure
-    assert not judgement.is_success
-
-
-def test_the_runner_and_the_report_agree(root: Path) -> None:
-    judgement = _judged(root, FAILED, GPU_LOST, _log(3))
-    point = build_report(root).points[0]
+def test_the_runner_and_the_report_agree(run: ARun) -> None:
+    judgement = _judged(run, FAILED, GPU_LOST, _log(3))
+    point = build_report(run.root).points[0]
     assert (judgement.verdict, judgement.reasons) == (str(point.verdict), point.reasons)
     assert point.failure is not None
     assert judgement.failure == point.failure["id"]
@@ -297,12 +245,11 @@ def test_a_directory_without_a_run(tmp_path: Path) -> None:
         build_report(tmp_path)
 
 
-def test_a_directory_that_was_only_planned(tmp_path: Path) -> None:
-    write_runs(_plan(), LOCAL, tmp_path)
-    write_plan(_plan(), tmp_path)
-    with pytest.raises(BadInput, match="was planned, and nothing was submitted"):
-        build_report(tmp_path)
-    assert not (tmp_path / "journal.sqlite").exists()
+def test_a_directory_that_was_only_planned(root: Path) -> None:
+    (root / "journal.sqlite").unlink()
+    with pytest.raises(NothingRan):
+        build_report(root)
+    assert not (root / "journal.sqlite").exists()
 
 
 @pytest.mark.parametrize("text", ['{"version": 1,', "[]", "{}", '{"version": 99, "scenario": "s"}'])
@@ -343,22 +290,22 @@ def test_a_plan_that_lacks_a_part_of_the_upstream_launcher_is_refused(upstream: 
             build_report(upstream.root)
 
 
-@pytest.mark.parametrize("name", ["iteration", "num_steps", "warmup_steps"])
-def test_a_number_that_no_report_can_hold_is_refused(embedded: ARun, name: str) -> None:
-    plan = json.loads((embedded.root / "plan.json").read_text())
-    plan["runs"][0][name] = 10**400
-    (embedded.root / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(BadInput, match=rf"damaged \(runs.0.{name}: 1000.* less than"):
-        build_report(embedded.root)
+def test_a_number_that_no_report_can_hold_is_refused(root: Path) -> None:
+    plan = json.loads((root / "plan.json").read_text())
+    for name in ("iteration", "num_steps", "warmup_steps"):
+        damaged = {**plan, "runs": [{**plan["runs"][0], name: 10**400}]}
+        (root / "plan.json").write_text(json.dumps(damaged))
+        with pytest.raises(BadInput, match=rf"damaged \(runs.0.{name}: 1000.* less than"):
+            build_report(root)
 
 
-@pytest.mark.parametrize("part", ["args", "recipe"])
-def test_a_plan_that_lacks_a_part_of_a_run_is_refused(embedded: ARun, part: str) -> None:
-    plan = json.loads((embedded.root / "plan.json").read_text())
-    del plan["runs"][0][part]
-    (embedded.root / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(BadInput, match=rf"damaged \(it lacks runs\.{part}\)"):
-        build_report(embedded.root)
+def test_a_plan_that_lacks_a_part_of_a_run_is_refused(root: Path) -> None:
+    plan = json.loads((root / "plan.json").read_text())
+    for part in ("args", "recipe"):
+        damaged = {**plan, "runs": [{name: value for name, value in plan["runs"][0].items() if name != part}]}
+        (root / "plan.json").write_text(json.dumps(damaged))
+        with pytest.raises(BadInput, match=rf"damaged \(it lacks runs\.{part}\)"):
+            build_report(root)
 
 
 def test_no_name_and_no_reason_controls_the_terminal() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.report import build_report
-from cloudai_mbridge.report.comparability import compare_by
+from cloudai_mbridge.report.facts import compare_by
 from cloudai_mbridge.report.model import comparability_id
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from tests.report.conftest import COMMIT, EMBEDDED, SLURM, TWO_LINES, UPSTREAM, UPSTREAM_LOG, ARun, a_log

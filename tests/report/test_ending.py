@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure
-from cloudai_mbridge.report.formats.terminal import render_ending
+from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.report.model import PointReport, RunReport
+from cloudai_mbridge.report.terminal import render_ending
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import VIOLATION, some_point, some_rejected, some_report
 
@@ -39,7 +39,14 @@ def timed(label: str, step_time_s: float, spread: float = 0.01, tokens: float = 
         )
         for i in range(1, 9)
     )
-    metrics = measure(steps, 2, tokens, Definitions(1e15, "megatron-bridge/new v1", "accelerator, reserved"))
+    metrics = measure(
+        steps,
+        2,
+        tokens,
+        flops_per_step=1e15,
+        flops_formula="megatron-bridge/new v1",
+        memory_kind="accelerator, reserved",
+    )
     attempts = ({"number": 1, "run_time_s": 90.0},)
     more: dict[str, Any] = {
         "world_size": 8,

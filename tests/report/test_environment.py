@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.report import build_report
-from cloudai_mbridge.report.environment import definitions_of, image_of, machine_environment, run_environment
+from cloudai_mbridge.report.facts import definitions_of, image_of, machine_environment, run_environment
 from cloudai_mbridge.training.process.provenance import git_state_of
 from tests.report.conftest import COMMIT, URL, ARun, a_log
 
@@ -125,7 +125,7 @@ def test_the_machine_that_wrote_it() -> None:
 )
 def test_the_upstream_launchers_formula_is_known_if_it_is_pinned(commit: str, formula: str | None) -> None:
     run = {"upstream": {"megatron_bridge": {"commit": commit}}}
-    assert definitions_of(run, {"flops_formula": "another"}).flops_formula == formula
+    assert definitions_of(run, {"flops_formula": "another"})["flops_formula"] == formula
 
 
 @pytest.mark.process
@@ -140,4 +140,4 @@ def test_what_the_embedded_loop_says_of_its_numbers(embedded: ARun) -> None:
 
 @pytest.mark.parametrize("flops", ["2e9", None, True, 0, -1, float("nan"), float("inf"), 10**400, [1]])
 def test_flops_that_are_no_number_are_none(flops: Any) -> None:
-    assert definitions_of({}, {"flops_per_step": flops}).flops_per_step is None
+    assert definitions_of({}, {"flops_per_step": flops})["flops_per_step"] is None

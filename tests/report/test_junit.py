@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.formats.junit import render_junit
+from cloudai_mbridge.report.junit import render_junit
 from cloudai_mbridge.report.model import RunReport
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import NASTY, VIOLATION, some_point, some_rejected, some_report
@@ -92,15 +92,11 @@ def test_every_verdict() -> None:
     assert rejected.get("message") == VIOLATION["message"]
 
 
-def test_a_metric_that_is_missing_is_no_property() -> None:
-    root = _parsed(some_report(some_point(Verdict.FAILED, steps=(), metrics=measure((), 2, None))))
-    names = {each.attrib["name"] for each in root.iter("property")}
-    assert names == {"warmup_steps"}
-
-
-def test_a_suite_per_test() -> None:
+def test_a_suite_per_test_and_no_property_for_a_missing_metric() -> None:
     root = _parsed(some_report(some_point(), some_point(test_id="other"), some_point(iteration=1)))
     assert [(suite.get("name"), suite.get("tests")) for suite in root] == [("sweep", "2"), ("other", "1")]
+    root = _parsed(some_report(some_point(Verdict.FAILED, steps=(), metrics=measure((), 2, None))))
+    assert {each.attrib["name"] for each in root.iter("property")} == {"warmup_steps"}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from markdown_it import MarkdownIt
 
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.formats.markdown import render_markdown
-from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
+from cloudai_mbridge.report.markdown import folded, inline, preformatted, render_markdown
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import NASTY, VIOLATION, some_point, some_rejected, some_report
 

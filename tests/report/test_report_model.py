@@ -10,62 +10,24 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Definitions, measure
-from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.text import render_point, render_summary, with_error
+from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.text import render_point, render_summary, with_error
 from cloudai_mbridge.report.write import write_report
 from cloudai_mbridge.verdict import Verdict
-
-VIOLATION = {
-    "rule_id": "C04",
-    "where": "cmd_args.gb",
-    "fact": "8 is not divisible by mb*dp = 6",
-    "remedy": "use a multiple of 6",
-    "operands": {"gb": 8, "mb": 3, "dp": 2},
-    "message": "C04 cmd_args.gb: 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2); use a multiple of 6",
-}
+from tests.cases import every
+from tests.report.conftest import VIOLATION, some_point, some_rejected, some_report
 
 
 def _point(verdict: Verdict = Verdict.SUCCESS, test_id: str = "sweep", label: str = "tp1", **keys: Any) -> PointReport:
     steps = tuple(StepRecord(i, float(i), 10.0 * i, 7.0 - i) for i in (1, 2, 3, 4))
-    data: dict[str, Any] = {
-        "key": f"{test_id}/{label}/0",
-        "test_id": test_id,
-        "test_name": "t",
-        "label": label,
-        "iteration": 0,
-        "coordinates": {"tp": 1},
-        "verdict": verdict,
-        "reasons": (),
-        "evidence": (),
-        "violations": (),
-        "args": {"gb": 8},
-        "num_nodes": 1,
-        "world_size": 2,
-        "num_steps": 4,
-        "job": {"job_id": "17", "state": "COMPLETED"},
-        "run": {"backend": "gloo"},
-        "log": {"file": "x", "source": "records", "notes": ()},
-        "metrics": measure(steps, 2, 100.0),
-        "steps": steps,
-    }
-    return PointReport(**{**data, **keys})
+    data = {"test_id": test_id, "steps": steps, "metrics": measure(steps, 2, 100.0)}
+    return some_point(verdict, label, **{**data, **keys})
 
 
 def _rejected(test_id: str = "sweep", label: str = "tp9", **keys: Any) -> PointReport:
-    data: dict[str, Any] = {
-        "violations": (VIOLATION,),
-        "reasons": (VIOLATION["message"],),
-        **{"num_nodes": None, "world_size": None, "num_steps": None, "metrics": None, "steps": ()},
-        **{"args": {}, "job": {}, "run": {}, "log": {}},
-    }
-    return _point(Verdict.REJECTED, test_id, label, **{**data, **keys})
-
-
-def _report(*points: PointReport, **keys: Any) -> RunReport:
-    data = {"tool_version": "1", "scenario": "s", "system": "here", "created_at": "2026-01-02T03:04:05+00:00"}
-    return RunReport(**{**data, **keys}, points=points)
+    return some_rejected(label, test_id=test_id, **keys)
 
 
 def _strict(text: str) -> Any:
@@ -103,7 +65,7 @@ def _table(report: RunReport, width: int = 200) -> str:
     ],
 )
 def test_when_a_scenario_has_succeeded(points: tuple[PointReport, ...], succeeded: bool) -> None:
-    assert _report(*points).succeeded is succeeded
+    assert some_report(*points).succeeded is succeeded
 
 
 @pytest.mark.parametrize(
@@ -126,7 +88,7 @@ def test_a_number_ends_where_its_error_does(value: float, error: float, text: st
 
 def test_many_rejected_points_are_one_line_until_asked_for() -> None:
     rejected = [_rejected(label=f"tp{number}") for number in range(13)]
-    report = _report(_point(), *rejected, num_rejected=13, rule_counts={"C04": 13})
+    report = some_report(_point(), *rejected, num_rejected=13, rule_counts={"C04": 13})
     texts = []
     for all_rejected in (False, True):
         out = io.StringIO()
@@ -137,7 +99,7 @@ def test_many_rejected_points_are_one_line_until_asked_for() -> None:
 
 
 def test_counts() -> None:
-    report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
+    report = some_report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
     assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2, 0]
     assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "skipped": 1, "rejected": 2}
 
@@ -146,7 +108,7 @@ def test_counts() -> None:
 
 
 def test_the_published_form() -> None:
-    data = _strict(json.dumps(_report(_point(), _rejected()).to_dict(), allow_nan=False))
+    data = _strict(json.dumps(some_report(_point(), _rejected()).to_dict(), allow_nan=False))
     assert data["schema_version"] == SCHEMA_VERSION == 3
     assert data["tool"] == {"name": "cloudai-mbridge", "version": "1"}
     assert (data["scenario"], data["system"]) == ("s", "here")
@@ -171,7 +133,7 @@ def test_the_published_form() -> None:
 def test_numbers_that_json_cannot_hold() -> None:
     steps = (StepRecord(1, 1.0, math.inf, math.nan), StepRecord(2, 1.0, -math.inf, 5.0))
     point = _point(steps=steps, metrics=measure(steps, 0, None), run={"x": [math.nan, {"y": math.inf}]})
-    data = _strict(json.dumps(_report(point).to_dict(), allow_nan=False))["points"][0]
+    data = _strict(json.dumps(some_report(point).to_dict(), allow_nan=False))["points"][0]
     assert [(step["tflops_per_gpu"], step["loss"]) for step in data["steps"]] == [("inf", "nan"), ("-inf", 5.0)]
     assert data["run"] == {"x": ["nan", {"y": "inf"}]}
     assert (data["metrics"]["tflops_per_gpu"], data["metrics"]["first_loss"]) == (None, "nan")
@@ -179,7 +141,7 @@ def test_numbers_that_json_cannot_hold() -> None:
 
 def test_what_was_not_measured_is_null() -> None:
     point = _point(Verdict.FAILED, steps=(), metrics=measure((), 2, None))
-    metrics = _strict(json.dumps(_report(point).to_dict(), allow_nan=False))["points"][0]["metrics"]
+    metrics = _strict(json.dumps(some_report(point).to_dict(), allow_nan=False))["points"][0]["metrics"]
     assert metrics["step_time_s"] is None
     assert {name: value for name, value in metrics.items() if value is not None} == {"warmup_steps": 2}
 
@@ -235,7 +197,7 @@ def test_the_text_of_a_failed_run_says_why() -> None:
 
 def test_the_text_of_a_run_tells_its_memory() -> None:
     steps = tuple(StepRecord(i, 1.0, 1.0, 5.0, None, 0.25 * i) for i in (1, 2, 3))
-    metrics = measure(steps, 2, None, Definitions(memory_kind="resident set"))
+    metrics = measure(steps, 2, None, memory_kind="resident set")
     text = render_point(_point(steps=steps, metrics=metrics), Path("/r"))
     assert "\nLast loss: 5\nPeak memory: 0.75 GiB (resident set)\nVerdict: success\n" in text
 
@@ -261,7 +223,7 @@ Attempts:
 
 
 def test_excluded_nodes_are_told_everywhere() -> None:
-    report = _report(_point(), excluded_nodes={"n[/]7": "gpu_lost in a/b/0"})
+    report = some_report(_point(), excluded_nodes={"n[/]7": "gpu_lost in a/b/0"})
     line = "node n[/]7 was excluded: gpu_lost in a/b/0"
     assert line in render_summary(report).splitlines()
     assert line in _table(report)
@@ -271,10 +233,10 @@ def test_excluded_nodes_are_told_everywhere() -> None:
 def test_the_evidence_of_a_known_failure_has_its_title() -> None:
     failure = {"id": "gpu_lost", "kind": "infrastructure", "title": "A GPU no longer answers", "remedy": "drain it"}
     point = _point(Verdict.FAILED, failure=failure, evidence=("stderr.txt:3: fallen off the bus",))
-    text = _table(_report(point))
+    text = _table(some_report(point))
     assert "sweep/tp1/0: A GPU no longer answers" in text
     assert "| stderr.txt:3: fallen off the bus" in text
-    assert _report(point).to_dict()["points"][0]["failure"] == failure
+    assert some_report(point).to_dict()["points"][0]["failure"] == failure
 
 
 def test_without_a_warm_up_it_is_said() -> None:
@@ -284,7 +246,7 @@ def test_without_a_warm_up_it_is_said() -> None:
 
 
 def test_the_summary_names_every_point() -> None:
-    text = render_summary(_report(_point(), _point(Verdict.FAILED, label="tp2", reasons=("why",)), _rejected()))
+    text = render_summary(some_report(_point(), _point(Verdict.FAILED, label="tp2", reasons=("why",)), _rejected()))
     lines = text.splitlines()
     assert lines[0] == "Scenario s on here: 1 success, 1 failed, 0 skipped, 1 rejected"
     assert lines[2].startswith("sweep/tp1/0: success, step time 3.425 s, 35.04 TFLOP/s/GPU, steps 3-4 (n=2)")
@@ -295,7 +257,7 @@ def test_the_summary_names_every_point() -> None:
 
 def test_all_reports_are_written(tmp_path: Path) -> None:
     (tmp_path / "sweep/tp1/0").mkdir(parents=True)
-    path = write_report(_report(_point(), _rejected()), tmp_path)
+    path = write_report(some_report(_point(), _rejected()), tmp_path)
     assert path == tmp_path / "report.json"
     assert _strict(path.read_text())["summary"]["rejected"] == 1
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
@@ -313,15 +275,15 @@ def test_all_reports_are_written(tmp_path: Path) -> None:
 def test_the_file_is_the_published_form(tmp_path: Path) -> None:
     """A line per point, and the same to every reader."""
     for points in ((), (_point(),), (_point(), _point(key="sweep/x/0", label="\ud800 é"), _rejected())):
-        report = _report(*points)
+        report = some_report(*points)
         text = write_report(report, tmp_path).read_text(encoding="ascii")
         assert _strict(text) == _strict(json.dumps(report.to_dict()))
         assert sum(line.startswith("  {") for line in text.splitlines()) == len(points)
 
 
 def test_what_is_written_again_replaces_the_old(tmp_path: Path) -> None:
-    write_report(_report(_point()), tmp_path)
-    write_report(_report(_point(), scenario="another"), tmp_path)
+    write_report(some_report(_point()), tmp_path)
+    write_report(some_report(_point(), scenario="another"), tmp_path)
     assert _strict((tmp_path / "report.json").read_text())["scenario"] == "another"
     assert not list(tmp_path.glob(".*"))
 
@@ -338,7 +300,7 @@ def test_the_table_shows_every_point_with_its_numbers() -> None:
         reasons=("0 of 4 steps are in the log; the first missing is 1",),
         evidence=("ValueError: x",),
     )
-    text = _table(_report(_point(), failed, _rejected()))
+    text = _table(some_report(_point(), failed, _rejected()))
     rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
     assert set(rows) == {"tp1", "tp2", "tp9"}
     for cell in ("success", "4/4", "3.43 ±0.43 (mean 3.5)", "35.0 ±4.4", "6.000 → 3.000"):
@@ -356,7 +318,7 @@ def _cancelled(number: int, reason: str = "mbridge was stopped", **keys: Any) ->
 
 
 def test_many_cancelled_runs_are_one_line_per_reason() -> None:
-    report = _report(_point(), *_cancelled(40), *_cancelled(50, "not submitted: mbridge was stopped"))
+    report = some_report(_point(), *_cancelled(40), *_cancelled(50, "not submitted: mbridge was stopped"))
     text = _table(report)
     assert "40 runs cancelled: mbridge was stopped: sweep/mbr0/0, sweep/mbr1/0, ..., sweep/mbr39/0" in text
     assert "50 runs cancelled: not submitted: mbridge was stopped: " in text
@@ -366,52 +328,45 @@ def test_many_cancelled_runs_are_one_line_per_reason() -> None:
 
 
 def test_few_cancelled_runs_have_their_rows() -> None:
-    text = _table(_report(*_cancelled(3)))
+    text = _table(some_report(*_cancelled(3)))
     assert "3 cancelled" in text
     assert all(f"│ mbr{i} " in text for i in range(3))
 
 
 def test_failed_runs_that_ran_are_never_folded() -> None:
     failed = [_point(Verdict.FAILED, label=f"f{i}", reasons=("x",), attempts=({"number": 1},)) for i in range(9)]
-    text = _table(_report(*failed))
+    text = _table(some_report(*failed))
     assert all(f"│ f{i} " in text for i in range(9))
 
 
 def test_cancelled_runs_are_counted_where_there_are_any() -> None:
-    assert _report(*_cancelled(2)).to_dict()["summary"]["cancelled"] == 2
-    assert "cancelled" not in _report(_point()).to_dict()["summary"]
+    assert some_report(*_cancelled(2)).to_dict()["summary"]["cancelled"] == 2
+    assert "cancelled" not in some_report(_point()).to_dict()["summary"]
 
 
 def test_the_window_below_the_table_is_that_of_the_numbers() -> None:
-    assert "mean ±std over steps 3-4 (n=2), warm-up 1-2 left out" in _table(_report(_point()))
+    assert "mean ±std over steps 3-4 (n=2), warm-up 1-2 left out" in _table(some_report(_point()))
 
 
-@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "[link=http://x]y", "a\\[b]", ":smile:", "a\\"])
-@pytest.mark.parametrize("place", ["scenario", "system", "test_id", "label", "reason", "evidence", "fact"])
-def test_names_are_shown_as_they_are(name: str, place: str) -> None:
-    good, failed, rejected = {}, {}, {}
-    of_report: dict[str, Any] = {}
-    if place in ("scenario", "system"):
-        of_report[place] = name
-    elif place == "test_id":
-        good, failed = {"test_id": name}, {"test_id": "b"}
-    elif place == "label":
-        good = {"label": name}
-    elif place == "reason":
-        failed = {"reasons": (name,)}
-    elif place == "evidence":
-        failed = {"evidence": (name,)}
-    else:
-        rejected = {"violations": ({**VIOLATION, "fact": name},)}
-    report = _report(_point(**good), _point(Verdict.FAILED, **failed), _rejected(**rejected), **of_report)
-    assert name in _table(report)
+@every("name", ["[red]x[/red]", "[/]", "[link=http://x]y", "a\\[b]", ":smile:", "a\\"])
+def test_names_are_shown_as_they_are(name: str) -> None:
+    reports = (
+        some_report(_point(), scenario=name),
+        some_report(_point(), system=name),
+        some_report(_point(test_id=name), _point(Verdict.FAILED, test_id="b")),
+        some_report(_point(label=name)),
+        some_report(_point(Verdict.FAILED, reasons=(name,))),
+        some_report(_point(Verdict.FAILED, evidence=(name,))),
+        some_report(_rejected(violations=({**VIOLATION, "fact": name},))),
+    )
+    assert [number for number, report in enumerate(reports) if name not in _table(report)] == []
 
 
 def test_iterations_can_be_told_apart() -> None:
-    text = _table(_report(_point(), _point(iteration=1)))
+    text = _table(some_report(_point(), _point(iteration=1)))
     assert "│ tp1/1 " in text
 
 
 def test_a_test_of_which_nothing_was_planned_is_no_success() -> None:
-    assert _report(_point(), tests=("sweep",)).succeeded
-    assert not _report(_point(), tests=("sweep", "another")).succeeded
+    assert some_report(_point(), tests=("sweep",)).succeeded
+    assert not some_report(_point(), tests=("sweep", "another")).succeeded

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cloudai_mbridge.commands.run.show import show
+from cloudai_mbridge.commands.run.results import show
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.report.build import build_report
-from cloudai_mbridge.report.formats.details import render_details
+from cloudai_mbridge.report.text import render_details
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from tests.report.conftest import ARun, a_log
@@ -37,9 +37,12 @@ def printed(*arguments: str | Path) -> str:
 
 
 def test_every_point_is_shown_with_what_was_rejected(ended: Path) -> None:
-    text = printed(ended)
+    before = sorted(path.relative_to(ended) for path in ended.rglob("*"))
+    text, rejected = printed(ended), printed(ended, "mb3")
     assert [name for name in ("mb1", "mb2", "mb3") if f"│ {name} " in text] == ["mb1", "mb2", "mb3"]
     assert "C04" in text
+    assert ("C04" in rejected, "Steps counted" in rejected) == (True, False)
+    assert sorted(path.relative_to(ended) for path in ended.rglob("*")) == before, "nothing is written"
 
 
 @pytest.mark.parametrize("name", ["t/mb2/0", "t/mb2", "mb2", "b2", "t/mb2/"])
@@ -65,22 +68,10 @@ def test_the_prediction_of_a_point_is_shown(ended: Path) -> None:
     assert "Predicted:     step time 1.235 s, memory 70 GiB\n" in render_details(point, ended)
 
 
-def test_why_a_point_was_rejected(ended: Path) -> None:
-    text = printed(ended, "mb3")
-    assert "C04" in text
-    assert "Steps counted" not in text
-
-
 def test_json_is_what_the_report_has(ended: Path) -> None:
     whole: dict[str, Any] = json.loads(printed(ended, "--json"))
     assert [point["label"] for point in whole["points"]] == ["mb1", "mb2", "mb3"]
     assert json.loads(printed(ended, "mb2", "--json")) == {"points": [whole["points"][1]]}
-
-
-def test_nothing_is_written(ended: Path, tmp_path: Path) -> None:
-    before = sorted(path.relative_to(ended) for path in ended.rglob("*"))
-    printed(ended)
-    assert sorted(path.relative_to(ended) for path in ended.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

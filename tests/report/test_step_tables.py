@@ -12,9 +12,10 @@ import pytest
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.formats import steps as tables
-from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
+from cloudai_mbridge.report import rows as tables
 from cloudai_mbridge.report.model import PointReport
+from cloudai_mbridge.report.rows import write_steps_csv, write_steps_parquet
+from tests.cases import every
 from tests.report.conftest import NASTY, some_point, some_rejected
 
 HEADER = ["key", "test_id", "label", "iteration", "verdict", "step", "counted"]
@@ -46,29 +47,18 @@ def test_the_rows(tmp_path: Path) -> None:
     assert list(rows[5].values())[5:] == ["3", "true", "", "-inf", "-5.0", "0.0", "1e-300"]
 
 
-@pytest.mark.parametrize("name", NASTY)
-def test_names(tmp_path: Path, name: str) -> None:
-    row = _read([some_point(label=name)], tmp_path / "steps.csv")[0]
-    assert row["label"] == (f"'{name}" if name[0] in "=+-@\t\r" else name)
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
-def test_no_text_is_a_formula(tmp_path: Path, start: str) -> None:
-    row = _read([some_point(label=f"{start}cmd|' /C calc'!A0", test_id=f"{start}1")], tmp_path / "steps.csv")[0]
-    assert (row["label"], row["test_id"], row["key"]) == (
-        f"'{start}cmd|' /C calc'!A0",
-        f"'{start}1",
-        f"'{start}1/{start}cmd|' /C calc'!A0/0",
-    )
-
-
-def test_a_carriage_return_ends_no_row(tmp_path: Path) -> None:
-    rows = _read([some_point(label="\r=1\r\nx")], tmp_path / "steps.csv")
-    assert [row["label"] for row in rows] == ["\\x0d=1\\x0d\nx"] * 4
-
-
-def test_a_text_that_is_no_unicode(tmp_path: Path) -> None:
-    assert _read([some_point(label="\ud800")], tmp_path / "steps.csv")[0]["label"] == "\\ud800"
+@every(
+    "label, cell",
+    [
+        *((name, f"'{name}" if name[0] in "=+-@" else name) for name in NASTY),
+        *((f"{start}cmd|' /C calc'!A0", f"'{start}cmd|' /C calc'!A0") for start in "=+-@\t"),
+        ("\r=1\r\nx", "\\x0d=1\\x0d\nx"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_no_text_is_a_formula_or_ends_its_row(label: str, cell: str, tmp_path: Path) -> None:
+    rows = _read([some_point(label=label, test_id=label)], tmp_path / "steps.csv")
+    assert [(row["label"], row["test_id"]) for row in rows] == [(cell, cell)] * 4
 
 
 def test_parquet_has_the_same_rows_with_types(tmp_path: Path) -> None:

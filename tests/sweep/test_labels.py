@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.files.names import label, slug
+from cloudai_mbridge.files.text import label, slug
 from tests.cases import every
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

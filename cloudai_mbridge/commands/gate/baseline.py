@@ -12,10 +12,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH, Number
-from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.commands.console import new_console, print_json
+from cloudai_mbridge.commands.options import JSON, PATH, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.gate.baseline import Baseline, as_list, load_baseline, replace_if_unchanged
 from cloudai_mbridge.gate.policy import default_metrics, load_policy

@@ -18,7 +18,7 @@ from typing import Any
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.files.run_index import record_run
+from cloudai_mbridge.files.run_files import record_run
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.models.system import System
@@ -75,8 +75,8 @@ def prepare(
     if repeats < 1 or not points:
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
     status = control.read_status(root)
-    if status.driver is not None:
-        raise InUse(f"{root}: is held by {status.driver}; wait for its end")
+    if status.held_by is not None:
+        raise InUse(f"{root}: is held by {status.held_by}; wait for its end")
     if status.is_open:
         count = sum(run.is_open for run in status.runs)
         raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")

@@ -9,13 +9,11 @@ from typing import Any
 
 import click
 
-from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.console import STDOUT, SteadyConsole, new_console, print_error, print_json, render_json
 from cloudai_mbridge.commands.gate.baseline import user_name
 from cloudai_mbridge.commands.gate.confirm import confirm as run_again
-from cloudai_mbridge.commands.json_output import STDOUT, print_error, print_json, render_json
-from cloudai_mbridge.commands.options import PATH
-from cloudai_mbridge.commands.run.screen import observer_for
-from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.commands.options import PATH, run_argument
+from cloudai_mbridge.commands.run.watch import observer_for
 from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible

@@ -11,10 +11,8 @@ import click
 from rich.table import Column, Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, Number
-from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
+from cloudai_mbridge.commands.options import JSON, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.gate.history import DEFAULT_METRIC, FAILED, History, Imported
 from cloudai_mbridge.gate.history_file import StoredPoint, StoredRun

@@ -9,10 +9,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH, Number
-from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.commands.console import new_console, print_json
+from cloudai_mbridge.commands.options import JSON, PATH, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.runs import read_results, without_dry_runs

@@ -8,14 +8,12 @@ import click
 from rich.table import Column, Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH
-from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
+from cloudai_mbridge.commands.options import JSON, PATH, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.cluster import FACTORS, ClusterFactors
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 
 if TYPE_CHECKING:
     from cloudai_mbridge.tune.calibrate import CalibrationResult

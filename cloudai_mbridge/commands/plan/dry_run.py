@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.console import new_console, show_rejected
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import new_console, print_json, show_rejected
 from cloudai_mbridge.commands.options import JSON, REJECTED, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
 from cloudai_mbridge.plan import RejectedPoint, RunPlan, ScenarioPlan

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, PATH
 from cloudai_mbridge.commands.plan.estimate_table import render_estimate
 from cloudai_mbridge.commands.plan.proxy_toml import render_proxy

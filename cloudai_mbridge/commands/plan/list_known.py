@@ -6,8 +6,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.constraints.rule_docs import LiftedIn, documents
 from cloudai_mbridge.errors import OK

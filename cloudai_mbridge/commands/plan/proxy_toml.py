@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from cloudai_mbridge.estimate.proxy import Proxy
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.test_definition import TEMPLATE
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import click
 
-from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.constraints.rule_docs import RuleDoc, documents
 from cloudai_mbridge.errors import OK, BadInput, shown

@@ -12,8 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
 from cloudai_mbridge.commands.options import FAILED_OF, FLOPS_FORMULA, JSON, ONLY, Number, scenario_options
 from cloudai_mbridge.commands.plan.sweep_documents import SweepPlan, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
@@ -22,7 +21,7 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
-from cloudai_mbridge.files.names import label
+from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import NO_HOOKS, LoadedScenario, Warn, load_scenario, load_system
@@ -31,7 +30,7 @@ from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.plan.select import PointChoice, among
-from cloudai_mbridge.report.formats.steps import spreadsheet_text
+from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula
 

@@ -12,13 +12,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number
 from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.headline import Price, price_of
-from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import load_system, load_test_definition
 from cloudai_mbridge.models.slurm_values import slurm_time

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from cloudai_mbridge.commands.console import show_error
-from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.console import print_json, show_error
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, JSON, PATH, RULES
 from cloudai_mbridge.commands.plan.verify import Finding, summarize_foreign, verify
 from cloudai_mbridge.errors import OK, BadInput

@@ -1,44 +1,28 @@
-"""`mbridge status` and `mbridge logs`."""
+"""`mbridge runs`, `status` and `logs`: where runs and their points stand."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import new_console, show_error
-from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON
-from cloudai_mbridge.commands.run_names import RUN_ROOT
-from cloudai_mbridge.errors import OK, BadInput, Damaged
-from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.commands.console import new_console, print_json, show_error
+from cloudai_mbridge.commands.options import JSON, PATH, RUN_ROOT
+from cloudai_mbridge.errors import OK, BadInput, Damaged, MBridgeError, counted
+from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.logs.tail import tail_lines
+from cloudai_mbridge.plan.find import find_runs
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
+from cloudai_mbridge.report.ranking import rank
+from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.runner.journal.journal import Event
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Where a run stands. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
-
-    counts: runs by state. excluded_nodes: name -> why. events: none without --events.
-    left_out: points that were not chosen to run.
-    """
-
-    path: Path
-    scenario: str
-    is_dry_run: bool
-    is_open: bool
-    held_by: str | None
-    counts: Mapping[str, int]
-    runs: tuple[control.RunState, ...]
-    excluded_nodes: Mapping[str, str]
-    events: tuple[Event, ...]
-    damage: tuple[str, ...]
-    left_out: int
+from cloudai_mbridge.verdict import Verdict
 
 
 @click.command()
@@ -49,7 +33,8 @@ def status(root: Path, events: bool, as_json: bool) -> int:
     """Show where a run's points stand, from its journal."""
     console, found = new_console(), control.read_status(root, with_events=events)
     if as_json:
-        return _print_status(root, found)
+        print_json(found)
+        return _show_damage(found)
     table = Table(
         "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
     )
@@ -57,48 +42,28 @@ def status(root: Path, events: bool, as_json: bool) -> int:
         cells = (row.key, row.state, row.job_id, row.nodes, str(row.num_attempts or ""), row.why)
         table.add_row(*(Text(visible(cell)) for cell in cells))
     console.print(table)
-    lines = [f"node {node} is excluded: {reason}" for node, reason in found.excluded.items()]
+    lines = [f"node {node} is excluded: {reason}" for node, reason in found.excluded_nodes.items()]
     lines += [f"{event.at} {event.key or '-'}: {event.text}" for event in found.events]
+    if found.is_dry_run:
+        next_step = "a dry run: nothing was submitted; start its scenario with: mbridge run"
+    elif found.held_by:
+        next_step = f"held by {found.held_by}"
+    elif found.is_open:
+        next_step = f"no running process holds this run; continue with: mbridge resume {root}"
+    else:
+        next_step = "finished"
     states = {**found.counts, **({"left out": found.left_out} if found.left_out else {})}
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
+    lines.append(f"{counts or 'no runs'}; {next_step}")
     for line in lines:
         console.print_line(visible(line))
     return _show_damage(found)
 
 
-def _print_status(root: Path, found: control.SweepStatus) -> int:
-    print_json(
-        RunStatus(
-            path=root,
-            scenario=found.scenario,
-            is_dry_run=found.is_dry_run,
-            is_open=found.is_open,
-            held_by=found.driver,
-            counts=found.counts,
-            runs=found.runs,
-            excluded_nodes=found.excluded,
-            events=found.events,
-            damage=found.damage,
-            left_out=found.left_out,
-        )
-    )
-    return _show_damage(found)
-
-
-def _show_damage(found: control.SweepStatus) -> int:
+def _show_damage(found: control.RunStatus) -> int:
     for text in found.damage:
         show_error(visible(f"damaged: {text}"))
     return Damaged.exit_code if found.damage else OK
-
-
-def _what_next(found: control.SweepStatus, root: Path) -> str:
-    """Return the process that holds a run, or how to continue the run without one."""
-    if found.is_dry_run:
-        return "a dry run: nothing was submitted; start its scenario with: mbridge run"
-    if found.driver:
-        return f"held by {found.driver}"
-    return f"no running process holds this run; continue with: mbridge resume {root}" if found.is_open else "finished"
 
 
 @click.command()
@@ -116,7 +81,15 @@ def logs(
     if point is None:
         if stderr or follow or attempt is not None or lines is not None:
             raise BadInput(f"missing argument POINT; list the points with: mbridge logs {root}")
-        return _list_points(root, as_json=as_json)
+        refuse_dry_run(root, read_plan_data(root))
+        found = control.read_status(root)
+        if as_json:
+            print_json(found)
+        else:
+            width = max((len(row.key) for row in found.runs), default=0)
+            for row in found.runs:
+                click.echo(visible(f"{row.key:{width}}  {row.state}"))
+        return _show_damage(found)
     if as_json:
         raise BadInput("--json: lists the points; a log is text: leave --json out, or POINT")
     for line in tail_lines(control.find_log(root, point, attempt, stderr=stderr), lines, follow=follow):
@@ -124,13 +97,123 @@ def logs(
     return OK
 
 
-def _list_points(root: Path, *, as_json: bool) -> int:
-    """Print the key and the state of every point, or the document of `mbridge status --json`."""
-    refuse_dry_run(root, read_plan_data(root))
-    found = control.read_status(root)
+_LONGEST_WHY = 300
+
+
+class State(StrEnum):
+    """OPEN: it has not ended, and no process holds it: `mbridge resume` goes on."""
+
+    RUNNING = "running"
+    OPEN = "open"
+    DONE = "done"
+    DRY_RUN = "dry run"
+    DAMAGED = "damaged"
+
+
+_STYLES = {State.RUNNING: "cyan", State.OPEN: "yellow", State.DONE: "green", State.DAMAGED: "bold red"}
+
+
+@dataclass(frozen=True, order=True)
+class Best:
+    """The fastest point (test_id/label) of a run with one test, and its step: the mean over its successful runs."""
+
+    step_time_s: float
+    point: str
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run. counts: its points' runs by verdict, or by state if they have none. why: what is damaged."""
+
+    name: str
+    path: str
+    started_at: str
+    state: State
+    held_by: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    best: Best | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The newest runs, newest first."""
+
+    runs: tuple[ListedRun, ...]
+
+
+@click.command()
+@click.option("--output-dir", type=PATH, help="List only the runs in this directory.")
+@JSON
+@click.option("-n", "most", type=click.IntRange(min=1), default=20, show_default=True, help="Runs to list.")
+def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
+    """List runs, newest first: those in ./results and $MBRIDGE_RESULTS, and yours in other directories."""
+    found = find_runs(output_dir)
+    rows = [read_row(root) for root in found[:most]]
     if as_json:
-        return _print_status(root, found)
-    width = max((len(row.key) for row in found.runs), default=0)
-    for row in found.runs:
-        click.echo(visible(f"{row.key:{width}}  {row.state}"))
-    return _show_damage(found)
+        print_json(Runs(tuple(rows)))
+        return OK
+    console = new_console()
+    if rows:
+        console.print(_table(rows))
+    if len(found) > most:
+        console.print_line(f"{counted(len(found) - most, 'older run')} not shown; -n {len(found)} lists all")
+    elif not rows:
+        console.print_line("no runs")
+    return OK
+
+
+def read_row(root: Path) -> ListedRun:
+    """Return the state of a run; an unreadable run is damaged."""
+    started = started_at(root)[0].isoformat(sep=" ", timespec="seconds")
+    try:
+        return _row(root, started)
+    except OSError as error:
+        why = f"{error.filename or root}: {error.strerror or error}"
+    except (MBridgeError, sqlite3.Error) as error:
+        why = str(error)
+    return ListedRun(root.name, str(root), started, State.DAMAGED, why=_below(root, why))
+
+
+def _below(root: Path, text: str) -> str:
+    """Return a message without the path of its run."""
+    return text.removeprefix(f"{root}: ").removeprefix(f"{root}/")
+
+
+def _row(root: Path, started: str) -> ListedRun:
+    status = control.read_status(root)
+    row = ListedRun(root.name, str(root), started, State.DONE, status.held_by, _sorted(status.counts))
+    if status.is_dry_run:
+        return ListedRun(root.name, str(root), started, State.DRY_RUN)
+    if status.damage:
+        return replace(row, state=State.DAMAGED, why=_below(root, status.damage[0]))
+    if status.held_by or status.is_open:
+        return replace(row, state=State.RUNNING if status.held_by else State.OPEN)
+    if not (file := root / ROOT_FILES.report).is_file():
+        return row
+    report, _ = read_report(file)
+    ran = [point for point in report.points if point.verdict is not Verdict.REJECTED and not point.is_pre_test]
+    verdicts = Counter(str(point.verdict) for point in ran)
+    rankings = rank(report)
+    best = rankings[0].points[0] if len(rankings) == 1 else None
+    if best is not None and best.step_time_s is not None:
+        row = replace(row, best=Best(best.step_time_s.capped_mean, f"{best.test_id}/{best.label}"))
+    return replace(row, counts=_sorted(verdicts)) if verdicts else row
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts in the order of the verdicts; job states without a verdict in alphabetical order."""
+    order = list(map(str, Verdict))
+    return dict(sorted(counts.items(), key=lambda item: (order.index(item[0]) if item[0] in order else 99, item[0])))
+
+
+def _table(rows: Sequence[ListedRun]) -> Table:
+    table = Table("started (UTC)", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
+    for row in rows:
+        counts = ", ".join(f"{count} {name}" for name, count in row.counts.items())
+        held = f"held by {row.held_by}" if row.held_by else ""
+        best = f"best: {row.best.point}, {row.best.step_time_s:.4g} s" if row.best else ""
+        details = "; ".join(filter(None, (counts, best, held, clipped(row.why, _LONGEST_WHY))))
+        name = Text(visible(f"{row.name}\n{details}".rstrip()))
+        table.add_row(row.started_at[:16], Text(row.state, style=_STYLES.get(row.state, "")), name)
+    return table

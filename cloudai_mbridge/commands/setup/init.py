@@ -1,28 +1,154 @@
-"""`mbridge init`: write a scenario, its test and a system that run unchanged."""
+"""`mbridge init` writes a scenario that runs unchanged, with its test and system; `mbridge init ci` what gates it."""
 
+import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
+from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.options import PATH
-from cloudai_mbridge.commands.setup.init_ci import ci
-from cloudai_mbridge.commands.setup.new_files import FORCE, ignore_results, options_of, require_points, write_files
 from cloudai_mbridge.commands.setup.schema import schema_files, schema_line
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
+from cloudai_mbridge.files.documents import render_toml
+from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.schedulers.slurm.partitions import PartitionNodes, find_nodes
+from cloudai_mbridge.training.process.provenance import output_of
 from cloudai_mbridge.tune.ranking import rank
 from cloudai_mbridge.tune.request import search_request
+
+FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+
+
+def write_files(files: Mapping[Path, str], *, force: bool) -> None:
+    """Write all files and print their names. BadInput: a file exists without force; nothing is written."""
+    new = {path: text for path, text in files.items() if not (path.is_file() and path.read_bytes() == text.encode())}
+    there = [str(path) for path in new if path.is_symlink() or path.exists()]
+    if there and not force:
+        verb = "exist" if len(there) > 1 else "exists"
+        raise BadInput(f"{', '.join(there)}: {verb} already; nothing was written; --force overwrites")
+    for path in new:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BadInput(f"{path.parent}: is not a directory; move what is there, or write elsewhere") from None
+        require_writable(path)
+    for path, text in new.items():
+        write_text(path, text)
+    for path in files:
+        click.echo(visible(f"{'written' if path in new else 'unchanged'}: {path}"))
+
+
+def ignore_results(name: str) -> None:
+    """Add a directory below this one to .gitignore, unless git ignores it already. Without a repository: nothing."""
+    if output_of("git", "rev-parse", "--is-inside-work-tree") != "true" or output_of("git", "check-ignore", f"{name}/"):
+        return
+    path = Path(".gitignore")
+    if path.exists() and not path.is_file():
+        return
+    text = path.read_bytes() if path.exists() else b""
+    with path.open("ab") as file:
+        file.write((b"\n" if text and not text.endswith(b"\n") else b"") + f"{name}/\n".encode())
+    click.echo(f"{'changed' if text else 'written'}: {path}: git ignores {name}/")
+
+
+def require_points(system: Path, scenario: Path, tests_dir: Path | None) -> pipeline.Prepared:
+    """Return the plan of a scenario on a system; BadInput: an invalid file, or no point left by the rules."""
+    prepared = pipeline.plan(pipeline.Request(system, scenario, tests_dir, None))
+    if not prepared.plan.runs:
+        reasons = dict.fromkeys(str(violation) for point in prepared.plan.rejected for violation in point.violations)
+        raise BadInput(f"the scenario has no point that would run: {'; '.join(reasons)}")
+    return prepared
+
+
+def options_of(system: Path, scenario: Path, tests_dir: Path | None) -> str:
+    """Return the options of `mbridge run` that name the files, quoted for a shell."""
+    return shlex.join(pipeline.Request(system, scenario, tests_dir, None).options)
+
+
+TEMPLATES = resources.files("cloudai_mbridge.commands.setup") / "ci_files"
+SCRIPT, POLICY, BASELINE = Path("ci/performance.sh"), Path("ci/policy.toml"), Path("ci/baseline.toml")
+COMMENT = Path("ci/comment.py")
+# Text of the templates, replaced in the written files
+_OPTIONS = "--system-config system.toml --tests-dir test_defs --test-scenario scenario.toml"
+_DAY = "2027-01-31"
+_DAYS = timedelta(days=14)
+_GITLAB, _GITLAB_CHANGE = "ci/performance.gitlab-ci.yml", "ci/performance-merge-request.gitlab-ci.yml"
+_JENKINS_CHANGE = "Jenkinsfile.pull-request"
+# Of each hosting: its files with their templates, and the remaining steps
+WORKFLOWS: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "github": (
+        {
+            ".github/workflows/performance.yml": "github.yml",
+            ".github/workflows/performance-pull-request.yml": "github-pull-request.yml",
+        },
+        "require approval of workflows of forks in the repository's settings (Actions, General)",
+    ),
+    "gitlab": (
+        {_GITLAB: "gitlab.yml", _GITLAB_CHANGE: "gitlab-merge-request.yml"},
+        "change the tags in them, make a schedule, set the masked variable COMMENT_TOKEN to a project access token"
+        f" (api), and add to .gitlab-ci.yml:\n  include: [{_GITLAB}, {_GITLAB_CHANGE}]",
+    ),
+    "jenkins": (
+        {"Jenkinsfile": "Jenkinsfile", _JENKINS_CHANGE: "Jenkinsfile.pull-request"},
+        f"set OWNER/NAME in {_JENKINS_CHANGE}, make a multibranch pipeline with it, and store a token that may comment"
+        " as the secret text performance-comment",
+    ),
+}
+
+
+@click.command()
+@click.option("--github", is_flag=True, help="Also workflows for GitHub Actions.")
+@click.option("--gitlab", is_flag=True, help="Also jobs for GitLab.")
+@click.option("--jenkins", is_flag=True, help="Also Jenkinsfiles.")
+@click.option("--system-config", "system", type=PATH, default="system.toml", show_default=True, help="System TOML.")
+@click.option("--test-scenario", "scenario", type=PATH, default="scenario.toml", show_default=True, help="Its TOML.")
+@click.option("--tests-dir", type=PATH, help="Directory of the test TOMLs; default: test_defs, or the scenario's.")
+@FORCE
+def ci(system: Path, scenario: Path, tests_dir: Path | None, *, force: bool, **workflows: bool) -> int:
+    """Write a script that runs and gates the scenario, its policy, and the workflows of a CI. Run it in the repository.
+
+    A baseline that exists is never overwritten. Until the first one is promoted, for two weeks at most, good runs are
+    enough for a green night. The workflow of a pull request posts the gate's summary as its comment.
+    """
+    for path, option in ((system, "--system-config"), (scenario, "--test-scenario")):
+        if not path.exists():
+            raise BadInput(f"{path}: no such file; write one with `mbridge init`, or name yours with {option}")
+    places = (scenario.parent / "test_defs", Path("test_defs"))
+    tests_dir = tests_dir or next(filter(Path.is_dir, places), None)
+    wanted = [WORKFLOWS[name] for name, is_wanted in workflows.items() if is_wanted]
+    is_local = require_points(system, scenario, tests_dir).system.is_one_machine
+    day = datetime.now(UTC).date() + _DAYS
+    files = {
+        SCRIPT: _template("performance.sh").replace(_OPTIONS, options_of(system, scenario, tests_dir)),
+        POLICY: _template("policy_local.toml" if is_local else "policy.toml"),
+        **({} if BASELINE.exists() else {BASELINE: _template("baseline.toml").replace(_DAY, str(day))}),
+        **({COMMENT: _template("comment.py")} if wanted else {}),
+        **{Path(path): _template(template) for templates, _ in wanted for path, template in templates.items()},
+    }
+    write_files({**files, **schema_files(Path(), "policy")}, force=force)
+    if BASELINE not in files:
+        click.echo(f"kept: {BASELINE}")
+    for _, todo in wanted:
+        click.echo(todo)
+    click.echo(f"Commit them. Next:\n  sh {SCRIPT}")
+    return OK
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
 
 _STEPS, _WARMUP_STEPS = 30, 10
 _CPU_RANKS = 2  # for a machine without a known GPU

@@ -1,17 +1,96 @@
-"""`mbridge schema`: schemas of the TOML files, for editors, and of the commands' output, for programs."""
+"""Schemas of the TOML files, for editors, and of the commands' `--json` output, for programs (docs/scripting.md)."""
 
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import click
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
-from cloudai_mbridge.commands.setup.json_schemas import COMMANDS, document_schema
+from cloudai_mbridge.commands.console import ErrorDocument
 from cloudai_mbridge.errors import OK
 from cloudai_mbridge.gate.policy import GatePolicy
 from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenario_schema, system_schema, toml_schema
+
+# The type of each command's document. `show` prints the report, which has a schema of its own
+DOCUMENTS: Mapping[str, str] = {
+    "list": "commands.plan.list_known:Known",
+    "rule": "commands.plan.show_rule:RuleDocs",
+    "verify-configs": "commands.plan.verify_configs:Findings",
+    "dry-run": "commands.plan.dry_run:DryRun",
+    "sweep plan": "commands.plan.sweep_documents:SweepPlan",
+    "sweep explain": "commands.plan.sweep_documents:Explanation",
+    "estimate": "estimate.as_json:Estimate",
+    "tune": "commands.plan.tune:RankedLayouts",
+    "calibrate": "commands.plan.calibrate:FittedFactors",
+    "status": "runner.control:RunStatus",
+    "logs": "runner.control:RunStatus",
+    "runs": "commands.run.status:Runs",
+    "show": "",
+    "generate-report": "commands.run.results:ReportWritten",
+    "gate": "commands.gate.gate:GateDocument",
+    "compare": "commands.gate.gate:ComparisonDocument",
+    "baseline promote": "commands.gate.baseline:Promotion",
+    "baseline show": "gate.baseline:Baseline",
+    "baseline check": "commands.gate.baseline:BaselineCheck",
+    "history import": "commands.gate.history:ImportedReports",
+    "history list": "commands.gate.history:StoredPoints",
+    "history show": "commands.gate.history:StoredRuns",
+    "history trend": "gate.trend:Trends",
+    "nodes show": "gate.nodes:NodesResult",
+}
+
+
+class _DocumentSchema(GenerateJsonSchema):
+    """The schema of what is printed: every field is always there."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # the key is sufficient
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return True
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+COMMANDS: Mapping[str, str] = {f"json:{command.replace(' ', '-')}": command for command in DOCUMENTS}
+
+
+def document_schema(kind: str) -> Schema:
+    """Return the schema of a command's document, or of an error in its place."""
+    command = COMMANDS[kind]
+    head = {"$schema": GenerateJsonSchema.schema_dialect, "title": f"mbridge {command} --json"}
+    if command == "show":
+        return {**head, **_report_schema()}
+    module, _, name = DOCUMENTS[command].partition(":")
+    document: Any = getattr(importlib.import_module(f"cloudai_mbridge.{module}"), name)
+    return {**head, **_schema_of(document | ErrorDocument)}
+
+
+def _schema_of(form: Any) -> Schema:
+    return TypeAdapter[Any](form).json_schema(by_alias=False, mode="serialization", schema_generator=_DocumentSchema)
+
+
+def _report_schema() -> Schema:
+    """Return the schema of a report, of some of its points, or of an error."""
+    report = json.loads(resources.files("cloudai_mbridge.report").joinpath("report.schema.json").read_text())
+    own = {name: report.pop(name) for name in ("$schema", "$id", "$defs")}
+    points = {"type": "object", "required": ["points"], "additionalProperties": False}
+    points["properties"] = {"points": report["properties"]["points"]}
+    error = _schema_of(ErrorDocument)
+    forms = {"report": report, "points_of_report": points, **error.pop("$defs"), "ErrorDocument": error}
+    assert not own["$defs"].keys() & forms
+    names = ("report", "points_of_report", "ErrorDocument")
+    return {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": {**own["$defs"], **forms}}
+
 
 KINDS: Mapping[str, Callable[[], Schema]] = {
     "test": definition_schema,

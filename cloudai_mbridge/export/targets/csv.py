@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudai_mbridge.export.table import RunTable
-from cloudai_mbridge.report.formats.steps import spreadsheet_text
+from cloudai_mbridge.report.rows import spreadsheet_text
 
 
 def render(table: RunTable) -> bytes:

@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.export.library import errors_of, load
-from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
-from cloudai_mbridge.export.table import Row, RunTable, digest
+from cloudai_mbridge.export import errors_of, load
+from cloudai_mbridge.export.table import DEFAULT_NAME, Row, RunTable, digest, metrics, name_of, parameters, results
 from cloudai_mbridge.training.credentials.scrub import redacted
 
 _PACKAGE = "mlflow-skinny"
@@ -31,7 +30,8 @@ class _Export:
     def __init__(self, client: Any, table: RunTable) -> None:
         self._client, self._table = client, table
         self._name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_NAME
-        self._experiment = self._experiment_id()
+        found = client.get_experiment_by_name(self._name)
+        self._experiment = str(client.create_experiment(self._name) if found is None else found.experiment_id)
 
     def write(self) -> str:
         parent = self._parent()
@@ -40,11 +40,6 @@ class _Export:
         where = f"experiment {self._name!r} at {redacted(self._client.tracking_uri)}"
         unchanged = f", {same} were there already" if same else ""
         return f"mlflow: {counted(written, 'run')} written{unchanged}; {where}"
-
-    def _experiment_id(self) -> str:
-        if (found := self._client.get_experiment_by_name(self._name)) is not None:
-            return str(found.experiment_id)
-        return str(self._client.create_experiment(self._name))
 
     def _parent(self) -> str:
         """Return the parent run; its tags are from this export."""

@@ -3,8 +3,8 @@
 from typing import Any
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.export import errors_of, load
 from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, samples
-from cloudai_mbridge.export.library import errors_of, load
 from cloudai_mbridge.export.table import RunTable
 from cloudai_mbridge.version import __version__
 

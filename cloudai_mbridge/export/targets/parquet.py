@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from cloudai_mbridge.export.library import load
+from cloudai_mbridge.export import load
 from cloudai_mbridge.export.table import ARGUMENTS, METRICS, TIMES, RunTable
 
 IS_BINARY = True

@@ -1,7 +1,7 @@
 """Prometheus: the text format, as node_exporter's textfile collector reads it."""
 
-from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, Gauge, names_of_labels, samples
-from cloudai_mbridge.export.library import load
+from cloudai_mbridge.export import load
+from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, names_of_labels, samples
 from cloudai_mbridge.export.table import RunTable
 
 _UNITS = {"s": "_seconds", "By": "_bytes"}
@@ -13,7 +13,10 @@ def render(table: RunTable) -> bytes:
     client = load("prometheus_client", "prometheus-client")
     registry = client.CollectorRegistry()
     names = names_of_labels(table)
-    made = {each: client.Gauge(_name(each), each.text, names, registry=registry) for each in (SUCCESS, *GAUGES)}
+    made = {
+        each: client.Gauge(f"mbridge_{each.name}{_UNITS.get(each.unit, '')}", each.text, names, registry=registry)
+        for each in (SUCCESS, *GAUGES)
+    }
     for gauge, labels, value in samples(table):
         made[gauge].labels(**labels).set(value)
     run = {"scenario": table.scenario, "system": table.system, "run": table.run}
@@ -23,7 +26,3 @@ def render(table: RunTable) -> bytes:
     reported.labels(**run).set(table.reported_at.timestamp())
     text: bytes = client.generate_latest(registry)
     return text
-
-
-def _name(gauge: Gauge) -> str:
-    return f"mbridge_{gauge.name}{_UNITS.get(gauge.unit, '')}"

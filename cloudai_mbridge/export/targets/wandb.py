@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.export.library import errors_of, load
-from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
-from cloudai_mbridge.export.table import Row, RunTable
+from cloudai_mbridge.export import errors_of, load
+from cloudai_mbridge.export.table import DEFAULT_NAME, Row, RunTable, metrics, name_of, parameters, results
 
 _LONGEST_NAME = 128
 
@@ -20,19 +19,15 @@ def send(table: RunTable) -> str:
     wandb = load("wandb", "wandb")
     project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME
     with errors_of("wandb", "wandb"):
-        settings = _settings(wandb)
+        # nothing of this process is collected: output, code, arguments, packages
+        off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
+        settings = wandb.Settings(silent=True, console="off", x_save_requirements=False, **off)
         try:
             offline = [_write(wandb, settings, project, table, row) for row in table.ran]
         finally:
             wandb.teardown()  # until then, files may be incomplete
     where = f"below {offline[0]}; send them with: wandb sync" if any(offline) else f"in project {project!r}"
     return f"wandb: {counted(len(offline), 'run')} written {where}"
-
-
-def _settings(wandb: Any) -> Any:
-    """Return settings that keep W&B from collecting data of this process: output, code, arguments, packages."""
-    off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
-    return wandb.Settings(silent=True, console="off", x_save_requirements=False, **off)
 
 
 def _write(wandb: Any, settings: Any, project: str, table: RunTable, row: Row) -> Path | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure, shown
-from cloudai_mbridge.files.disk import free_space
 from cloudai_mbridge.files.regular import copy_regular
+from cloudai_mbridge.files.replace import free_space
 from cloudai_mbridge.files.run_files import ROOT_FILES
 
 # Increase it with every change of the tables, or of a JSON column's content. Files without a version (0) are as of 1.

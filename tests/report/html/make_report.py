@@ -5,7 +5,12 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.report.model import plain
 
 NAMES = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
 AXES = {"tp": [1, 2, 4, 8], "pp": [1, 2, 4], "mb": [1, 2, 4, 8], "gb": [256, 512]}
@@ -38,36 +43,13 @@ def make_report(points: Sequence[Mapping[str, Any]], **head: Any) -> dict[str, A
     }
 
 
-def make_steps(rng: random.Random, time_s: float, num_steps: int) -> list[dict[str, Any]]:
+def make_steps(rng: random.Random, time_s: float, num_steps: int) -> list[StepRecord]:
     steps = []
     for step in range(1, num_steps + 1):
         slow = 6.0 if step == 1 else 1.5 if step == 2 else 1.0
         t = time_s * slow * math.exp(rng.gauss(0, 0.015))
-        steps.append(
-            {
-                "step": step,
-                "step_time_s": t,
-                "tflops_per_gpu": 900.0 / t,
-                "loss": 11.0 * step**-0.35 + rng.gauss(0, 0.02),
-                "grad_norm": 1.0,
-                "peak_memory_gib": 60.0,
-            }
-        )
+        steps.append(StepRecord(step, t, 900.0 / t, 11.0 * step**-0.35 + rng.gauss(0, 0.02), 1.0, 60.0))
     return steps
-
-
-def statistic(values: Sequence[float]) -> dict[str, Any]:
-    mean = sum(values) / len(values)
-    return {
-        "n": len(values),
-        "mean": mean,
-        "median": sorted(values)[len(values) // 2],
-        "min": min(values),
-        "max": max(values),
-        "std": (std := math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))),
-        "capped_mean": mean,
-        "capped_std": std,
-    }
 
 
 def make_point(
@@ -89,7 +71,12 @@ def make_point(
     """Make a run that succeeded; `changes` replace fields of it."""
     rng = rng or random.Random(label)
     steps = make_steps(rng, time_s, num_steps)
-    counted = [step for step in steps if step["step"] > 3]
+    said: dict[str, Any] = {
+        "flops_per_step": 3.6e15,
+        "flops_formula": "megatron-bridge/new",
+        "memory_kind": "accelerator, reserved",
+    }
+    metrics = replace(measure(steps, 3, tokens, **said), peak_memory_gib=memory_gib)
     job = {
         "number": 1,
         "job_id": str(rng.randrange(10_000, 99_999)),
@@ -106,7 +93,6 @@ def make_point(
         "run_time_s": 540.0,
         "restarts": 0,
     }
-    times = [step["step_time_s"] for step in counted]
     return {
         "key": f"{test_id}/{label}/{iteration}",
         "test_id": test_id,
@@ -125,21 +111,8 @@ def make_point(
         "job": job,
         "run": {},
         "log": {"file": f"{test_id}/{label}/{iteration}/stdout.txt", "source": "records", "notes": []},
-        "metrics": {
-            "warmup_steps": 3,
-            "window": [4, num_steps],
-            "step_time_s": statistic(times),
-            "tflops_per_gpu": statistic([step["tflops_per_gpu"] for step in counted]),
-            "tokens_per_s_per_gpu": statistic([tokens / time for time in times]),
-            "first_loss": steps[0]["loss"],
-            "last_loss": steps[-1]["loss"],
-            "peak_memory_gib": memory_gib,
-            "memory_kind": "accelerator, reserved",
-            "flops_formula": "megatron-bridge/new",
-            "flops_per_step": 3.6e15,
-            "tokens_per_step_per_gpu": tokens,
-        },
-        "steps": steps,
+        "metrics": plain(metrics),
+        "steps": plain(steps),
         "failure": None,
         "attempts": [job],
         "is_pre_test": False,

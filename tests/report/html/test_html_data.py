@@ -10,9 +10,17 @@ from urllib.parse import unquote
 
 import pytest
 
-from cloudai_mbridge.report.html import log_links, render_html
-from cloudai_mbridge.report.html.data import MOST_RUNS, MOST_VALUES, compact, differences, flatten, page_data
-from cloudai_mbridge.report.html.render import script_safe_json
+from cloudai_mbridge.report.html import (
+    MOST_RUNS,
+    MOST_VALUES,
+    compact,
+    differences,
+    flatten,
+    log_links,
+    page_data,
+    render_html,
+    script_safe_json,
+)
 from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
 
 PACKAGE = resources.files("cloudai_mbridge.report.html")
@@ -134,18 +142,11 @@ def test_differences_tell_common_from_differing() -> None:
         {"text": "y", "count": 2, "runs": [1, 2]},
         {"text": "x", "count": 1, "runs": [0]},
     ]
-
-
-def test_a_missing_field_differs() -> None:
-    found = differences(enumerate([{"a": 1}, {}]))
-    assert [value["text"] for value in found["differing"]["a"]["values"]] == ["1", None]
-
-
-def test_of_many_values_the_first_are_listed() -> None:
-    found = differences((i, {"a": i, "b": i % 2}) for i in range(100))
-    assert found["differing"]["a"]["num_values"] == 100
-    assert len(found["differing"]["a"]["values"]) == MOST_VALUES
-    assert len(found["differing"]["b"]["values"][0]["runs"]) == MOST_RUNS
+    missing = differences(enumerate([{"a": 1}, {}]))
+    assert [value["text"] for value in missing["differing"]["a"]["values"]] == ["1", None]
+    many = differences((i, {"a": i, "b": i % 2}) for i in range(100))["differing"]
+    assert (many["a"]["num_values"], len(many["a"]["values"])) == (100, MOST_VALUES)
+    assert len(many["b"]["values"][0]["runs"]) == MOST_RUNS
 
 
 def test_flatten_names_by_path() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.read import report_of
+from cloudai_mbridge.report.terminal import render_ending
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.make_report import (
     make_died,
@@ -217,7 +217,7 @@ def test_failures_show_their_evidence(sweep: Opened) -> None:
 def test_rejected_points_by_rule(sweep: Opened) -> None:
     assert "9 points rejected before running" in text_of(sweep, "rejected")
     sweep.page.click("#rejected summary")
-    assert "use a multiple of 8" in text_of(sweep, "rejected")
+    sweep.page.locator("#rejected").get_by_text("use a multiple of 8").first.wait_for()
 
 
 def test_history_marks_the_run_where_the_level_moved(sweep: Opened) -> None:

@@ -11,6 +11,11 @@ const MEASURES = DATA.measures.map((measure) => ({
   of: (run) => (run.statistics[measure.id] ? run.statistics[measure.id].capped_mean : toNumber(run[measure.id])),
 }));
 const MEASURE = Object.fromEntries(MEASURES.map((measure) => [measure.id, measure]));
+// Rates, those derived from a number of tokens first, since step times of different batches do not compare.
+const RATES = d3.sort(
+  MEASURES.filter((measure) => measure.rate),
+  (measure) => !measure.derived,
+);
 
 function unitLabel(measure) {
   return measure.unit === measure.label ? measure.label : `${measure.label} (${measure.unit})`;

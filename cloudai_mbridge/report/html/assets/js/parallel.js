@@ -14,8 +14,7 @@ function parallelAxes(runs) {
     values: axisValues(runs, axis),
     of: (run) => valueText(coordinate(run, axis)),
   }));
-  const numeric = ["step_time_s", "tflops_per_gpu", "peak_memory_gib"]
-    .map((id) => MEASURE[id])
+  const numeric = MEASURES.filter((measure) => !measure.derived)
     .filter((measure) => runs.some((run) => isFinal(measure.of(run))))
     .map((measure) => ({ title: unitLabel(measure), measure, of: (run) => measure.of(run) }));
   return [...ordinal, ...numeric];

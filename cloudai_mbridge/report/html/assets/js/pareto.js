@@ -3,9 +3,7 @@
 const MOST_FRONT_ROWS = 40;
 
 function paretoMeasures() {
-  const gain = ["tokens_per_s_per_gpu", "tflops_per_gpu"]
-    .map((id) => MEASURE[id])
-    .find((measure) => measured(RUNS, measure, MEASURE.peak_memory_gib).length);
+  const gain = RATES.find((measure) => measured(RUNS, measure, MEASURE.peak_memory_gib).length);
   return gain ? { gain, cost: MEASURE.peak_memory_gib } : null;
 }
 

@@ -1,7 +1,5 @@
 // What was predicted of a point before it ran, against what it measured.
 
-const PREDICTED = ["step_time_s", "tflops_per_gpu", "peak_memory_gib"];
-
 function pairsOf(id) {
   return state.filtered
     .filter(succeeded)
@@ -76,7 +74,7 @@ function predictedFigure(id) {
 
 function predictedSection() {
   const title = "Predicted against measured";
-  const ids = PREDICTED.filter((id) => pairsOf(id).length);
+  const ids = MEASURES.map((measure) => measure.id).filter((id) => pairsOf(id).length);
   if (!ids.length) {
     return {
       element: section("predicted", title, emptyLine("This report has no predictions of what was measured.")),

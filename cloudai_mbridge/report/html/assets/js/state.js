@@ -53,11 +53,9 @@ function dashOf(run) {
   return DASHES[Math.floor(state.slots.get(run.id) / COLOURS) % DASHES.length];
 }
 
-// The best few by throughput: tokens first, since step times of different batches do not compare.
+// The best few by throughput.
 function bestRuns(runs, number) {
-  const measure = ["tokens_per_s_per_gpu", "tflops_per_gpu", "step_time_s"]
-    .map((id) => MEASURE[id])
-    .find((candidate) => measured(runs, candidate).length);
+  const measure = [...RATES, MEASURE.step_time_s].find((candidate) => measured(runs, candidate).length);
   const sign = measure?.better === "lower" ? 1 : -1;
   const good = measure ? d3.sort(measured(runs, measure), (run) => sign * measure.of(run)) : [];
   return (good.length ? good : runs.filter((run) => run.steps.times.length)).slice(0, number);

@@ -1,17 +1,59 @@
-"""report.md: the report for a CI's step summary, in GitHub-flavoured Markdown.
+"""report.md: the report for a CI's step summary, in GitHub-flavoured Markdown that shows every text unchanged.
 
 GitHub refuses a summary of more than 1 MiB, so every section has its share of 900 KiB, and counts what did not fit.
 """
 
+import html
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import TABLE_MEASURES
-from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, measure_text, windows_text
 from cloudai_mbridge.report.model import PointReport, RunReport
+from cloudai_mbridge.report.text import count_text, evidence_title, measure_text, windows_text
 from cloudai_mbridge.verdict import Verdict
+
+# All characters of Markdown markup, and the starts of a list. An entity is never markup, and shows as itself
+_MARKUP = re.compile(r"""[\\`*_{}\[\]()<>#+!|~&"'$^@]|:(?=\S)|^-|^\d(?=\d*[.)](\s|$))""")
+# GitHub makes links, mentions and pictures of plain text: a comment in the middle stops it, and is invisible
+_BREAK = "<!-- -->"
+_JOINED = "@#:"
+_ADDRESS = re.compile(r"(?i)\b(www)(?=\.)")
+
+
+def inline(text: str) -> str:
+    """Return a text for a table cell, a heading or a paragraph; line breaks are kept."""
+    return "<br>".join(_line(line) for line in clipped(text).split("\n"))
+
+
+def _line(text: str) -> str:
+    def entity(match: re.Match[str]) -> str:
+        return f"&#{ord(match[0])};" + (_BREAK if match[0] in _JOINED else "")
+
+    parts = _ADDRESS.split(visible(text).replace("\t", " "))
+    return "".join(f"{part}{_BREAK}" if i % 2 else _MARKUP.sub(entity, part) for i, part in enumerate(parts))
+
+
+def preformatted(lines: list[str]) -> str:
+    """Return lines unchanged, in a block that no line can end: only a tag ends it, and tags are escaped."""
+    return "<pre>\n" + "\n".join(html.escape(visible(clipped(line)), quote=False) for line in lines) + "\n</pre>"
+
+
+def fenced(text: str, language: str) -> str:
+    """Return a text unchanged, in a block of code that no line of it can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{visible(text).rstrip()}\n{fence}"
+
+
+def folded(title: str, body: str) -> str:
+    """Return a block folded under a title. The blank lines end one block of HTML and begin the next."""
+    text = html.escape(" ".join(visible(clipped(title)).split()), quote=False)
+    # GitHub looks for no mentions in <code>
+    return f"<details><summary><code>{text}</code></summary>\n\n{body}\n\n</details>\n"
+
 
 _KIB = 1 << 10
 _TABLE, _FAILURES, _REJECTED = 380 * _KIB, 290 * _KIB, 60 * _KIB
@@ -31,8 +73,8 @@ def render_markdown(report: RunReport) -> str:
         _runs(report),
         _failures(report),
         _rejected(report),
-        _left_out(report),
-        _nodes(report),
+        _pairs("Left out", "point", [(p.name, p.reason) for p in report.left_out], _LEFT_OUT),
+        _pairs("Excluded nodes", "node", list(report.excluded_nodes.items()), _NODES),
         _environment(report),
     )
     return "\n".join(section for section in sections if section)
@@ -62,16 +104,13 @@ def _cells(point: PointReport) -> Iterator[str]:
 
 
 def _failures(report: RunReport) -> str:
+    def block(point: PointReport) -> str:
+        remedy = [f"remedy: {point.failure['remedy']}"] if point.failure else []
+        lines = [*point.reasons, *(f"  | {line}" for line in point.evidence), *remedy]
+        return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
+
     failed = [point for point in report.points if point.verdict is Verdict.FAILED]
-    shown = _fitting(map(_failure, failed), _FAILURES, len(failed), "failures")
-    return f"## Failures\n\n{shown}" if failed else ""
-
-
-def _failure(point: PointReport) -> str:
-    lines = [*point.reasons, *(f"  | {line}" for line in point.evidence)]
-    if point.failure:
-        lines.append(f"remedy: {point.failure['remedy']}")
-    return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
+    return f"## Failures\n\n{_fitting(map(block, failed), _FAILURES, len(failed), 'failures')}" if failed else ""
 
 
 def _rejected(report: RunReport) -> str:
@@ -92,20 +131,11 @@ def _rejected(report: RunReport) -> str:
     return head + table + _fitting(rows, _REJECTED, len(counts), "rules")
 
 
-def _left_out(report: RunReport) -> str:
-    if not report.left_out:
-        return ""
-    rows = (_row((inline(point.name), inline(point.reason))) for point in report.left_out)
-    table = _table(("point", "reason"))
-    return "## Left out\n\n" + table + _fitting(rows, _LEFT_OUT, len(report.left_out), "points")
-
-
-def _nodes(report: RunReport) -> str:
-    if not report.excluded_nodes:
-        return ""
-    rows = (_row((inline(node), inline(reason))) for node, reason in report.excluded_nodes.items())
-    table = _table(("node", "reason"))
-    return "## Excluded nodes\n\n" + table + _fitting(rows, _NODES, len(report.excluded_nodes), "nodes")
+def _pairs(title: str, noun: str, reasons: Sequence[tuple[str, str]], most_bytes: int) -> str:
+    """Render a section of names with reasons."""
+    rows = (_row(map(inline, pair)) for pair in reasons)
+    table = _table((noun, "reason"))
+    return f"## {title}\n\n{table}{_fitting(rows, most_bytes, len(reasons), f'{noun}s')}" if reasons else ""
 
 
 def _environment(report: RunReport) -> str:

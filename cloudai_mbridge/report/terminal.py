@@ -12,10 +12,18 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import MEASURES, TABLE_MEASURES
-from cloudai_mbridge.report.formats.ending import cause_text, cost_text, fastest_text, rejected_text
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, measure_text, windows_text
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import PointSummary, causes, rank
+from cloudai_mbridge.report.text import (
+    cause_text,
+    cost_text,
+    count_text,
+    evidence_title,
+    fastest_text,
+    measure_text,
+    rejected_text,
+    windows_text,
+)
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {
@@ -42,11 +50,12 @@ def render_ending(report: RunReport, width: int) -> RenderableType:
     """
     rankings = rank(report)
     several = len(rankings) > 1
-    above = [_text(f"{report.scenario} on {report.system}: {count_text(report)}", _result_style(report))]
+    style = "bold green" if report.succeeded else "bold red"
+    above = [_text(f"{report.scenario} on {report.system}: {count_text(report)}", style)]
     if len(rankings) <= _MOST_CAUSES:
         above += [_text(fastest_text(one, several), "green") for one in rankings if one.best]
-    below = [*_causes(report), *_left_out(report), *map(_text, report.notes)]
-    below += [_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()]
+    rejected = [_text(f"rejected: {rejected_text(report)}", "yellow")] if report.num_rejected else []
+    below = [*_causes(report), *rejected, *_notes(report)]
     points = [point for one in rankings for point in one.points]
     used = sum(1 + len(text) // width for text in (*above, *below))
     shown = points[: max(_FEWEST_ROWS, _SCREEN - _FIXED - used)]
@@ -82,20 +91,21 @@ def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableT
         if several_runs and point.verdict is not Verdict.REJECTED:
             name = f"{name}/{point.iteration}"
         _add_row(table, point, name)
+    evidence = []
+    for point in report.points:
+        if point.evidence:
+            evidence.append(_text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
+            evidence += [_text(f"  | {line}", style="dim") for line in point.evidence]
+    broken = {violation["rule_id"] for point in report.points for violation in point.violations}
     return Group(
         table,
         *map(_folded, alike),
         *([_text(f"rejected: {rejected_text(report)}; --rejected lists them", "yellow")] if by_rule else []),
-        *_rule_hint(report),
-        *_evidence(report),
-        *map(_text, report.notes),
-        *(_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
+        *([_text(hint, "yellow")] if (hint := details_hint(broken)) else []),
+        *evidence,
+        *_notes(report),
         _text(f"{count_text(report)}; {windows_text(report)}"),
     )
-
-
-def _result_style(report: RunReport) -> str:
-    return "bold green" if report.succeeded else "bold red"
 
 
 def _points_table(points: Sequence[PointSummary], several_tests: bool, width: int) -> Table:
@@ -119,14 +129,16 @@ def _causes(report: RunReport) -> Iterator[Text]:
     found = causes(report)
     for cause in found[:_MOST_CAUSES]:
         yield _text(f"{cause.verdict}: {cause_text(cause)}", style=_STYLE[cause.verdict])
-        yield from (_unbroken(f"  | {clipped(line, _LONGEST)}") for line in cause.excerpt)
+        for line in cause.excerpt:  # only the terminal folds it: its paths stay whole in a file and when copied
+            text = visible(f"  | {clipped(line, _LONGEST)}")
+            yield Text(text, style="dim", no_wrap=True, overflow="ignore")
     if len(found) > _MOST_CAUSES:
         yield _text(f"and {counted(len(found) - _MOST_CAUSES, 'other cause')}")
 
 
-def _left_out(report: RunReport) -> Iterator[Text]:
-    if report.num_rejected:
-        yield _text(f"rejected: {rejected_text(report)}", style=_STYLE[Verdict.REJECTED])
+def _notes(report: RunReport) -> Iterator[Text]:
+    yield from map(_text, report.notes)
+    yield from (_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items())
 
 
 def _alike(points: Iterable[PointReport]) -> list[list[PointReport]]:
@@ -148,8 +160,12 @@ def _folded(points: Sequence[PointReport]) -> Text:
 def _add_row(table: Table, point: PointReport, name: str) -> None:
     verdict = Text(str(point.verdict), style=_STYLE[point.verdict])
     m = point.metrics
-    if m is None:
-        table.add_row(_text(name), verdict, *[""] * (len(_MEASURES) + 2), _text(_broken_rules(point)))
+    if (
+        m is None
+    ):  # a line per rule: id, fact, operands. The remedies are printed before the run, and are in report.json
+        operands = [", ".join(f"{name}={value}" for name, value in v["operands"].items()) for v in point.violations]
+        lines = [f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True)]
+        table.add_row(_text(name), verdict, *[""] * (len(_MEASURES) + 2), _text("\n".join(lines)))
         return
     losses = (m.first_loss, m.last_loss)
     table.add_row(
@@ -160,31 +176,6 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
         _text("\n".join(point.reasons)),
     )
-
-
-def _broken_rules(point: PointReport) -> str:
-    """Return a line per rule: id, fact, operands. The remedies are printed before the run, and are in report.json."""
-    operands = [", ".join(f"{name}={value}" for name, value in v["operands"].items()) for v in point.violations]
-    return "\n".join(f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True))
-
-
-def _rule_hint(report: RunReport) -> Iterator[Text]:
-    """Yield where the broken rules are explained."""
-    broken = {violation["rule_id"] for point in report.points for violation in point.violations}
-    if hint := details_hint(broken):
-        yield _text(hint, "yellow")
-
-
-def _evidence(report: RunReport) -> Iterator[Text]:
-    for point in report.points:
-        if point.evidence:
-            yield _text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict])
-            yield from (_text(f"  | {line}", style="dim") for line in point.evidence)
-
-
-def _unbroken(text: str) -> Text:
-    """Return a line that only the terminal folds: its paths stay whole in a file and when copied."""
-    return Text(visible(text), style="dim", no_wrap=True, overflow="ignore")
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -88,11 +88,6 @@ def _case(point: PointReport, classname: str, *, is_skipped: bool) -> ET.Element
         table = ET.SubElement(case, "properties")
         for key, value in properties:
             ET.SubElement(table, "property", name=key, value=visible(value))
-    _add_result(case, point, is_skipped=is_skipped)
-    return case
-
-
-def _add_result(case: ET.Element, point: PointReport, *, is_skipped: bool) -> None:
     message = visible(clipped("; ".join(point.reasons)))
     if is_skipped or point.verdict in (Verdict.REJECTED, Verdict.SKIPPED, Verdict.CANCELLED):
         ET.SubElement(case, "skipped", message=message)
@@ -102,6 +97,7 @@ def _add_result(case: ET.Element, point: PointReport, *, is_skipped: bool) -> No
         kind = point.failure["id"] if point.failure else "failed"
         failure = ET.SubElement(case, "failure", message=message, type=visible(str(kind)))
         failure.text = visible("\n".join([*point.reasons, *map(clipped, point.evidence)]))
+    return case
 
 
 def _seconds(point: PointReport) -> float | None:

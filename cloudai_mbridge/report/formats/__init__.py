@@ -1,1 +1,0 @@
-"""Every output format of a report."""
