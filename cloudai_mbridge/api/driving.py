@@ -12,8 +12,7 @@ from typing import IO, cast
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import MBridgeError
-from cloudai_mbridge.runner.clock import clock_of
-from cloudai_mbridge.runner.lines import PlainObserver
+from cloudai_mbridge.runner.clock import PlainObserver, clock_of
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.tune.choosers import choosers_for
 

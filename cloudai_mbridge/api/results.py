@@ -9,8 +9,7 @@ from typing import Any
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.driving import Progress, drive
 from cloudai_mbridge.api.tables import Table, Tabular
-from cloudai_mbridge.plan.find import find_run
-from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
+from cloudai_mbridge.plan.read import find_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report, model
 from cloudai_mbridge.report.formats.steps import COLUMNS, NUMBERS, TEXTS, step_rows
 from cloudai_mbridge.report.formats.text import count_text

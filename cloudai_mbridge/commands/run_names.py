@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.plan.find import LATEST, find_run, find_runs
+from cloudai_mbridge.plan.read import LATEST, find_run, find_runs
 
 RUN_TEXT = f"RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `{LATEST}`."
 

@@ -20,8 +20,7 @@ from cloudai_mbridge.report.environment import definitions_of, machine_environme
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.searches import in_words, is_untried, read_searches
 from cloudai_mbridge.runner import Judge
-from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry, SubmissionLog
 from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure

@@ -9,8 +9,8 @@ from typing import Any
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import OUT_OF_MEMORY, PointReport, SearchReport, TrialOutcome, TrialReport
 from cloudai_mbridge.report.ranking import gpu_hours
-from cloudai_mbridge.runner.journal.journal import JournalEntry
-from cloudai_mbridge.runner.journal.rows import UNTRIED
+from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.journal_file import UNTRIED
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.verdict import Verdict
 

@@ -9,9 +9,8 @@ from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
-from cloudai_mbridge.runner.journal.journal import Journal, JournalEntry
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
-from cloudai_mbridge.runner.strays import Strays
+from cloudai_mbridge.runner.journal import Journal, JournalEntry, SubmissionLog
+from cloudai_mbridge.runner.submitter import Strays
 from cloudai_mbridge.schedulers.interface import Submission
 from cloudai_mbridge.verdict import Verdict
 
@@ -55,9 +54,25 @@ def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -
     unsure: dict[str, list[Tracked]] = {}
     entries = context.journal.entries()
     for run in context.runs:
-        _restore(context, run, entries[run.plan.key])
-        if run.phase is Phase.UNSURE:
+        entry = entries[run.plan.key]
+        for attempt in entry.attempts:
+            if attempt.ended_at is not None and attempt.status is not None and attempt.job_id is not None:
+                run.end_attempt(attempt.status)
+        run.num_retries = sum(bool(attempt.failure) for attempt in entry.attempts)
+        if (last := entry.last) is None:
+            run.phase = Phase.WAITING if entry.verdict is None else Phase.ENDED
+            continue
+        run.number, run.token, run.job_id = last.number, last.token, last.job_id or ""
+        run.status, run.ending, run.submitted_at = last.status, last.ending, time.monotonic()
+        if last.ended_at is None and last.job_id is None:
+            run.phase = Phase.UNSURE
             unsure.setdefault(run.token, []).append(run)
+        elif last.ended_at is None:
+            run.phase = Phase.ACTIVE
+        elif run.status is not None and run.status.state == INTERRUPTED.state:
+            context.journal.reopen(run.plan.key)
+        elif entry.verdict is not None or not last.failure:
+            run.phase = Phase.ENDED
     for token, runs in unsure.items():
         context.unsure[token] = Submission(token, tuple(run.plan for run in runs))
     # Actions on ended runs, in case the earlier process had no time for them
@@ -68,24 +83,6 @@ def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -
         elif entry.verdict == Verdict.FAILED and (run.status is None or run.status.state != INTERRUPTED.state):
             finalizer.follow_failure(run, entry.reasons)
     finalizer.continue_stopping()
-
-
-def _restore(context: RunnerContext, run: Tracked, entry: JournalEntry) -> None:
-    for attempt in entry.attempts:
-        if attempt.ended_at is not None and attempt.status is not None and attempt.job_id is not None:
-            run.end_attempt(attempt.status)
-    run.num_retries = sum(bool(attempt.failure) for attempt in entry.attempts)
-    if (last := entry.last) is None:
-        run.phase = Phase.WAITING if entry.verdict is None else Phase.ENDED
-        return
-    run.number, run.token, run.job_id = last.number, last.token, last.job_id or ""
-    run.status, run.ending, run.submitted_at = last.status, last.ending, time.monotonic()
-    if last.ended_at is None:
-        run.phase = Phase.UNSURE if last.job_id is None else Phase.ACTIVE
-    elif run.status is not None and run.status.state == INTERRUPTED.state:
-        context.journal.reopen(run.plan.key)
-    elif entry.verdict is not None or not last.failure:
-        run.phase = Phase.ENDED
 
 
 def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
@@ -108,21 +105,15 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
                     context.journal.submitted(attempt.key, attempt.number, job_id)
             last[attempt.key] = attempt.number
             found += 1
-    _add_superseded(context, strays, withdrawn)
+    # Only a journal that was lost, and rebuilt from the log, has superseded attempts without a job: one that has never
+    # started may still wait
+    for key, entry in context.journal.entries().items():
+        for superseded in entry.attempts[:-1]:
+            is_known = superseded.job_id is not None or superseded.ended_at is not None
+            is_known |= (key, superseded.token) in withdrawn or key not in context.by_key
+            if not is_known and claimed_by(context.root / key, superseded.token) is None:
+                context.log.withdrawn(superseded.token, [key], is_doubtful=True)
+                strays.add(superseded.token, [context.by_key[key].plan])
     if found:
         where = f"in {ROOT_FILES.submissions} and not in the journal"
         context.observer.notice(f"{found} submissions are {where}; looking for them")
-
-
-def _add_superseded(context: RunnerContext, strays: Strays, withdrawn: Collection[tuple[str, str]]) -> None:
-    """Look for jobs of superseded attempts: jobs that never started may still wait.
-
-    Only a journal that was lost, and rebuilt from the log, has such attempts without a job.
-    """
-    for key, entry in context.journal.entries().items():
-        for attempt in entry.attempts[:-1]:
-            is_known = attempt.job_id is not None or attempt.ended_at is not None
-            is_known |= (key, attempt.token) in withdrawn or key not in context.by_key
-            if not is_known and claimed_by(context.root / key, attempt.token) is None:
-                context.log.withdrawn(attempt.token, [key], is_doubtful=True)
-                strays.add(attempt.token, [context.by_key[key].plan])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.files.regular import NotRegular
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal import SubmissionLog
 
 TOKEN = "0123456789abcdef"
 

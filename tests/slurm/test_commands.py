@@ -12,7 +12,6 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
-from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import (
     Job,
@@ -23,9 +22,10 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitOutcomeUnknown,
     SubmitRefused,
 )
-from cloudai_mbridge.schedulers.slurm import SlurmClient, command, submit
+from cloudai_mbridge.schedulers.slurm import SlurmClient, commands, jobs
 from cloudai_mbridge.schedulers.slurm.client import node_states
-from cloudai_mbridge.schedulers.slurm.command import Answer
+from cloudai_mbridge.schedulers.slurm.commands import Answer
+from tests.runs import planned_run, slurm_system
 
 FAKE = """#!{python} -IS
 # A fake: it says what answers.json says, and writes down how it was called
@@ -42,7 +42,6 @@ sys.stderr.write(err)
 sys.exit(code)
 """
 TOKEN = "cafe"
-SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
 
 
 class FakeSlurm:
@@ -78,8 +77,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 @pytest.fixture
 def client() -> SlurmClient:
-    more = {"extra_transient_status_errors": ["the site's own hiccup"]}
-    return SlurmClient(SlurmSystem.model_validate({**SYSTEM, **more}))
+    return SlurmClient(slurm_system(extra_transient_status_errors=["the site's own hiccup"]))
 
 
 @pytest.fixture
@@ -91,12 +89,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _run(point: int = 0, **keys: Any) -> RunPlan:
-    data: dict[str, Any] = {
-        **{"key": f"a/{point}/0", "test_id": "a", "test_name": "t", "label": str(point), "iteration": 0},
-        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-    }
-    return RunPlan(**{**data, **keys})
+    return planned_run("a", point, **keys)
 
 
 def _array(*indices: int, **keys: Any) -> Submission:
@@ -271,7 +264,8 @@ def test_an_sbatch_that_does_not_answer_is_unsure(
 ) -> None:
     path = Path(os.environ["PATH"].split(":")[0]) / "sbatch"
     path.write_text("#!/bin/bash\nexec sleep 60\n")
-    monkeypatch.setattr(command.run_command, "__kwdefaults__", {**command.run_command.__kwdefaults__, "timeout_s": 0.2})
+    kwargs = {**commands.run_command.__kwdefaults__, "timeout_s": 0.2}
+    monkeypatch.setattr(commands.run_command, "__kwdefaults__", kwargs)
     with pytest.raises(ToolFailure, match="sbatch did not respond within 0 s"):
         client.submit(Submission(TOKEN, (_run(),)), root)
 
@@ -284,11 +278,11 @@ def test_without_slurm_it_is_said(client: SlurmClient, root: Path, monkeypatch: 
 
 def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(ToolFailure, match=r"true cannot be started: .*gone"):
-        command.run_command("true", cwd=tmp_path / "gone")
+        commands.run_command("true", cwd=tmp_path / "gone")
     (tmp_path / "sbatch").write_text("no program")
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(ToolFailure, match=r"cannot be started: .*format"):
-        command.run_command(str(tmp_path / "sbatch"))
+        commands.run_command(str(tmp_path / "sbatch"))
 
 
 def test_the_last_line_is_the_complaint() -> None:
@@ -299,10 +293,10 @@ def test_the_last_line_is_the_complaint() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "project-sub:"])
 def test_names_show_the_run_and_the_point_and_carry_the_token(prefix: str) -> None:
-    system = SlurmSystem.model_validate({**SYSTEM, "job_name_prefix": prefix})
+    system = slurm_system(job_name_prefix=prefix)
     root = Path("/results/nightly")
-    assert submit.job_name_of(Submission(TOKEN, (_run(),)), root, system) == f"{prefix}mbridge-nightly-a-0-0.cafe"
-    assert submit.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array-0.cafe"
+    assert jobs.job_name_of(Submission(TOKEN, (_run(),)), root, system) == f"{prefix}mbridge-nightly-a-0-0.cafe"
+    assert jobs.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array-0.cafe"
 
 
 # Which jobs are there
@@ -713,12 +707,12 @@ def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) ->
 
 def test_every_partition_of_a_list_is_looked_for(slurm: FakeSlurm) -> None:
     """sbatch takes several, and starts the job in the one that is free first."""
-    data = {"name": "s", "scheduler": "slurm", "default_partition": "a,b", "partitions": [{"name": "a"}]}
+    client = SlurmClient(slurm_system(default_partition="a,b"))
     slurm.answer(sinfo=(0, "a\nb\n", ""))
-    SlurmClient(SlurmSystem.model_validate(data)).preflight()
+    client.preflight()
     slurm.answer(sinfo=(0, "a\n", ""))
     with pytest.raises(BadInput, match="Slurm has no partition 'b'; use one of a"):
-        SlurmClient(SlurmSystem.model_validate(data)).preflight()
+        client.preflight()
 
 
 def test_hidden_partitions_are_asked_for(slurm: FakeSlurm, client: SlurmClient) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.launchers import EMBEDDED
 from cloudai_mbridge.schedulers.slurm import limits
-from cloudai_mbridge.schedulers.slurm.command import Answer
-from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
+from cloudai_mbridge.schedulers.slurm.commands import Answer
+from cloudai_mbridge.schedulers.slurm.limits import judge_output_path
+from tests.runs import slurm_system
 
-SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
 RUNS: list[Any] = [
     SimpleNamespace(test_id="t", time_limit="2:00:00", time_limit_s=7200.0, num_nodes=3, launcher=EMBEDDED)
 ]
@@ -34,7 +33,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, config: str = "ClusterName = c\n", **sy
         return Answer(0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
 
     monkeypatch.setattr(limits, "run_command", fake)
-    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), RUNS)
+    return limits.check_limits(slurm_system(**system), RUNS)
 
 
 def test_every_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +85,7 @@ def test_options_that_replace_nothing_are_let_be(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_partitions_of_sinfo(row: str, expected: tuple[float, float]) -> None:
-    found = limits.parse_partitions(f"{row}\n\n")["a"]
-    assert (found.time_s, found.job_nodes) == expected
+    assert limits.parse_partitions(f"{row}\n\n") == {"a": expected}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def ask_accounting(
 
     monkeypatch.setattr(limits, "run_command", fake)
     monkeypatch.setattr("os.getuid", lambda: 0)
-    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), [_SHORT])[0]
+    return limits.check_limits(slurm_system(**system), [_SHORT])[0]
 
 
 _SHORT: Any = SimpleNamespace(test_id="t", time_limit="5", time_limit_s=300.0, num_nodes=2, launcher=EMBEDDED)

@@ -21,7 +21,7 @@ from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS, Metric
-from cloudai_mbridge.plan.find import find_runs
+from cloudai_mbridge.plan.read import find_runs
 from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict

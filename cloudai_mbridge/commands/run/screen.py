@@ -17,8 +17,7 @@ from rich.text import Text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
-from cloudai_mbridge.runner.clock import RunClock, RunProgress, clock_of, counts_text, time_text
-from cloudai_mbridge.runner.lines import PlainObserver
+from cloudai_mbridge.runner.clock import PlainObserver, RunClock, RunProgress, clock_of, counts_text, time_text
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict

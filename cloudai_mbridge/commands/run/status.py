@@ -17,7 +17,7 @@ from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.runner.journal.journal import Event
+from cloudai_mbridge.runner.journal import Event
 
 
 @dataclass(frozen=True)
