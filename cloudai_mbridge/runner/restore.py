@@ -10,7 +10,7 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.journal import Journal, JournalEntry, SubmissionLog
-from cloudai_mbridge.runner.submitter import Strays
+from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.schedulers.interface import Submission
 from cloudai_mbridge.verdict import Verdict
 
@@ -48,9 +48,9 @@ def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
             journal.retoken(key, number, right[key, number])
 
 
-def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -> None:
+def restore_runs(context: RunnerContext, submitter: Submitter, finalizer: Finalizer) -> None:
     """Set every run to its state in the journal."""
-    _recover_submissions(context, strays)
+    _recover_submissions(context, submitter)
     unsure: dict[str, list[Tracked]] = {}
     entries = context.journal.entries()
     for run in context.runs:
@@ -85,7 +85,7 @@ def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -
     finalizer.continue_stopping()
 
 
-def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
+def _recover_submissions(context: RunnerContext, submitter: Submitter) -> None:
     """Add submissions that are in the log and not in the journal, as unanswered."""
     entries = context.journal.entries()
     last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
@@ -97,7 +97,7 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
         if attempt.is_withdrawn:
             withdrawn.add((attempt.key, attempt.token))
             if attempt.is_doubtful:
-                strays.add(attempt.token, [run.plan])
+                submitter.look_for_strays(attempt.token, [run.plan])
         elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
             with context.journal.transaction():
                 context.journal.intend([(attempt.key, attempt.number)], attempt.token)
@@ -113,7 +113,7 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
             is_known |= (key, superseded.token) in withdrawn or key not in context.by_key
             if not is_known and claimed_by(context.root / key, superseded.token) is None:
                 context.log.withdrawn(superseded.token, [key], is_doubtful=True)
-                strays.add(superseded.token, [context.by_key[key].plan])
+                submitter.look_for_strays(superseded.token, [context.by_key[key].plan])
     if found:
         where = f"in {ROOT_FILES.submissions} and not in the journal"
         context.observer.notice(f"{found} submissions are {where}; looking for them")

@@ -22,65 +22,8 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitRefused,
 )
 
-# The longer nothing has turned up, the less often the scheduler is queried.
+# Pauses of the search for jobs of withdrawn attempts: the longer nothing has turned up, the less often.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
-
-
-class Strays:
-    """Looks for the jobs of withdrawn attempts as long as this process runs, and cancels them."""
-
-    def __init__(self, context: RunnerContext) -> None:
-        self._context = context
-        self._runs: dict[str, tuple[RunPlan, ...]] = {}
-        self._pause_s = _FIRST_PAUSE_S
-        self._asked_at = float("-inf")
-
-    def add(self, token: str, runs: Iterable[RunPlan]) -> None:
-        """Look for the jobs of these runs, too."""
-        self._runs[token] = (*self._runs.get(token, ()), *runs)
-        self._pause_s = _FIRST_PAUSE_S
-
-    def cancel(self, *, at_once: bool = False) -> None:
-        """Cancel jobs that have turned up since the last query, if that was long ago, or at once."""
-        now = time.monotonic()
-        if not self._runs or (now - self._asked_at < self._pause_s and not at_once):
-            return
-        self._asked_at, self._pause_s = now, min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        left = [Submission(token, runs) for token, runs in self._runs.items()]
-        try:
-            while left:  # as few queries as there are withdrawn attempts of one run
-                chosen: list[Submission] = []
-                keys: set[str] = set()
-                for submission in left:
-                    if keys.isdisjoint(own := {run.key for run in submission.runs}):
-                        keys |= own
-                        chosen.append(submission)
-                left = [submission for submission in left if submission not in chosen]
-                self._cancel(chosen)
-        except ToolFailure as error:
-            self._pause_s = _FIRST_PAUSE_S
-            self._context.tolerate(error)
-
-    def _cancel(self, submissions: list[Submission]) -> None:
-        root = self._context.root
-        found = self._context.scheduler.find(submissions, root)
-        late = [
-            Job(run.key, found[run.key], submission.token, root / run.key, run.array_index)
-            for submission in submissions
-            for run in submission.runs
-            if run.key in found
-        ]
-        if not late:
-            return
-        ids = ", ".join(sorted(found.values()))
-        text = f"cancelling {ids}: submitted after it had been given up"
-        self._context.observer.notice(text)
-        self._context.journal.note(text)
-        self._context.scheduler.cancel(late)
-        for job in late:
-            self._runs[job.token] = tuple(run for run in self._runs[job.token] if run.key != job.key)
-            if not self._runs[job.token]:
-                del self._runs[job.token]
 
 
 # How often a run is submitted whose submission fails with an unknown error: the answer may have been damaged.
@@ -107,7 +50,8 @@ class Submitter:
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
-        self.strays = Strays(context)
+        self._strays: dict[str, tuple[RunPlan, ...]] = {}
+        self._stray_pause_s, self._strays_asked_at = _FIRST_PAUSE_S, float("-inf")
         self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
         self._postponed_since: float | None = None
         self._failing_since: float | None = None
@@ -302,11 +246,57 @@ class Submitter:
         for token, plans in by_token.items():
             self._context.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
             if is_doubtful:
-                self.strays.add(token, plans)
+                self.look_for_strays(token, plans)
+
+    def look_for_strays(self, token: str, runs: Iterable[RunPlan]) -> None:
+        """From now on cancel the jobs of a withdrawn attempt; none of them trains, since the runner holds its claim."""
+        self._strays[token] = (*self._strays.get(token, ()), *runs)
+        self._stray_pause_s = _FIRST_PAUSE_S
+
+    def cancel_strays(self, *, at_once: bool = False) -> None:
+        """Cancel jobs of withdrawn attempts that have turned up, if the last query was long ago, or at once."""
+        now = time.monotonic()
+        if not self._strays or (now - self._strays_asked_at < self._stray_pause_s and not at_once):
+            return
+        self._strays_asked_at, self._stray_pause_s = now, min(2 * self._stray_pause_s, _LONGEST_PAUSE_S)
+        left = [Submission(token, runs) for token, runs in self._strays.items()]
+        try:
+            while left:  # as few queries as there are withdrawn attempts of one run
+                chosen: list[Submission] = []
+                keys: set[str] = set()
+                for submission in left:
+                    if keys.isdisjoint(own := {run.key for run in submission.runs}):
+                        keys |= own
+                        chosen.append(submission)
+                left = [submission for submission in left if submission not in chosen]
+                self._cancel_strays_of(chosen)
+        except ToolFailure as error:
+            self._stray_pause_s = _FIRST_PAUSE_S
+            self._context.tolerate(error)
+
+    def _cancel_strays_of(self, submissions: list[Submission]) -> None:
+        root = self._context.root
+        found = self._context.scheduler.find(submissions, root)
+        late = [
+            Job(run.key, found[run.key], submission.token, root / run.key, run.array_index)
+            for submission in submissions
+            for run in submission.runs
+            if run.key in found
+        ]
+        if not late:
+            return
+        text = f"cancelling {', '.join(sorted(found.values()))}: submitted after it had been given up"
+        self._context.observer.notice(text)
+        self._context.journal.note(text)
+        self._context.scheduler.cancel(late)
+        for job in late:
+            self._strays[job.token] = tuple(run for run in self._strays[job.token] if run.key != job.key)
+            if not self._strays[job.token]:
+                del self._strays[job.token]
 
     def resolve_unsure(self) -> None:
         """Determine whether submissions without an answer were made."""
-        self.strays.cancel()
+        self.cancel_strays()
         if not self._context.unsure:
             return
         try:

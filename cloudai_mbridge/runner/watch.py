@@ -81,7 +81,7 @@ def run_all(
             require_known(root, journal.entries().values(), context.log)
             watcher = Watcher(context, judge, keep_open, choosers, may_be_late=may_be_late)
             with _ends(watcher, interrupts):
-                restore_runs(context, watcher.submitter.strays, watcher.finalizer)
+                restore_runs(context, watcher.submitter, watcher.finalizer)
                 watcher.submitter.resubmit_moved()
                 watcher.poll()
                 if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
@@ -348,7 +348,7 @@ class Watcher:
         """Cancel everything that has a job; waiting runs stay unsubmitted."""
         self.finalizer.stop(INTERRUPTED)
         self.finalizer.continue_stopping()
-        self.submitter.strays.cancel(at_once=True)
+        self.submitter.cancel_strays(at_once=True)
         self._cancel_returned()
 
     def poll_while_stopping(self) -> None:
