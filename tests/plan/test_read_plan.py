@@ -42,11 +42,8 @@ def test_an_embedded_plan_comes_back(tmp_path: Path) -> None:
         {
             "cmd_args": {**EMBEDDED, "lr": 1e-3, "wandb_key": ""},
             "run": {
-                "dependencies": waits,
-                "time_limit": "1-00:00:05",
-                "nodes": ["n[1-2]", "n9"],
-                "exclude_nodes": ["n7"],
-                "iterations": 2,
+                **{"dependencies": waits, "time_limit": "1-00:00:05", "nodes": ["n[1-2]", "n9"]},
+                **{"exclude_nodes": ["n7"], "iterations": 2},
             },
             "metrics": {"warmup_steps": 1},
         },

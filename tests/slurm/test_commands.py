@@ -25,6 +25,7 @@ from cloudai_mbridge.schedulers.interface import (
 from cloudai_mbridge.schedulers.slurm import SlurmClient, commands, jobs
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.schedulers.slurm.commands import Answer
+from tests.cases import every
 from tests.runs import planned_run, slurm_system
 
 FAKE = """#!{python} -IS
@@ -211,51 +212,28 @@ DOUBTFUL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("stderr", "kind"),
+@every(
+    ("code", "stdout", "stderr", "kind"),
     [
-        (text, kind)
-        for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused), (DOUBTFUL, SubmitOutcomeUnknown))
-        for text in texts
+        *((1, "", text, ToolFailure) for text in UNSURE),
+        *((1, "", text, SubmitRefused) for text in (*REFUSED, f"MaxJobCount is 10000 here.\n{REFUSED[3]}")),
+        *((1, "", text, SubmitOutcomeUnknown) for text in DOUBTFUL),
+        *((1, "", text, SubmitLater) for text in (*LATER, *LIMIT)),
+        # such as of a wrapper that submits again, and fails only then
+        *((1, "17\n", text, SubmitOutcomeUnknown) for text in (REFUSED[0], LATER[0], LIMIT[0])),
+        (0, "thank you\n", "", ToolFailure),
     ],
 )
 def test_what_sbatch_says(
-    slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, kind: type[Exception]
+    slurm: FakeSlurm, client: SlurmClient, root: Path, code: int, stdout: str, stderr: str, kind: type[Exception]
 ) -> None:
-    slurm.answer(sbatch=(1, "", stderr + "\n"))
+    slurm.answer(sbatch=(code, stdout, stderr + "\n"))
     with pytest.raises(kind) as caught:
         client.submit(Submission(TOKEN, (_run(),)), root)
+    assert type(caught.value) is kind
     assert stderr.strip().rpartition("\n")[2] in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("stderr", "is_limit"), [*((text, False) for text in LATER), *((text, True) for text in LIMIT)]
-)
-def test_what_sbatch_puts_off(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, is_limit: bool) -> None:
-    slurm.answer(sbatch=(1, "", stderr + "\n"))
-    with pytest.raises(SubmitLater) as caught:
-        client.submit(Submission(TOKEN, (_run(),)), root)
-    assert caught.value.is_limit is is_limit
-
-
-@pytest.mark.parametrize("stderr", [REFUSED[0], LATER[0], LIMIT[0]])
-def test_a_refusal_with_a_job_id_is_doubtful(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str) -> None:
-    """Such as of a wrapper that submits again, and fails only then."""
-    slurm.answer(sbatch=(1, "17\n", stderr + "\n"))
-    with pytest.raises(SubmitOutcomeUnknown):
-        client.submit(Submission(TOKEN, (_run(),)), root)
-
-
-def test_a_greeting_does_not_make_a_refusal_pass(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
-    slurm.answer(sbatch=(1, "", f"MaxJobCount is 10000 here.\n{REFUSED[3]}\n"))
-    with pytest.raises(SubmitRefused):
-        client.submit(Submission(TOKEN, (_run(),)), root)
-
-
-def test_a_success_without_an_id_is_unsure(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
-    slurm.answer(sbatch=(0, "thank you\n", ""))
-    with pytest.raises(ToolFailure):
-        client.submit(Submission(TOKEN, (_run(),)), root)
+    if isinstance(caught.value, SubmitLater):
+        assert caught.value.is_limit is (stderr in LIMIT)
 
 
 @pytest.mark.usefixtures("slurm")
@@ -635,7 +613,7 @@ def test_the_sick_nodes_of_a_job(slurm: FakeSlurm, client: SlurmClient) -> None:
     assert "--nodes=n[1-5]" in slurm.calls("sinfo")[0]["argv"]
 
 
-@pytest.mark.parametrize(("exclude", "count"), [((), 5), (("n1",), 4), (("n1", "n4", "n9"), 3), (("n2",), 4)])
+@every(("exclude", "count"), [((), 5), (("n1",), 4), (("n1", "n4", "n9"), 3), (("n2",), 4)])
 def test_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient, exclude: tuple[str, ...], count: int) -> None:
     """Ones that are out of service may come back."""
     slurm.answer(sinfo=(0, SINFO, ""))
@@ -646,9 +624,6 @@ def test_nodes_of_other_partitions_are_not_left(slurm: FakeSlurm, client: SlurmC
     slurm.answer(sinfo=(0, SINFO.replace("main|n4", "other|n4") + "other|n7|idle|none\n", ""))
     assert client.num_usable_nodes(()) == 4
     assert set(node_states("other") or {}) == {"n4", "n7"}
-
-
-def test_nobody_knows_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient) -> None:
     slurm.answer(sinfo=(1, "", "slurm_load_node error: Unable to contact slurm controller\n"))
     assert client.num_usable_nodes(()) is None
 
@@ -682,36 +657,29 @@ def test_arrays_are_as_large_as_the_cluster_allows(
     assert len(slurm.calls("scontrol")) == 1
 
 
-def test_a_cluster_that_cannot_be_asked_is_not_taken_for_one_without_arrays(
-    slurm: FakeSlurm, client: SlurmClient
-) -> None:
+def test_a_cluster_that_cannot_be_asked_is_asked_again(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """It is not taken for one without arrays; later, an index that it does not allow is refused for good."""
     slurm.answer(scontrol=(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\n"))
     assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [4]
-
-
-def test_a_cluster_that_could_not_be_asked_is_asked_again(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """Otherwise an index that it does not allow is refused for good."""
-    slurm.answer(scontrol=(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\n"))
-    client.batches(_array(0, 1, 2, 3).runs)
     slurm.answer(scontrol=(0, "MaxArraySize            = 3\n", ""))
     assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [3, 1]
 
 
-def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) -> None:
-    slurm.answer(sinfo=(0, "main\nother\n", ""))
+@every(
+    ("partitions", "there", "others", "message"),
+    [
+        ("main", "main\nother\n", "a\nb\n", "Slurm has no partition 'main'; use one of a, b"),
+        ("a,b", "a\nb\n", "a\n", "Slurm has no partition 'b'; use one of a"),  # sbatch takes the one that is free
+    ],
+)
+def test_a_partition_that_is_not_there(
+    slurm: FakeSlurm, partitions: str, there: str, others: str, message: str
+) -> None:
+    client = SlurmClient(slurm_system(default_partition=partitions))
+    slurm.answer(sinfo=(0, there, ""))
     client.preflight()
-    slurm.answer(sinfo=(0, "a\nb\n", ""))
-    with pytest.raises(BadInput, match="Slurm has no partition 'main'; use one of a, b"):
-        client.preflight()
-
-
-def test_every_partition_of_a_list_is_looked_for(slurm: FakeSlurm) -> None:
-    """sbatch takes several, and starts the job in the one that is free first."""
-    client = SlurmClient(slurm_system(default_partition="a,b"))
-    slurm.answer(sinfo=(0, "a\nb\n", ""))
-    client.preflight()
-    slurm.answer(sinfo=(0, "a\n", ""))
-    with pytest.raises(BadInput, match="Slurm has no partition 'b'; use one of a"):
+    slurm.answer(sinfo=(0, others, ""))
+    with pytest.raises(BadInput, match=message):
         client.preflight()
 
 
