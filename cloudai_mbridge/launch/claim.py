@@ -21,6 +21,9 @@ NO_CLAIM = 74
 SIXTEEN_HEX = "[0-9a-f]{16}"  # the token of a submission
 _WITHDRAWN = "withdrawn"
 _JOB = "job="
+# Shell word with which a script writes its own id
+LOCAL_ID, LAUNCHER_ID = "$$.$_mbridge_token", "launcher-$$.$_mbridge_token"
+_LAUNCHER = "launcher-"
 
 
 def claim_lines(token: str, job: str) -> tuple[str, ...]:
@@ -72,11 +75,6 @@ def claiming_tokens(directory: Path) -> set[str]:
 
 def _holder(target: str) -> str | None:
     return target.removeprefix(_JOB) if target.startswith(_JOB) else None
-
-
-# Shell word with which a script writes its own id
-LOCAL_ID, LAUNCHER_ID = "$$.$_mbridge_token", "launcher-$$.$_mbridge_token"
-_LAUNCHER = "launcher-"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,16 @@ from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.sweep import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
+_WEIGHTS = "checkpoint.pretrained_checkpoint"
+# section.field of the training config -> the argument that sets it
+_ARGUMENTS = {
+    _WEIGHTS: "pretrained_checkpoint",
+    "dataset.dataset_root": "dataset_root",
+    "dataset.data_path": "dataset_paths",
+    "dataset.blend_per_split": "c4_root",
+}
+# Of these, prefixes of data sets in Megatron-Core's format
+_PREFIXES = ("dataset.data_path", "dataset.blend_per_split")
 
 
 def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
@@ -175,18 +185,6 @@ def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str],
     # idle nodes first, then nodes whose job is ending; otherwise the order of the file
     usable.sort(key=lambda name: [not state_of[name].startswith(first) for first in ("idle", "comp")])
     return usable[:wanted]
-
-
-_WEIGHTS = "checkpoint.pretrained_checkpoint"
-# section.field of the training config -> the argument that sets it
-_ARGUMENTS = {
-    _WEIGHTS: "pretrained_checkpoint",
-    "dataset.dataset_root": "dataset_root",
-    "dataset.data_path": "dataset_paths",
-    "dataset.blend_per_split": "c4_root",
-}
-# Of these, prefixes of data sets in Megatron-Core's format
-_PREFIXES = ("dataset.data_path", "dataset.blend_per_split")
 
 
 def check_inputs(

@@ -51,6 +51,13 @@ NO_EFFECT: Mapping[type[BaseModel], tuple[str, ...]] = {
 NOT_UPSTREAM = ("python_executable", "distribution", "mpi", "container_mount_home", "job_name_prefix", "executor")
 # Keys of a test that act on Megatron-Bridge's launcher alone
 NOT_EMBEDDED = ("git_repos", "nemo_run_repo")
+# Extent and time of profiling as in upstream's launcher and NeMo-Run; CUPTI's hardware tracing does not work there
+_NSYS = {"sample": "none", "trace": "cuda-sw,nvtx", "force_overwrite": True, "cuda_graph_trace": "node"}
+_NSYS_ARGS, _SQLITE = ["--cuda-event-trace=false"], "--export=sqlite"
+_LEAST_NUMA_GPUS = ("gb200", "gb300", "vr200")  # two GPUs to a NUMA node, else four
+# On B300 every rank has two cores of its own, except in these model families
+_SHARED_CORES = {"llama", "kimi"}
+_EXCLUDE = "exclude="
 
 
 def set_without_effect(model: BaseModel, names: Collection[str] | None = None) -> list[str]:
@@ -66,14 +73,7 @@ def notes_on_keys(where: str, model: BaseModel) -> Iterator[str]:
         yield f"{where}: {', '.join(names)} {verb} no effect"
 
 
-# Extent and time of profiling as in upstream's launcher and NeMo-Run; CUPTI's hardware tracing does not work there
-_NSYS = {"sample": "none", "trace": "cuda-sw,nvtx", "force_overwrite": True, "cuda_graph_trace": "node"}
 _NSYS |= {"capture_range": "cudaProfilerApi", "capture_range_end": "stop"}
-_NSYS_ARGS, _SQLITE = ["--cuda-event-trace=false"], "--export=sqlite"
-
-_LEAST_NUMA_GPUS = ("gb200", "gb300", "vr200")  # two GPUs to a NUMA node, else four
-# On B300 every rank has two cores of its own, except in these model families
-_SHARED_CORES = {"llama", "kimi"}
 
 
 def variables_of(args: ResolvedCmdArgs, gpu: str) -> dict[str, str]:
@@ -127,9 +127,6 @@ def node_commands_of(args: ResolvedCmdArgs) -> tuple[str, ...]:
         f"-lmc {args.peak_mem_clk},{args.peak_mem_clk}": args.peak_mem_clk not in (None, -1),
     }
     return tuple(f"sudo nvidia-smi {options}" for options, is_set in clocks.items() if is_set)
-
-
-_EXCLUDE = "exclude="
 
 
 class RunLauncher:

@@ -23,6 +23,10 @@ from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, Scena
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
+LATEST = "latest"
+RESULTS_VARIABLE = "MBRIDGE_RESULTS"
+_RESULTS = Path("results")  # the default output_path of a system
+_MOST_NAMED = 5
 
 
 def read_plan_data(root: Path) -> dict[str, Any]:
@@ -257,12 +261,6 @@ _PlanPart = _part(
     rule_counts=dict[str, _Count],
     runner=dict[str, Any],
 )
-
-
-LATEST = "latest"
-RESULTS_VARIABLE = "MBRIDGE_RESULTS"
-_RESULTS = Path("results")  # the default output_path of a system
-_MOST_NAMED = 5
 
 
 def find_run(name: str) -> Path:

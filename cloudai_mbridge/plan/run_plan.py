@@ -24,6 +24,9 @@ from cloudai_mbridge.plan.launchers import LAUNCHERS, RunLauncher, launcher_of, 
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep import SweepPoint
 
+# cmd_args that hold a credential -> the variable that hands it to the job
+SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}
+
 
 @dataclass(frozen=True)
 class SearchPlan:
@@ -192,10 +195,6 @@ class ScenarioPlan:
     repository: Mapping[str, Any] | None = None
     options: tuple[str, ...] = ()
     runner: RunnerConfig = field(default_factory=RunnerConfig)
-
-
-# cmd_args that hold a credential -> the variable that hands it to the job
-SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}
 
 
 def plan_run(

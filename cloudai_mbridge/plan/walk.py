@@ -32,6 +32,7 @@ from cloudai_mbridge.training.flops import NEW, Formula
 
 PREDICTED = f"predicted, with {START_UP_S:g} s of start-up a run"
 BY_LIMIT = "GPUs x time limit"
+_MOST_REASONS = 5
 
 
 def price_runs(
@@ -182,9 +183,6 @@ class PointWalk:
             return None
         counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
         return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
-
-
-_MOST_REASONS = 5
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ _GROUPS = {
 }
 _SKIPPED = JobStatus("SKIPPED", JobClass.SKIPPED)
 _ORDER = ("done", "failed", "running", "pending", "waiting")
+# States that one notice reports for all runs together, when they are cancelled
+_SAID_OF_ALL = (INTERRUPTED.state, COMPLETING)
+_HEARTBEAT_S = 60.0
 
 
 @dataclass
@@ -205,11 +208,6 @@ def clock_of(plan: ScenarioPlan, root: Path) -> RunClock:
     with contextlib.suppress(MBridgeError, sqlite3.Error):
         clock.catch_up(read_entries(root))
     return clock
-
-
-# States that one notice reports for all runs together, when they are cancelled
-_SAID_OF_ALL = (INTERRUPTED.state, COMPLETING)
-_HEARTBEAT_S = 60.0
 
 
 class PlainObserver(AbstractContextManager["PlainObserver"]):

@@ -11,6 +11,8 @@ from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
 from cloudai_mbridge.verdict import PROGRAM_MISSING, Judgement
 
 _ASK_AGAIN_S = 30.0
+_CANCEL_AGAIN_S = 10.0
+INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 
 
 class Nodes:
@@ -86,11 +88,6 @@ def _names(nodes: str) -> list[str]:
         return expand_hostlist(nodes)
     except BadInput:
         return []
-
-
-_CANCEL_AGAIN_S = 10.0
-
-INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 
 
 class Finalizer:

@@ -34,6 +34,7 @@ __all__ = ["Attempt", "Event", "Journal", "JournalEntry"]
 # How long another process may hold the file; `mbridge status` holds it for milliseconds.
 _BUSY_TIMEOUT_S = 30.0
 _STOPPED = "stopped_at"
+_MOST_ATTEMPTS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -245,9 +246,6 @@ def _dump(status: JobStatus) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-_MOST_ATTEMPTS = 1 << 31
 
 
 @dataclass(frozen=True)

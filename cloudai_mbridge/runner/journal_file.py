@@ -69,6 +69,15 @@ _OF_THE_MACHINE = {
 }
 _COPIES = 5
 _LONGEST_VALUE = 4 << 20  # of a column or a row
+# A run that a search did not need. It is not a verdict of the report, which leaves such runs out
+UNTRIED = "untried"
+VERDICTS = frozenset({"success", "failed", "skipped", "cancelled", UNTRIED})
+_STATUS = TypeAdapter(JobStatus)
+_REASONS = TypeAdapter(list[str])
+_FIELDS = {each.name for each in fields(JobStatus)}
+_JOB_ID = re.compile(r"[^-\s\0][^\s\0]{0,200}")  # not an option of scancel
+_UNKNOWN_END = JobStatus("DAMAGED", JobClass.LOST, reason="the journal does not say how the job ended")
+_T = TypeVar("_T")
 
 
 def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -183,17 +192,6 @@ def reading(path: Path) -> Iterator[None]:
         raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_RESTORE}") from None
     except OSError as error:
         raise ToolFailure(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-# A run that a search did not need. It is not a verdict of the report, which leaves such runs out
-UNTRIED = "untried"
-VERDICTS = frozenset({"success", "failed", "skipped", "cancelled", UNTRIED})
-_STATUS = TypeAdapter(JobStatus)
-_REASONS = TypeAdapter(list[str])
-_FIELDS = {each.name for each in fields(JobStatus)}
-_JOB_ID = re.compile(r"[^-\s\0][^\s\0]{0,200}")  # not an option of scancel
-_UNKNOWN_END = JobStatus("DAMAGED", JobClass.LOST, reason="the journal does not say how the job ended")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.commands import without_slurm_variables
 
 _LONGEST_LINE = 1 << 16
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -168,9 +169,6 @@ def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
 def _unnamed(status: JobStatus) -> JobStatus:
     """Return a status with Slurm's own reason, without the job's id."""
     return replace(status, reason=status.reason.partition(": ")[2])
-
-
-_T = TypeVar("_T")
 
 
 class ByLauncher:

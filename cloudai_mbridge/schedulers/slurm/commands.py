@@ -18,6 +18,7 @@ SQUEUE_FORMAT = (
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList,ElapsedRaw,JobName"
 _SQUEUE_FIELDS = 7
 _SACCT_FIELDS = len(SACCT_FORMAT.split(","))
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,6 @@ def unschedulable_as(state: str, reason: str) -> JobClass | None:
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE
     return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None
-
-
-TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ _REFUSALS = (
 _NOT_SENT = re.compile(
     r"error: Invalid \S+ specification|Unable to open file|Invalid directive found|unrecognized option|invalid option"
 )
+_TOKEN = re.compile(rf"\.{SIXTEEN_HEX}")  # a site's own name may be a hash
 
 
 def sbatch_argv(submission: Submission, root: Path, system: SlurmSystem) -> tuple[list[str], Path]:
@@ -151,9 +152,6 @@ def array_batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[Ru
         is_single = not planned.array or planned.array_index >= max_array_size
         together.setdefault(planned.key if is_single else planned.array, []).append(planned)
     return [tuple(batch) for batch in together.values()]
-
-
-_TOKEN = re.compile(rf"\.{SIXTEEN_HEX}")  # a site's own name may be a hash
 
 
 class Listing:

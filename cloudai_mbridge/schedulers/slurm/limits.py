@@ -24,6 +24,25 @@ from cloudai_mbridge.schedulers.slurm.commands import run_command
 # sinfo puts nodes that are alike in all of this on one line
 _FORMAT = "%P|%l|%D|%N|%G"
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
+_MOUNTS = Path("/proc/self/mounts")
+_SHARED = frozenset(
+    (
+        *("afs", "beegfs", "ceph", "cifs", "dvs", "fhgfs", "fuse.ceph", "fuse.glusterfs", "gfs2", "glusterfs", "gpfs"),
+        *("lustre", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "wekafs"),
+    )
+)
+_OF_ONE_MACHINE = frozenset(("devtmpfs", "overlay", "ramfs", "squashfs", "tmpfs"))
+_OF_EVERY_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
+_PARTITIONS_FORMAT = "%R|%l|%s"
+_NO_ANSWER = "sinfo does not answer"
+_QUICK_S = 10.0
+_SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
+_ASSOCIATION = (
+    *("adminlevel", "cluster", "defaultaccount", "account", "partition", "qos", "defaultqos"),
+    *("maxwall", "maxtres", "grptres"),
+)
+_QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
+_ANY = ("", "ALL", "(null)", "N/A")
 
 
 @dataclass(frozen=True)
@@ -90,17 +109,6 @@ def allowed_s(text: str) -> float | None:
         return None
 
 
-_MOUNTS = Path("/proc/self/mounts")
-_SHARED = frozenset(
-    (
-        *("afs", "beegfs", "ceph", "cifs", "dvs", "fhgfs", "fuse.ceph", "fuse.glusterfs", "gfs2", "glusterfs", "gpfs"),
-        *("lustre", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "wekafs"),
-    )
-)
-_OF_ONE_MACHINE = frozenset(("devtmpfs", "overlay", "ramfs", "squashfs", "tmpfs"))
-_OF_EVERY_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
-
-
 def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
     """Return a line about the file system of the results: shared, probably not, or not evaluated.
 
@@ -127,26 +135,6 @@ def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
             " jobs on nodes that do not see it fail: use a shared file system"
         )
     return f"output path: not evaluated: whether the nodes see {where} ({kind or 'unknown file system'})"
-
-
-_PARTITIONS_FORMAT = "%R|%l|%s"
-_NO_ANSWER = "sinfo does not answer"
-_QUICK_S = 10.0
-_SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
-_ASSOCIATION = (
-    "adminlevel",
-    "cluster",
-    "defaultaccount",
-    "account",
-    "partition",
-    "qos",
-    "defaultqos",
-    "maxwall",
-    "maxtres",
-    "grptres",
-)
-_QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
-_ANY = ("", "ALL", "(null)", "N/A")
 
 
 @dataclass(frozen=True)
