@@ -20,7 +20,7 @@ from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions, LoadedScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.plan.inputs import check_inputs
+from cloudai_mbridge.plan.checks import check_inputs
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, refuse_unknown_options
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
 from cloudai_mbridge.plan.select import PastPoints, Selection, hooks_of, listed
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from cloudai_mbridge.report import RunReport
     from cloudai_mbridge.report.write import FindHistory
     from cloudai_mbridge.runner import Observer
+    from cloudai_mbridge.runner.context import Chooser
     from cloudai_mbridge.runner.interrupt import Interrupts
-    from cloudai_mbridge.runner.search import Chooser
     from cloudai_mbridge.schedulers.interface import Scheduler
 
 _NOT_ASKED = (
@@ -179,7 +179,7 @@ def check_limits(prepared: Prepared) -> tuple[str, ...]:
     if prepared.system.is_one_machine or not prepared.plan.runs:
         return ()
     from cloudai_mbridge.schedulers.slurm.limits import check_limits as of_slurm
-    from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
+    from cloudai_mbridge.schedulers.slurm.limits import judge_output_path
 
     return (*of_slurm(slurm_of(prepared.system), prepared.plan.runs), judge_output_path(prepared.output_dir))
 
@@ -263,8 +263,7 @@ def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
     launchers = {run.launcher for run in plan.runs}
     if MEGATRON_BRIDGE not in launchers:
         return _embedded(system, plan)
-    from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
-    from cloudai_mbridge.schedulers.route import ByLauncher
+    from cloudai_mbridge.schedulers.megatron_bridge import ByLauncher, UpstreamClient
 
     upstream = UpstreamClient(slurm_of(system), plan.runs)
     return ByLauncher(_embedded(system, plan), upstream) if EMBEDDED in launchers else upstream

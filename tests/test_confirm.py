@@ -25,7 +25,7 @@ from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.runner import Journal, Observer
-from cloudai_mbridge.runner.lines import PlainObserver
+from cloudai_mbridge.runner.clock import PlainObserver
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 

@@ -17,8 +17,7 @@ from cloudai_mbridge.commands.console import SteadyConsole
 from cloudai_mbridge.commands.run.watch import Screen, observer_for
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.run_plan import SearchPlan
-from cloudai_mbridge.runner.clock import RunClock, counts_text, time_text
-from cloudai_mbridge.runner.lines import PlainObserver
+from cloudai_mbridge.runner.clock import PlainObserver, RunClock, counts_text, time_text
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)

@@ -15,7 +15,7 @@ from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.logs import tail
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.runner import Journal, control
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal import SubmissionLog
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from tests.cases import every

@@ -20,17 +20,15 @@ from cloudai_mbridge.export import load
 from cloudai_mbridge.gate.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.runs import without_dry_runs
 from cloudai_mbridge.gate.verdict import GateResult
-from cloudai_mbridge.plan.find import find_run
-from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
+from cloudai_mbridge.plan.read import find_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report, model
 from cloudai_mbridge.report.model import plain
 from cloudai_mbridge.report.ranking import PointSummary, TestRanking, rank
 from cloudai_mbridge.report.rows import STEP_COLUMNS, axis_types, axis_values, run_columns, run_rows, step_rows
 from cloudai_mbridge.report.text import count_text
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.runner.clock import clock_of
+from cloudai_mbridge.runner.clock import PlainObserver, clock_of
 from cloudai_mbridge.runner.control import RunStatus
-from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.lock import driver_lock, reading
 from cloudai_mbridge.tune.choosers import choosers_for
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions
 from cloudai_mbridge.pipeline import Request
-from cloudai_mbridge.plan.find import LATEST, find_run, find_runs
+from cloudai_mbridge.plan.read import LATEST, find_run, find_runs
 from cloudai_mbridge.training.flops import Formula
 
 RUN_TEXT = f"RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `{LATEST}`."

@@ -31,7 +31,7 @@ from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
-from cloudai_mbridge.schedulers.slurm.parsing import status_from_marker
+from cloudai_mbridge.schedulers.slurm.commands import status_from_marker
 from cloudai_mbridge.sweep.axes import NUM_NODES
 
 TEMPLATE = "MegatronBridgeEmbedded"

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.plan import POINT_FILES
-from cloudai_mbridge.schedulers.local.child import Child
+from cloudai_mbridge.schedulers.local import Child
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNDER = "--under"

@@ -1,12 +1,16 @@
-"""The claim of an attempt: of all jobs that carry its token, only the job with the claim may train.
+"""The claim of an attempt: of all jobs that carry its token, only the job with the claim may train. Ids of jobs.
 
 A claim is a symbolic link next to a run's files. Its name contains the attempt's token, its target the holder. Making
 one succeeds once, also on NFS, and is never seen half done. A job's script makes it before it does anything else.
 The runner makes it when it gives an attempt up: from then on no job of that attempt trains, however late it starts.
+
+The id of a process on this machine is PID.MARK or launcher-PID.MARK; any other id is Slurm's.
 """
 
 import contextlib
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.plan import POINT_FILES
@@ -17,6 +21,9 @@ NO_CLAIM = 74
 SIXTEEN_HEX = "[0-9a-f]{16}"  # the token of a submission
 _WITHDRAWN = "withdrawn"
 _JOB = "job="
+# Shell word with which a script writes its own id
+LOCAL_ID, LAUNCHER_ID = "$$.$_mbridge_token", "launcher-$$.$_mbridge_token"
+_LAUNCHER = "launcher-"
 
 
 def claim_lines(token: str, job: str) -> tuple[str, ...]:
@@ -68,3 +75,30 @@ def claiming_tokens(directory: Path) -> set[str]:
 
 def _holder(target: str) -> str | None:
     return target.removeprefix(_JOB) if target.startswith(_JOB) else None
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A script on this machine.
+
+    pid: 0 if invalid.
+    mark: unique to the script, since process ids come back.
+    is_launcher: it is Megatron-Bridge's launcher, whose job runs on a cluster.
+    """
+
+    pid: int
+    mark: str
+    is_launcher: bool = False
+
+    def __str__(self) -> str:
+        return f"{_LAUNCHER if self.is_launcher else ''}{self.pid}.{self.mark}"
+
+
+def process_of(job_id: str) -> ProcessId | None:
+    """Return the process that a job id names; None for an id of Slurm's."""
+    rest = job_id.removeprefix(_LAUNCHER)
+    is_launcher = rest != job_id
+    pid, dot, mark = rest.partition(".")
+    if not dot and not is_launcher:
+        return None
+    return ProcessId(int(pid) if re.fullmatch("[0-9]{1,9}", pid) else 0, mark, is_launcher)

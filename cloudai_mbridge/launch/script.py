@@ -9,8 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from cloudai_mbridge.launch.claim import SIXTEEN_HEX, claim_lines
-from cloudai_mbridge.launch.job_ids import LAUNCHER_ID, LOCAL_ID
+from cloudai_mbridge.launch.claim import LAUNCHER_ID, LOCAL_ID, SIXTEEN_HEX, claim_lines
 from cloudai_mbridge.models.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan

@@ -1,7 +1,7 @@
 """The one writer: create a run's directory and put the rendered files into it."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
 from importlib.resources import files as files_of
@@ -24,8 +24,8 @@ from cloudai_mbridge.launch.script import (
 from cloudai_mbridge.megatron_bridge.launcher_command import render_launcher_script
 from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RejectedPoint, RunPlan, ScenarioPlan
-from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.plan.read import PLAN_VERSION
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
@@ -101,8 +101,17 @@ def plan_to_dict(plan: ScenarioPlan) -> dict[str, Any]:
         "repository": plan.repository,
         "options": list(plan.options),
         "tests": list(plan.tests),
-        "runs": [_run_to_dict(run) for run in plan.runs],
-        "rejected": [_rejected_to_dict(point) for point in plan.rejected],
+        "runs": [
+            {
+                **{name: value for name, value in asdict(run).items() if name not in _NOT_WRITTEN},
+                "secret_names": sorted(run.secret_env),
+            }
+            for run in plan.runs
+        ],
+        "rejected": [
+            {**asdict(point), "violations": [{**asdict(each), "message": str(each)} for each in point.violations]}
+            for point in plan.rejected
+        ],
         "num_rejected": plan.num_rejected,
         "rule_counts": dict(plan.rule_counts),
         "notes": list(plan.notes),
@@ -118,34 +127,18 @@ def system_to_dict(system: System) -> dict[str, Any]:
     return {**data, **({"global_env_vars": env} if "global_env_vars" in data else {}), "scheduler": system.scheduler}
 
 
-def _run_to_dict(run: RunPlan) -> dict[str, Any]:
-    kept = {name: value for name, value in asdict(run).items() if name not in _NOT_WRITTEN}
-    return {**kept, "secret_names": sorted(run.secret_env)}
-
-
-def _rejected_to_dict(point: RejectedPoint) -> dict[str, Any]:
-    violations = [{**asdict(violation), "message": str(violation)} for violation in point.violations]
-    return {**asdict(point), "violations": violations}
-
-
 def render(plan: RunPlan, system: System) -> dict[str, str]:
     """Return the files of a run: name -> text. No file holds a credential."""
-    return {POINT_FILES.definition: render_toml(plan.definition), **_RENDER[plan.launcher](plan, system)}
-
-
-def _render_embedded(plan: RunPlan, system: System) -> dict[str, str]:
-    files = {POINT_FILES.training_config: json.dumps(plan.training_config, indent=2) + "\n"}
+    files = {POINT_FILES.definition: render_toml(plan.definition)}
+    if plan.launcher is MEGATRON_BRIDGE:
+        files[POINT_FILES.launcher_starter] = (files_of(megatron_bridge) / "start_launcher.py").read_text(
+            encoding="utf-8"
+        )
+        files[POINT_FILES.launcher_script] = render_launcher_script(plan, slurm_of(system), LAUNCHER_START)
+        return files
+    files[POINT_FILES.training_config] = json.dumps(plan.training_config, indent=2) + "\n"
     if isinstance(system, SlurmSystem):
-        return files | {POINT_FILES.slurm_script: render_slurm_script(plan, system)}
-    return files | {POINT_FILES.local_script: render_local_script(plan, system)}
-
-
-def _render_bridge(plan: RunPlan, system: System) -> dict[str, str]:
-    return {
-        POINT_FILES.launcher_starter: (files_of(megatron_bridge) / "start_launcher.py").read_text(encoding="utf-8"),
-        POINT_FILES.launcher_script: render_launcher_script(plan, slurm_of(system), LAUNCHER_START),
-    }
-
-
-_Render = Callable[[RunPlan, System], dict[str, str]]
-_RENDER: Mapping[RunLauncher, _Render] = {EMBEDDED: _render_embedded, MEGATRON_BRIDGE: _render_bridge}
+        files[POINT_FILES.slurm_script] = render_slurm_script(plan, system)
+    else:
+        files[POINT_FILES.local_script] = render_local_script(plan, system)
+    return files

@@ -96,11 +96,6 @@ def _agree(time: TimeLine, iteration: IterationLine) -> bool:
     return exact is None or math.isclose(time.step_time_s, exact, rel_tol=_OTHER_CLOCK, abs_tol=_ROUNDED_S)
 
 
-def _distance(time: TimeLine, iteration: IterationLine, *, iteration_first: bool) -> int:
-    """Return the distance of two lines. Of two equally close lines, the line in the log's usual order is nearer."""
-    return 2 * abs(time.at - iteration.at) + ((time.at > iteration.at) is not iteration_first)
-
-
 def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> list[tuple[int, int]]:
     """Return the pairs (indices) that leave the fewest lines unpaired, with the smallest distances.
 
@@ -122,18 +117,14 @@ def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> 
             if j - 1 in row:
                 options.append((row[j - 1] + alone, 2))  # 2: iterations[j - 1] stays alone
             if j - 1 in before and _agree(times[i - 1], iterations[j - 1]):
-                apart = _distance(times[i - 1], iterations[j - 1], iteration_first=iteration_first)
-                options.append((before[j - 1] + apart, 0))
+                apart = times[i - 1].at - iterations[j - 1].at
+                # Of two equally close lines, the line in the log's usual order is nearer
+                options.append((before[j - 1] + 2 * abs(apart) + ((apart > 0) is not iteration_first), 0))
             row[j], way[j] = min(options, default=(0, 3))
         before = row
         ways.append(way)
-    return _back(ways, n, m)
-
-
-def _back(ways: Sequence[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
-    pairs = []
-    while (way := ways[i][j]) != 3:
-        i, j = i - (way != 2), j - (way != 1)
-        if way == 0:
-            pairs.append((i, j))
+    pairs, i, j = list[tuple[int, int]](), n, m
+    while (last := ways[i][j]) != 3:
+        i, j = i - (last != 2), j - (last != 1)
+        pairs += [(i, j)] if last == 0 else []
     return pairs[::-1]

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
 from time import time_ns
-from typing import Any, TypeGuard
+from typing import Any
 
 from pydantic import StrictInt
 
@@ -106,12 +106,22 @@ class LogParser:
             self._foreign += 1
         elif has_record(line):
             self._take_records(line)
-        for part in _parts(line):
-            self._take_part(part)
+        starts = [match.start() for match in _PART.finditer(line)]  # ranks' lines may have been joined into one
+        for start, end in zip(starts, [*starts[1:], len(line)], strict=False):
+            part, at = line[start:end], len(self._times) + len(self._iterations)
+            if (pair := match_step_time(part)) is not None:
+                self._times.append(TimeLine(at, *pair))
+            elif (fields := match_iteration(part)) is not None:
+                loss = math.nan if fields["nan_iterations"] else fields["loss"]
+                rest = {name: fields[name] for name in ("step", "step_time_s", "tflops_per_gpu", "grad_norm")}
+                self._iterations.append(IterationLine(at, loss=loss, **rest))
 
     def _take_records(self, line: str) -> None:
         """Parse every whole record that the run's token proves; without a token, a record that begins its line."""
-        found = list(_records_in(line)) if self._token is not None and self._token in line else []
+        found: list[tuple[str, dict[str, Any] | None]] = []
+        if self._token is not None and self._token in line:
+            marks = islice(_MARK.finditer(line), _MOST_RECORDS)
+            found = [(match[1], _decoded(line, match.end())[0]) for match in marks]
         proven = [(mark, record) for mark, record in found if record is not None and self._has_token(record)]
         whole = proven or [(mark, own) for mark in (STEP_MARK, RUN_MARK) if (own := match_record(line, mark))]
         self._malformed += len(found) - len(proven) if proven else not whole
@@ -123,15 +133,6 @@ class LogParser:
             elif "version" in record:  # a record without a version is not from mbridge
                 self._run = {name: value for name, value in record.items() if name != "token"}
                 self._is_restarted = bool(self._records)
-
-    def _take_part(self, part: str) -> None:
-        at = len(self._times) + len(self._iterations)
-        if (pair := match_step_time(part)) is not None:
-            self._times.append(TimeLine(at, *pair))
-        elif (fields := match_iteration(part)) is not None:
-            loss = math.nan if fields["nan_iterations"] else fields["loss"]
-            rest = {name: fields[name] for name in ("step", "step_time_s", "tflops_per_gpu", "grad_norm")}
-            self._iterations.append(IterationLine(at, loss=loss, **rest))
 
     def _is_own(self, record: dict[str, Any]) -> bool:
         """Return whether a record is of this run; count it if not. The first proven record drops those before it."""
@@ -154,7 +155,8 @@ class LogParser:
     def _take_record(self, record: dict[str, Any]) -> None:
         step, step_time = record.get("step"), _number(record.get("step_time_s"))
         losses = record.get("losses")
-        if not _is_step(step) or step_time is None or not step_time > 0 or not isinstance(losses, dict):
+        is_timed = step_time is not None and step_time > 0
+        if type(step) is not int or not isinstance(losses, dict) or not (is_timed and 0 <= step < _MOST_STEPS):
             self._malformed += 1
             return
         if self._is_restarted:
@@ -221,10 +223,6 @@ def _completed(step: StepRecord, before: StepRecord | None) -> StepRecord:
     return replace(step, tflops_per_gpu=before.tflops_per_gpu) if is_same else step
 
 
-def _is_step(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS
-
-
 def _number(value: Any) -> float | None:
     """Return a number; accepts the strings "nan", "inf" and "-inf", which stand for numbers that JSON lacks."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -288,12 +286,6 @@ def match_step_time(line: str) -> tuple[float, float] | None:
     return (float(time[1]), float(rate[1])) if time and rate else None
 
 
-def _parts(line: str) -> Iterator[str]:
-    """Yield the beginnings of ranks' lines that were joined into one line, each up to the next."""
-    starts = [match.start() for match in _PART.finditer(line)]
-    return (line[start:end] for start, end in zip(starts, [*starts[1:], len(line)], strict=False))
-
-
 def match_iteration(line: str) -> dict[str, Any] | None:
     """Return the fields of an "iteration N/ M |" line. A NaN or negative loss is not printed there.
 
@@ -328,12 +320,6 @@ def match_record(line: str, mark: str) -> dict[str, Any] | None:
     return record if not line[end:].strip() else None
 
 
-def _records_in(line: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yield the mark of each record that begins on the line, and the record if it is complete."""
-    for match in islice(_MARK.finditer(line), _MOST_RECORDS):
-        yield match[1], _decoded(line, match.end())[0]
-
-
 def _decoded(line: str, start: int) -> tuple[dict[str, Any] | None, int]:
     """Return the JSON object that begins at `start`, None if it is cut or nested deeper than 20, and its end."""
     try:
@@ -347,14 +333,6 @@ def _decoded(line: str, start: int) -> tuple[dict[str, Any] | None, int]:
 def has_record(line: str) -> bool:
     """Return whether a line contains a record, whole or damaged, at any place."""
     return f"{STEP_MARK} {{" in line or f"{RUN_MARK} {{" in line
-
-
-def match_step_record(line: str) -> dict[str, Any] | None:
-    return match_record(line, STEP_MARK)
-
-
-def match_run_record(line: str) -> dict[str, Any] | None:
-    return match_record(line, RUN_MARK)
 
 
 def extract_mbridge_metrics(text: str) -> tuple[list[float], list[float]]:

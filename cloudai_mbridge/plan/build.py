@@ -15,12 +15,18 @@ from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, naming_fi
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TUNE
+from cloudai_mbridge.plan.checks import (
+    NodeStates,
+    notes_on,
+    notes_on_scenario,
+    notes_on_system,
+    refuse_unsupported,
+    resolve_groups,
+    unknown_states,
+)
 from cloudai_mbridge.plan.launchers import LAUNCHERS
-from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
-from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, plan_run
 from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, axes_of, notes_on_choice
-from cloudai_mbridge.plan.supported import notes_on, notes_on_scenario, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -58,12 +64,14 @@ def build_plan(
     left_out = _choose(swept, loaded.scenario.name, selection)
     tests = [test for test in tests if not test.is_left_out]
     kept = replace(loaded, tests=[test.loaded for test in swept if not test.is_left_out])
+    gpus = system.gpus_per_node
     runs = (*plan_pre_test(kept, system), *with_hooks(kept, (run for test in tests for run in test.runs)))
     runs = tuple(
         replace(
             run,
             hang_timeout_s=run.launcher.hang_timeout_s(loaded.scenario.runner),
-            whole_nodes_gpus=_whole_nodes_gpus(system, run),
+            # None if the job does not take whole nodes, or the number of their GPUs is unknown
+            whole_nodes_gpus=run.num_nodes * gpus if system.takes_whole_nodes and gpus else None,
         )
         for run in runs
     )
@@ -109,11 +117,6 @@ def _notes_on_dependencies(tests: Sequence["_TestRuns"]) -> Iterator[str]:
             yield f"test {run.id!r}: depends on {', '.join(names)}, left out here; it does not wait"
 
 
-def _whole_nodes_gpus(system: System, run: RunPlan) -> int | None:
-    """Return the GPUs of a run's nodes if its job takes whole nodes, None if it does not or their number is unknown."""
-    return run.num_nodes * system.gpus_per_node if system.takes_whole_nodes and system.gpus_per_node else None
-
-
 class _TestRuns:
     """The runs of one test, and its rejected points."""
 
@@ -151,7 +154,11 @@ class _TestRuns:
             runs = predicted if search is None else _with_one_again(predicted)
             first = next(runs)
             if decision.beyond:
-                self._note_limit(decision.beyond, num_accepted, walk.size - num_examined)
+                is_count = num_accepted == self._limits.max_points
+                ending = "is reached" if is_count else "ends the sweep: the next point does not fit"
+                num_left = walk.size - num_examined
+                rest = f"{counted(num_left, 'point')} {'was' if num_left == 1 else 'were'} not looked at"
+                self.notes.append(f"{self._where}: {decision.beyond} {ending}; {rest}")
                 break
             num_accepted += 1
             too_large += [headline] if share is None and headline.exceeds(DEFAULT_LIMIT) else []
@@ -160,7 +167,7 @@ class _TestRuns:
             self.runs += [first, *runs]
         self.notes += [f"{self._where}: {lifted_note(rule, count)}" for rule, count in lifted.items()]
         self.notes += self._memory_notes(too_large, num_accepted)
-        if note := walk.budget.note():
+        if note := walk.budget_note():
             self.notes.append(note)
         if more := self.num_rejected - len(self.rejected):
             self._note(f"{self._where}: counted, not listed: {counted(more, 'more rejected point')}")
@@ -190,12 +197,6 @@ class _TestRuns:
         most = f"up to {worst.peak_memory_gib or 0.0:.4g} of {worst.gpu_memory_gib or 0.0:.4g} GiB"
         remedy = f"[sweep] memory_share = {DEFAULT_LIMIT.share:g} leaves them out"
         yield f"{self._where}: {of_all} predicted not to fit in memory ({most}); {remedy}"
-
-    def _note_limit(self, limit: str, num_accepted: int, num_left: int) -> None:
-        is_count = num_accepted == self._limits.max_points
-        ending = "is reached" if is_count else "ends the sweep: the next point does not fit"
-        rest = f"{counted(num_left, 'point')} {'was' if num_left == 1 else 'were'} not looked at"
-        self.notes.append(f"{self._where}: {limit} {ending}; {rest}")
 
     def _reject(self, point: CheckedPoint, violations: tuple[Violation, ...]) -> None:
         self.num_rejected += 1
@@ -308,13 +309,24 @@ PRE_TEST = "pre_test"
 def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]:
     """Plan one run per node, on that node alone; none if the scenario has no pre_test.
 
+    The nodes are those that the tests name, if all name some, else those of the system's default partition.
     BadInput: the test is a sweep, breaks a rule on one node, or no file lists the nodes.
     """
     if loaded.pre_test is None:
         return ()
     if any(test.run.id == PRE_TEST for test in loaded.tests):
         raise BadInput(f"scenario {loaded.scenario.name!r}: test id {PRE_TEST!r} is the pre-test's; rename the test")
-    return tuple(_on_node(loaded.pre_test, system, node) for node in _nodes(loaded, system))
+    are_named = all(test.run.nodes for test in loaded.tests)
+    lists = [nodes for test in loaded.tests for nodes in test.run.nodes] if are_named else system.default_nodes
+    names = ["localhost"]
+    if not system.is_one_machine:
+        names = list(dict.fromkeys(name for text in lists for name in expand_hostlist(text)))
+    if not names:
+        raise BadInput(
+            f"system {system.name!r}: pre_test needs the nodes' names; list them as partitions.nodes of"
+            f" {system.default_partition!r}"
+        )
+    return tuple(_on_node(loaded.pre_test, system, node) for node in names)
 
 
 def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
@@ -332,18 +344,3 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     if not run.launcher.has_script:
         raise BadInput(f"{where}: the upstream launcher checks no single node; use launcher = 'embedded'")
     return replace(run, key=f"{PRE_TEST}/{slug(node)}/0", label=node, is_pre_test=True)
-
-
-def _nodes(loaded: LoadedScenario, system: System) -> list[str]:
-    """Return the nodes named by the tests, if all name some, else the nodes of the system's default partition."""
-    if system.is_one_machine:
-        return ["localhost"]
-    are_named = all(test.run.nodes for test in loaded.tests)
-    lists = [nodes for test in loaded.tests for nodes in test.run.nodes] if are_named else system.default_nodes
-    names = list(dict.fromkeys(name for text in lists for name in expand_hostlist(text)))
-    if not names:
-        raise BadInput(
-            f"system {system.name!r}: pre_test needs the nodes' names; list them as partitions.nodes of"
-            f" {system.default_partition!r}"
-        )
-    return names

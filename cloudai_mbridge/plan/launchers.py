@@ -1,8 +1,15 @@
-"""Launchers of points. Each run has one, chosen once; all differences between launchers are here."""
+"""Launchers of points. Each run has one, chosen once; all differences between launchers are here.
 
-from collections.abc import Iterable, Iterator, Mapping
+Environment of the embedded loop as in Megatron-Bridge 0.6.0, scripts/performance/setup_experiment.py, perf_plugins.py
+and utils/executors.py.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.run_files import POINT_FILES
@@ -10,23 +17,116 @@ from cloudai_mbridge.megatron_bridge.environment import gpu_label, recipe_enviro
 from cloudai_mbridge.megatron_bridge.launcher_command import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher_plan import graph_note, is_passed, plan_upstream, refuse_upstream
 from cloudai_mbridge.megatron_bridge.presets import Preset
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.loading import LoadedTest
-from cloudai_mbridge.models.scenario import RunnerConfig, TestRun
-from cloudai_mbridge.models.system import System, slurm_of
-from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.effects import NOT_EMBEDDED, not_upstream, set_without_effect
-from cloudai_mbridge.plan.process import mounts_of, node_commands_of, profiler_of, variables_of
+from cloudai_mbridge.models.scenario import RunnerConfig, TestRun, TestScenario
+from cloudai_mbridge.models.system import Executor, LocalSystem, Partition, SlurmSystem, System, slurm_of
+from cloudai_mbridge.models.test_definition import GitRepo, NsysConfiguration, TestDefinition, TrainingReportConfig
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
 from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
 from cloudai_mbridge.sweep import SweepPoint
+from cloudai_mbridge.training.startup.binding import BINDING
+from cloudai_mbridge.training.startup.variables import DUMP
 
 if TYPE_CHECKING:
     from cloudai_mbridge.plan.run_plan import RunPlan
 
+# Keys of CloudAI's files that nothing here reads
+NO_EFFECT: Mapping[type[BaseModel], tuple[str, ...]] = {
+    LocalSystem: ("hf_home_path", "data_repository", "reports"),
+    SlurmSystem: (
+        *("hf_home_path", "data_repository", "reports", "cache_docker_images_locally", "status_retry_pause_seconds"),
+        *("group_allocated", "ntasks_per_node"),
+    ),
+    Partition: ("slurm_nodes",),
+    TestScenario: ("job_status_check", "sol_path", "reports"),
+    TestRun: ("weight", "sol", "ideal_perf"),
+    TestDefinition: ("predictor", "agent_metrics", "agent_reward_function", "agent_config"),
+    TrainingReportConfig: ("exclude_post_profiling_steps",),
+    GitRepo: ("installed_path",),
+}
+# Keys of a system that act on the embedded loop alone: Megatron-Bridge's launcher has no option for them
+NOT_UPSTREAM = ("python_executable", "distribution", "mpi", "container_mount_home", "job_name_prefix", "executor")
+# Keys of a test that act on Megatron-Bridge's launcher alone
+NOT_EMBEDDED = ("git_repos", "nemo_run_repo")
+# Extent and time of profiling as in upstream's launcher and NeMo-Run; CUPTI's hardware tracing does not work there
+_NSYS = {"sample": "none", "trace": "cuda-sw,nvtx", "force_overwrite": True, "cuda_graph_trace": "node"}
+_NSYS_ARGS, _SQLITE = ["--cuda-event-trace=false"], "--export=sqlite"
+_LEAST_NUMA_GPUS = ("gb200", "gb300", "vr200")  # two GPUs to a NUMA node, else four
+# On B300 every rank has two cores of its own, except in these model families
+_SHARED_CORES = {"llama", "kimi"}
 _EXCLUDE = "exclude="
+
+
+def set_without_effect(model: BaseModel, names: Collection[str] | None = None) -> list[str]:
+    """Return the keys of a table that are set, to something, of those without effect, or of `names`."""
+    names = NO_EFFECT.get(type(model), ()) if names is None else names
+    return [name for name in names if name in model.model_fields_set and getattr(model, name) not in (None, [], {})]
+
+
+def notes_on_keys(where: str, model: BaseModel) -> Iterator[str]:
+    """Yield one line for all keys of a table that are set and have no effect."""
+    if names := set_without_effect(model):
+        verb = "has" if len(names) == 1 else "have"
+        yield f"{where}: {', '.join(names)} {verb} no effect"
+
+
+_NSYS |= {"capture_range": "cudaProfilerApi", "capture_range_end": "stop"}
+
+
+def variables_of(args: ResolvedCmdArgs, gpu: str) -> dict[str, str]:
+    """Return the variables that arguments set. gpu: as `gpu_label` returns it."""
+    found = {"NEMO_HOME": args.nemo_home, "HF_HUB_OFFLINE": "1" if args.offline else None}
+    found |= {DUMP: "1" if args.dump_env else None}
+    found |= {BINDING: _binding(args, gpu) if args.enable_pct_binding else None}
+    return {name: value for name, value in found.items() if value}
+
+
+def _binding(args: ResolvedCmdArgs, gpu: str) -> str:
+    """Return how many ranks share a NUMA node, and how many cores each has of its own, as N or N,CORES."""
+    ranks = 2 if gpu in _LEAST_NUMA_GPUS else 4
+    if args.task == "pretrain" and args.model_family_name in _SHARED_CORES:
+        shares_cores = True
+    elif args.model_recipe_name == "deepseek_v3":
+        shares_cores = args.config_variant != "large_scale"
+    else:
+        shares_cores = args.model_recipe_name == "nemotron_3_super" and args.compute_dtype == "bf16"
+    return f"{ranks},2" if gpu == "b300" and not shares_cores else str(ranks)
+
+
+def profiler_of(table: NsysConfiguration | None, args: ResolvedCmdArgs) -> tuple[str, ...]:
+    """Return the words before the program that has it profiled: of the [nsys] table, and of the arguments."""
+    if table is not None and not table.enable:
+        table = None
+    if not args.enable_nsys:
+        return () if table is None else table.command
+    own: dict[str, object] = {} if table is None else table.model_dump(exclude_unset=True)
+    values: dict[str, object] = {**_NSYS, **own}
+    if trace := names_in(args.nsys_trace):
+        values["trace"] = ",".join(trace)
+    if args.profiling_gpu_metrics:
+        values["gpu_metrics_devices"] = "all"
+    given = args.nsys_extra_args
+    texts = given.split(",") if isinstance(given, str) else given or ()
+    more = [word for text in texts if (word := text.strip())]
+    exported = [word.partition("=")[2] for word in more if word.startswith("--export=")]
+    exported += [after for word, after in pairwise(more) if word == "--export"]
+    if args.export_nsys_sqlite and not any("sqlite" in value.split(",") for value in exported):
+        more.append(_SQLITE)
+    values["extra_args"] = [*more, *_NSYS_ARGS, *(table.extra_args if table else ())]
+    return NsysConfiguration.model_validate(values).command
+
+
+def node_commands_of(args: ResolvedCmdArgs) -> tuple[str, ...]:
+    """Return the commands that set the clocks of a node's GPUs. They last beyond the job, as upstream's do."""
+    clocks: Mapping[str, object] = {
+        "boost-slider --vboost 1": args.enable_vboost,
+        f"-lgc {args.lock_gpu_freq}": args.lock_gpu_freq is not None,
+        f"-lmc {args.peak_mem_clk},{args.peak_mem_clk}": args.peak_mem_clk not in (None, -1),
+    }
+    return tuple(f"sudo nvidia-smi {options}" for options, is_set in clocks.items() if is_set)
 
 
 class RunLauncher:
@@ -135,7 +235,7 @@ class EmbeddedLoop(RunLauncher):
         return variables_of(args, gpu_label(args, system))
 
     def mounts(self, args: ResolvedCmdArgs) -> tuple[str, ...]:
-        return mounts_of(args)
+        return (f"{args.nemo_home}:{args.nemo_home}",) if args.nemo_home else ()
 
     def recipe_variables(self, args: ResolvedCmdArgs, system: System, preset: Preset | None) -> dict[str, str]:
         found = recipe_environment(args, gpu_label(args, system), preset)
@@ -166,7 +266,11 @@ class BridgeLauncher(RunLauncher):
         return refuse_upstream(test, system)
 
     def notes_on_system(self, system: System) -> Iterator[str]:
-        return not_upstream(system)
+        given = [name for name in NOT_UPSTREAM if name in system.model_fields_set]
+        if names := [name for name in given if getattr(system, name) not in (None, "", False, Executor.MBRIDGE)]:
+            verb = "does" if len(names) == 1 else "do"
+            what = f"{', '.join(names)} {verb} not reach the upstream launcher, which has no such option"
+            yield f"system {system.name!r}: {what}"
 
     def notes_on_test(self, where: str, definition: TestDefinition) -> Iterator[str]:
         if definition.nsys is not None and definition.nsys.enable:

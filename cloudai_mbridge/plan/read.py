@@ -1,8 +1,8 @@
-"""Read a plan back from the directory of its run, to continue the run."""
+"""Find the directories of runs, and read a plan back, to continue the run."""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from types import UnionType
@@ -11,16 +11,21 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_h
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from cloudai_mbridge.constraints import Violation
-from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, shown
+from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, counted, shown
 from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.files.regular import NotRegular, read_regular
-from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
+from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES, index_path, recorded_runs, started_at
+from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.megatron_bridge.launcher_plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
+LATEST = "latest"
+RESULTS_VARIABLE = "MBRIDGE_RESULTS"
+_RESULTS = Path("results")  # the default output_path of a system
+_MOST_NAMED = 5
 
 
 def read_plan_data(root: Path) -> dict[str, Any]:
@@ -46,7 +51,18 @@ def read_plan_data(root: Path) -> dict[str, Any]:
             f"{path}: has version {shown(version)}, and this mbridge reads version {PLAN_VERSION};"
             " use the mbridge that wrote it"
         )
-    if mistake := mistake_in_plan(plan):
+    mistake = ""
+    try:
+        _PlanPart.model_validate(plan)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        value = "" if first["type"] == "missing" else f" {shown(first['input'])}"
+        mistake = f"{where}:{value} {first['msg'].removeprefix('Value error, ')}"
+    else:
+        counts = Counter(run["key"] for run in plan["runs"])
+        mistake = next((f"runs: {shown(key)} appears {n} times" for key, n in counts.items() if n > 1), "")
+    if mistake:
         raise Damaged(f"{path}: is damaged ({mistake}); {_AGAIN}")
     return cast("dict[str, Any]", plan)
 
@@ -105,46 +121,36 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> ScenarioPlan:
     needs_secrets: False if nothing will be submitted.
     BadInput: as above, or a credential is not in the environment.
     """
-    data = read_plan_data(root)
+    data, path = read_plan_data(root), root / ROOT_FILES.plan
     try:
-        return _plan(data, root, needs_secrets)
+        runs = tuple(map(_run, data["runs"]))
+        missing = sorted({name for run in data["runs"] for name in run["secret_names"]} - set(os.environ))
+        if missing and needs_secrets:
+            names = ", ".join(missing)
+            raise BadInput(f"{root}: its runs need {names}, which no file holds; set {names} in the environment")
+        return ScenarioPlan(
+            scenario=data["scenario"],
+            tests=tuple(data["tests"]),
+            system=data["system"],
+            runs=runs,
+            rejected=(),
+            num_rejected=data["num_rejected"],
+            dry_run=data.get("dry_run", False),
+            repository=data.get("repository"),
+            options=tuple(data.get("options") or ()),
+            rule_counts=data["rule_counts"],
+            notes=tuple(data["notes"]),
+            left_out=tuple(LeftOut(**point) for point in data.get("left_out", ())),
+            runner=RunnerConfig.model_validate(data["runner"]),
+        )
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        if isinstance(error, ValidationError) and (names := _unknown_fields(error)):
-            what = f"{root / ROOT_FILES.plan}: has {names}, which this mbridge does not know"
+        mistakes = error.errors() if isinstance(error, ValidationError) else []
+        if mistakes and all(mistake["type"] == "extra_forbidden" for mistake in mistakes):
+            names = ", ".join(".".join(map(str, mistake["loc"])) for mistake in mistakes)
+            what = f"{path}: has {names}, which this mbridge does not know"
             raise OtherVersion(f"{what}; use the mbridge that wrote it") from None
         reason = shown(f"{type(error).__name__}: {error}")
-        raise Damaged(f"{root / ROOT_FILES.plan}: is damaged ({reason}); {_AGAIN}") from None
-
-
-def _unknown_fields(error: ValidationError) -> str:
-    """Return the fields of a newer mbridge, if nothing else is wrong; "" otherwise."""
-    mistakes = error.errors()
-    if any(mistake["type"] != "extra_forbidden" for mistake in mistakes):
-        return ""
-    return ", ".join(".".join(map(str, mistake["loc"])) for mistake in mistakes)
-
-
-def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan:
-    runs = tuple(_run(run) for run in data["runs"])
-    missing = sorted({name for run in data["runs"] for name in run["secret_names"]} - set(os.environ))
-    if missing and needs_secrets:
-        names = ", ".join(missing)
-        raise BadInput(f"{root}: its runs need {names}, which no file holds; set {names} in the environment")
-    return ScenarioPlan(
-        scenario=data["scenario"],
-        tests=tuple(data["tests"]),
-        system=data["system"],
-        runs=runs,
-        rejected=(),
-        num_rejected=data["num_rejected"],
-        dry_run=data.get("dry_run", False),
-        repository=data.get("repository"),
-        options=tuple(data.get("options") or ()),
-        rule_counts=data["rule_counts"],
-        notes=tuple(data["notes"]),
-        left_out=tuple(LeftOut(**point) for point in data.get("left_out", ())),
-        runner=RunnerConfig.model_validate(data["runner"]),
-    )
+        raise Damaged(f"{path}: is damaged ({reason}); {_AGAIN}") from None
 
 
 def _run(data: dict[str, Any]) -> RunPlan:
@@ -155,14 +161,13 @@ def _run(data: dict[str, Any]) -> RunPlan:
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     if values.get("search"):
         values["search"] = SearchPlan(**{**values["search"], "groups": tuple(values["search"]["groups"])})
-    values["upstream"] = _upstream(data["upstream"]) if data["upstream"] else None
+    values["upstream"] = None
+    if upstream := data["upstream"]:
+        parts = {name: Repo(**upstream[name]) for name in ("megatron_bridge", "nemo_run")}
+        lists = {"slurm_params": tuple(upstream["slurm_params"]), "credentials": tuple(upstream.get("credentials", ()))}
+        mounted = tuple(Repo(**repo) for repo in upstream["mounted"])
+        values["upstream"] = UpstreamPlan(**{**upstream, **parts, **lists, "mounted": mounted})
     return RunPlan(**{**values, "training_config": {}, "definition": {}, "secret_env": secrets})
-
-
-def _upstream(data: dict[str, Any]) -> UpstreamPlan:
-    repos = {name: Repo(**data[name]) for name in ("megatron_bridge", "nemo_run")}
-    lists = {"slurm_params": tuple(data["slurm_params"]), "mounted": tuple(Repo(**repo) for repo in data["mounted"])}
-    return UpstreamPlan(**{**data, **repos, **lists, "credentials": tuple(data.get("credentials", ()))})
 
 
 _LONGEST_NAME = 255
@@ -216,6 +221,12 @@ def _list_of(kind: Any) -> Any:
     return list[kind]
 
 
+_RepoPart = _part(Repo, "url commit")
+_UpstreamPart = _part(
+    UpstreamPlan, gpus_per_node=int | None, megatron_bridge=_RepoPart, nemo_run=_RepoPart, mounted=_list_of(_RepoPart)
+)
+
+
 class _Args:
     """The arguments that reports calculate with; all others are shown only."""
 
@@ -226,10 +237,6 @@ class _Args:
     compute_dtype: str | None
 
 
-_RepoPart = _part(Repo, "url commit")
-_UpstreamPart = _part(
-    UpstreamPlan, gpus_per_node=int | None, megatron_bridge=_RepoPart, nemo_run=_RepoPart, mounted=_list_of(_RepoPart)
-)
 _SearchPart = _part(SearchPlan, "groups", max_trials=Annotated[int, Field(ge=1, le=10**12)] | None)
 _RunPart = _part(
     RunPlan,
@@ -255,14 +262,86 @@ _PlanPart = _part(
 )
 
 
-def mistake_in_plan(plan: dict[str, Any]) -> str:
-    """Return the error in the content of a plan.json, "" if it is valid."""
+def find_run(name: str) -> Path:
+    """Return the newest run of this user that is not a dry run, or the run whose name begins with `name`.
+
+    A name never refers to another user's run: `resume` executes the files in a directory.
+
+    BadInput: no match, or several.
+    """
+    runs = find_runs()
+    if name == LATEST:
+        found = [run for run in runs if _is_own(run)]
+        if latest := next((run for run in found if not is_dry_run(run)), None):
+            return latest
+        dry = f" but {counted(len(found), 'dry run')}" if found else ""
+        raise BadInput(f"{LATEST}: you have no runs{dry}; {_where()}")
+    found = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    if found and not (own := [run for run in found if _is_own(run)]):
+        raise BadInput(f"{shown(name)}: {visible(str(found[0]))} is another user's run; give its path")
+    if not found:
+        raise BadInput(f"{shown(name)}: no such path, and no run with this prefix; {_where()}")
+    if len(own) > 1:
+        what = f"ambiguous: the prefix of {len(own)} runs: {_listed(run.name for run in own)}; give more of the name"
+        if len({run.name for run in own}) == 1:
+            what = f"{len(own)} runs have this name: {_listed(map(str, own))}; give the path of one"
+        raise BadInput(f"{shown(name)}: {what}")
+    return own[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = map(visible, names)
+    more = [f"and {len(others) - _MOST_NAMED + 1} more"] if len(others) >= _MOST_NAMED else []
+    return ", ".join([first, *others[: _MOST_NAMED - 1], *more])
+
+
+def _where() -> str:
+    """Return the searched places and the remedy, as text."""
+    places = [f"{visible(place)} ({counted(len(runs), 'run')})" for place, runs in _places()]
+    if not os.environ.get(RESULTS_VARIABLE):
+        places.append(f"${RESULTS_VARIABLE} (not set)")
+    return f"looked in {', '.join(places)}; give the directory that `mbridge run` printed"
+
+
+def find_runs(directory: Path | None = None) -> list[Path]:
+    """Return the directories of runs, newest first: in a directory, or all that a name can refer to.
+
+    BadInput: the directory cannot be read.
+    """
+    if directory is not None:
+        if not os.path.isdir(directory):
+            raise BadInput(f"{directory}: no such directory; give one that holds runs")
+        found = _runs_in(directory)
+    else:
+        found = [run for _, runs in _places() for run in runs]
+    return sorted(dict.fromkeys(found), key=started_at, reverse=True)
+
+
+def _places() -> Iterator[tuple[str, list[Path]]]:
+    """Yield the searched places, with their runs."""
+    for directory in (_RESULTS, os.environ.get(RESULTS_VARIABLE)):
+        if directory:
+            yield os.path.abspath(directory), _runs_in(directory)
+    if (index := index_path()) is not None:
+        yield str(index), _real_runs(map(str, recorded_runs()))
+
+
+def _runs_in(directory: str | Path) -> list[Path]:
     try:
-        _PlanPart.model_validate(plan)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))[:200]
-        value = "" if first["type"] == "missing" else f" {shown(first['input'])}"
-        return f"{where}:{value} {first['msg'].removeprefix('Value error, ')}"
-    counts = Counter(run["key"] for run in plan["runs"])
-    return next((f"runs: {shown(key)} appears {n} times" for key, n in counts.items() if n > 1), "")
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    return _real_runs(os.path.join(directory, name) for name in names)
+
+
+def _real_runs(paths: Iterable[str]) -> list[Path]:
+    """Return the paths that lead to directories of runs, without links."""
+    real = [Path(os.path.realpath(path)) for path in paths if os.path.isdir(path)]
+    return [path for path in real if IS_ROOT_NAME.fullmatch(path.name) or os.path.isfile(path / ROOT_FILES.plan)]
+
+
+def _is_own(root: Path) -> bool:
+    try:
+        return os.stat(root).st_uid == os.geteuid()
+    except OSError:
+        return False

@@ -167,7 +167,13 @@ def among(selection: Selection, scenario: str, axes: Axes) -> PointChoice:
         raise BadInput(
             f"--failed-of {past.run}: is a run of scenario {past.scenario!r}, not of {scenario!r}; give a run of it"
         )
-    expressions = [_parse(text, axes) for text in selection.only]
+    expressions = []
+    for text in selection.only:
+        parts = [text.strip()] if _is_name(text.strip(), axes) else [part.strip() for part in text.split(",")]
+        if not all(parts):
+            what = "is empty" if not text.strip() else "has a condition that is empty"
+            raise BadInput(f"--only {shown(text)}: {what}; give names, or conditions such as tp=2,pp=[14]")
+        expressions.append(_Expression(text, tuple(_parse_part(part, text, axes) for part in parts)))
     others = past.others.items() if past is not None else ()
     gone = {
         name: None
@@ -209,15 +215,6 @@ def listed(names: Sequence[str]) -> str:
     """Return the first names, and the number of the others."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _parse(text: str, axes: Axes) -> _Expression:
-    whole = text.strip()
-    parts = [whole] if _is_name(whole, axes) else [part.strip() for part in text.split(",")]
-    if not all(parts):
-        what = "is empty" if not text.strip() else "has a condition that is empty"
-        raise BadInput(f"--only {shown(text)}: {what}; give names, or conditions such as tp=2,pp=[14]")
-    return _Expression(text, tuple(_parse_part(part, text, axes) for part in parts))
 
 
 def _parse_part(part: str, whole: str, axes: Axes) -> _Part:

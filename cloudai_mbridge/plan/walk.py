@@ -1,82 +1,80 @@
-"""The points of a test's sweep, with the decision about each, for both `run` and `sweep plan`.
+"""The points of a test's sweep, with the decision about each, for both `run` and `sweep plan`, one point at a time.
 
 Decided are the order, which points are held back for their memory, and which are beyond the limits of the sweep.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
 
-from cloudai_mbridge.constraints import RuleSet, Violation
+from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, START_UP_S, Headline, MemoryLimit, Price, price_of
+from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.point import groups_of, guess_of
-from cloudai_mbridge.models.loading import LoadedTest
+from cloudai_mbridge.files.text import label
+from cloudai_mbridge.models.loading import LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
+from cloudai_mbridge.plan.select import PointChoice, axes_of
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
-from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
+from cloudai_mbridge.sweep.estimated import SweepEstimates, largest_terms, memory_violation
+from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.training.flops import NEW, Formula
 
 PREDICTED = f"predicted, with {START_UP_S:g} s of start-up a run"
 BY_LIMIT = "GPUs x time limit"
+_MOST_REASONS = 5
 
 
-class Budget:
-    """The assumed cost of a test's runs. where: the test, for messages. max_gpu_hours: None allows all."""
+def price_runs(
+    where: str,
+    headline: Headline | None,
+    num_gpus: int,
+    num_steps: int | None,
+    time_limit_s: float | None,
+    num_runs: int,
+) -> tuple[float, str]:
+    """Return the GPU-hours of a point's runs and the rule: predicted if possible, else by the time limit.
 
-    def __init__(self, where: str, max_gpu_hours: float | None) -> None:
-        self._where, self._most = where, max_gpu_hours
-        self.gpu_hours = 0.0
-        self._rules: Counter[str] = Counter()
-
-    def price(
-        self, headline: Headline | None, num_gpus: int, num_steps: int | None, time_limit_s: float | None, num_runs: int
-    ) -> tuple[float, str]:
-        """Return the GPU-hours of a point's runs and the rule: predicted if possible, else by the time limit.
-
-        A run ends at its time limit, regardless of the prediction. BadInput: both are missing.
-        """
-        limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
-        predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None
-        if predicted is not None:
-            return num_runs * (predicted if limit is None else min(predicted, limit)), PREDICTED
-        if limit is None:
-            raise BadInput(f"{self._where}: sweep.max_gpu_hours needs a time_limit; set one")
-        return num_runs * limit, BY_LIMIT
-
-    def spend(self, gpu_hours: float, rule: str) -> bool:
-        """Add the cost of a point; False if it would exceed the budget."""
-        if self._most is not None and self.gpu_hours + gpu_hours > self._most:
-            return False
-        self.gpu_hours += gpu_hours
-        self._rules[rule] += 1
-        return True
-
-    def note(self) -> str | None:
-        """Return how the included points were priced; None without a budget or a prediction."""
-        if self._most is None or not self._rules[PREDICTED]:
-            return None
-        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
-        return f"{self._where}: max_gpu_hours counts {self.gpu_hours:.4g} GPU-hours ({counts})"
+    A run ends at its time limit, regardless of the prediction. where: the test. BadInput: both are missing.
+    """
+    limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
+    predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None
+    if predicted is not None:
+        return num_runs * (predicted if limit is None else min(predicted, limit)), PREDICTED
+    if limit is None:
+        raise BadInput(f"{where}: sweep.max_gpu_hours needs a time_limit; set one")
+    return num_runs * limit, BY_LIMIT
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What is decided about a point. headline: None for a point that breaks a rule.
+class PointPreview:
+    """One point with the decision about it, and in a preview its needs. headline: None if the point breaks a rule.
 
     beyond: the limit of the sweep that leaves the point out, such as "max_points = 3"; "" for none.
+    gpu_hours, cost: of the steps of all its runs; None if unknown. left_out: why it was not chosen, "" if it was.
     """
 
     point: CheckedPoint
     headline: Headline | None = None
     is_held_back: bool = False
     beyond: str = ""
+    gpu_hours: float | None = None
+    cost: float | None = None
+    left_out: str = ""
+
+    @property
+    def label(self) -> str:
+        """The point's name."""
+        return label(self.point.coordinates)
 
     @property
     def is_run(self) -> bool:
@@ -103,7 +101,7 @@ class PointWalk:
         self.pinned = pinned_by(test.definition, system, rules)
         extra = test.definition.extra_cmd_args
         self.estimates = SweepEstimates(self.sweep, system, extra, formula, self.pinned)
-        self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
+        self._where, self._gpu_hours, self._rules = f"test {test.run.id!r}", 0.0, Counter[str]()
         self._base = self.sweep.base_args()
         self.runs_per_point = test.run.iterations * self.limits.repeats
 
@@ -112,25 +110,30 @@ class PointWalk:
         """The number of points before exclusion."""
         return self.sweep.grid.size + len(self.limits.include)
 
-    def __iter__(self) -> Iterator[Decision]:
+    def __iter__(self) -> Iterator[PointPreview]:
         """Yield a decision for every point, in order. The first point that does not fit ends what is run."""
         num_run, beyond = 0, ""
         points = partial(checked_points, self.sweep, self._system, self.pinned)
-        for point in informative(points, self._speed) if self._order == "informative" else points():
+
+        def speed(point: CheckedPoint) -> float | None:
+            headline = self.estimates.of(point)
+            return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
+
+        for point in informative(points, speed) if self._order == "informative" else points():
             decision = self.judge(point)
             if not decision.is_run:
                 yield decision
                 continue
             beyond = beyond or self._limit_before(decision, num_run)
             num_run += not beyond
-            yield Decision(point, decision.headline, beyond=beyond)
+            yield replace(decision, beyond=beyond)
 
-    def judge(self, point: CheckedPoint) -> Decision:
+    def judge(self, point: CheckedPoint) -> PointPreview:
         """Decide about a point alone, whatever the limits of the sweep leave of the others."""
         if point.violations:
-            return Decision(point)
+            return PointPreview(point)
         headline = self.estimates.of(point)
-        return Decision(point, headline, is_held_back=headline.exceeds(self.memory_limit))
+        return PointPreview(point, headline, is_held_back=headline.exceeds(self.memory_limit))
 
     def search_plan(self, point: CheckedPoint) -> SearchPlan:
         """Return a search's prior data on a point."""
@@ -154,11 +157,7 @@ class PointWalk:
         request = self.estimates.request(point)
         return memory_violation(self.estimates.of(point), self.memory_limit.share, request)
 
-    def _speed(self, point: CheckedPoint) -> float | None:
-        headline = self.estimates.of(point)
-        return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
-
-    def _limit_before(self, decision: Decision, num_run: int) -> str:
+    def _limit_before(self, decision: PointPreview, num_run: int) -> str:
         """Return the limit that a point would exceed; "" if it is within all of them, and its cost is added."""
         if num_run == self.limits.max_points:
             return f"max_points = {num_run}"
@@ -169,6 +168,191 @@ class PointWalk:
         launcher = LAUNCHERS[self.estimates.value(decision.point, "launcher")]
         is_known = "max_steps" in decision.point.coordinates or launcher.knows_steps(self._base, self._test.run)
         num_steps = self.estimates.num_steps(decision.point) if is_known else None
-        num_gpus, num_runs = decision.headline.num_gpus, self.runs_per_point
-        hours, rule = self.budget.price(decision.headline, num_gpus, num_steps, limit, num_runs)
-        return "" if self.budget.spend(hours, rule) else f"max_gpu_hours = {self.limits.max_gpu_hours:g}"
+        headline, num_runs = decision.headline, self.runs_per_point
+        hours, rule = price_runs(self._where, headline, headline.num_gpus, num_steps, limit, num_runs)
+        if self._gpu_hours + hours > self.limits.max_gpu_hours:
+            return f"max_gpu_hours = {self.limits.max_gpu_hours:g}"
+        self._gpu_hours += hours
+        self._rules[rule] += 1
+        return ""
+
+    def budget_note(self) -> str | None:
+        """Return how the included points were priced; None without a budget or a prediction."""
+        if self.limits.max_gpu_hours is None or not self._rules[PREDICTED]:
+            return None
+        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
+        return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user says of the plan.
+
+    memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
+    rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
+    """
+
+    memory_share: float | None = None
+    include_oom_risk: bool = False
+    order: str | None = None
+    formula: Formula = NEW
+    rules: RuleSet = RuleSet.RELEASE
+
+
+class SweepPreview:
+    """The points of one test on a system. choice: of the points to run, None for all."""
+
+    choice: PointChoice | None = None
+
+    def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
+        self.test, self.test_id, self.limits = test, test.run.id, test.definition.sweep
+        share = self.limits.memory_share if options.memory_share is None else options.memory_share
+        limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
+        self.memory_limit = None if options.include_oom_risk else limit
+        with naming_file(test):
+            self.walk = PointWalk(test, system, options.rules, self.memory_limit, options.order, options.formula)
+        self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
+        extra = test.definition.extra_cmd_args
+        self.not_considered = not_considered(self.sweep.base_args(), extra, self.sweep.grid.names)
+        self._system, self._is_checked = system, False
+        self._price_of = cache(partial(price_of, system))
+
+    def points(self) -> Iterator[PointPreview]:
+        """Yield every point, in order."""
+        for found in map(self._preview, self.walk):
+            if (choice := self.choice) is None:
+                yield found
+                continue
+            is_held_back = found.is_held_back and self.limits.memory_share is not None
+            why = choice.why_not(
+                self.test_id,
+                found.label,
+                found.point.coordinates,
+                is_rejected=found.headline is None or is_held_back or bool(found.beyond),
+                is_searched=self.test.definition.agent == TUNE,
+            )
+            yield replace(found, left_out=why)
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """Return the values of each axis, with those of the included points."""
+        return axes_of(self.sweep, self.limits.include)
+
+    @property
+    def coordinate_names(self) -> list[str]:
+        """Return the names of the points' coordinates: the axes, and further keys of included points."""
+        included = (name for pattern in self.limits.include for name in pattern)
+        return list(dict.fromkeys((*self.sweep.grid.names, *included)))
+
+    def preview(self, point: CheckedPoint) -> PointPreview:
+        """Judge a point alone, whatever the limits of the sweep leave of the others."""
+        return self._preview(self.walk.judge(point))
+
+    def _preview(self, decision: PointPreview) -> PointPreview:
+        if (headline := decision.headline) is None:
+            return decision
+        if not self._is_checked:  # as `mbridge run` checks the training configuration, once
+            self._is_checked = True
+            _, args, recipe = decision.point.resolve()
+            LAUNCHERS[args.launcher].training(self.test, args, recipe, self._system)
+        hours = headline.gpu_hours(self.walk.estimates.num_steps(decision.point))
+        hours = None if hours is None else hours * self.walk.runs_per_point
+        price = self.price(headline)[0]
+        cost = price.per_gpu_hour * hours if price and hours is not None else None
+        return replace(decision, gpu_hours=hours, cost=cost)
+
+    def price(self, headline: Headline) -> tuple[Price | None, str]:
+        """Return the price of a point's GPU, or why it is missing."""
+        return self._price_of(headline.gpu or "")
+
+    def terms(self, point: CheckedPoint) -> str:
+        """Return the largest terms of a point's fullest stage."""
+        return largest_terms(self.walk.estimates.request(point))
+
+
+@dataclass
+class SweepSummary:
+    """Counts over all points of one test; totals over those that would run. why: reasons why nothing is predicted.
+
+    not_considered: what is set and no prediction reads. run_holds_back: `mbridge run` has a limit of memory, too.
+    fill_in: what the launcher fills in. lifted: accepted points by what CloudAI has against them.
+    left_out: accepted points that were not chosen. within_limits: accepted points, chosen or not, that a limit allows.
+    """
+
+    test_id: str
+    axes: dict[str, int]
+    memory_limit: MemoryLimit | None = None
+    points: int = 0
+    accepted: int = 0
+    held_back: int = 0
+    would_run: int = 0
+    left_out: int = 0
+    within_limits: int = 0
+    predicted: int = 0
+    gpu_hours: float = 0.0
+    cost: float | None = None
+    priced: int = 0
+    currency: str = ""
+    why_no_cost: str = ""
+    budget_note: str | None = None
+    not_considered: tuple[str, ...] = ()
+    run_holds_back: bool = False
+    fill_in: tuple[str, ...] = ()
+    lifted: Counter[Lifted] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    why: Counter[str] = field(default_factory=Counter)
+    examples: list[PointPreview] = field(default_factory=list)
+    held_examples: list[tuple[PointPreview, str]] = field(default_factory=list)
+
+    def lifted_notes(self) -> Iterator[str]:
+        """Yield the notes on points that only CloudAI rejects."""
+        return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
+
+    def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:
+        """Add a point to the counts."""
+        self.points += 1
+        if found.headline is None:
+            self.rules.update({violation.rule_id for violation in found.point.violations})
+            return
+        if found.is_held_back:
+            self.held_back += 1
+            if len(self.held_examples) < examples:
+                self.held_examples.append((found, preview.terms(found.point)))
+            return
+        self.accepted += 1
+        self.within_limits += found.is_run
+        if found.left_out:
+            self.left_out += 1
+            return
+        self.lifted.update(found.point.lifted)
+        if len(self.examples) < examples:
+            self.examples.append(found)
+        for why in found.headline.why:
+            self.why[why if why in self.why or len(self.why) < _MOST_REASONS else "other reasons"] += 1
+        if not found.is_run:
+            return
+        self.would_run += 1
+        if found.gpu_hours is None:
+            return
+        self.predicted += 1
+        self.gpu_hours += found.gpu_hours
+        price, why_not = preview.price(found.headline)
+        if price is None:
+            self.why_no_cost = why_not
+        elif found.cost is not None:
+            self.priced += 1
+            self.cost = (self.cost or 0.0) + found.cost
+            self.currency = price.currency
+
+
+def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
+    """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
+    axes = {axis.name: len(axis.values) for axis in preview.sweep.axes}
+    summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
+    summary.run_holds_back = preview.limits.memory_share is not None
+    summary.fill_in = fill_in_notes(preview.sweep, preview.pinned)
+    with naming_file(preview.test):
+        for found in preview.points():
+            summary.add(found, preview, examples)
+    summary.budget_note = preview.walk.budget_note()
+    return summary

@@ -22,9 +22,8 @@ from cloudai_mbridge.report.facts import compare_by, definitions_of, machine_env
 from cloudai_mbridge.report.model import OUT_OF_MEMORY, PointReport, RunReport, SearchReport, TrialOutcome, TrialReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.runner import Judge
-from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
-from cloudai_mbridge.runner.journal.rows import UNTRIED
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry, SubmissionLog
+from cloudai_mbridge.runner.journal_file import UNTRIED
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY, SUBMITTED, JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure

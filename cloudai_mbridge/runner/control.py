@@ -4,20 +4,18 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
-from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.launch.job_ids import process_of
+from cloudai_mbridge.launch.claim import claimed_by, process_of
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.runner import lock
-from cloudai_mbridge.runner.journal.journal import Event, Journal, JournalEntry
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.lock import has_driver, no_driver
 
 _CANCEL_WAIT_S = 600.0
@@ -130,18 +128,24 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
         pass
     require_directories(root, [run["key"] for run in plan["runs"]])
     entries = read_entries(root)
-    _require_original(root, entries.values())
-    require_this_host(root, entries.values(), lost_hosts)
-    require_writable_run(root)
-
-
-def _require_original(root: Path, entries: Iterable[JournalEntry]) -> None:
-    """Raise BadInput of a copy of a run that is still there: both would act on the same jobs."""
     log = SubmissionLog(root)
-    ended = {attempt.token for entry in entries for attempt in entry.attempts if attempt.ended_at is not None}
+    ended = {one.token for entry in entries.values() for one in entry.attempts if one.ended_at is not None}
     going = {each.token for each in log.read() if not each.is_withdrawn} - ended
-    if (original := log.original_of(going)) is not None:
+    if (original := log.original_of(going)) is not None:  # both would act on the same jobs
         raise BadInput(f"{root}: is a copy of {original}, whose jobs have not ended; resume or cancel that directory")
+    known = ("", socket.gethostname(), *lost_hosts)
+    in_journal = {(entry.key, attempt.token): attempt for entry in entries.values() for attempt in entry.attempts}
+    for logged in log.read():  # from here each process of another machine seems to have been killed
+        attempt = in_journal.get((logged.key, logged.token))
+        if logged.is_withdrawn or logged.host in known or (attempt is not None and attempt.ended_at is not None):
+            continue
+        job_id = (attempt and attempt.job_id) or claimed_by(root / logged.key, logged.token) or ""
+        if process_of(job_id) is not None:
+            raise InUse(
+                f"{root}: {logged.key} is a process on {shown(logged.host)}; resume or cancel the run there,"
+                f" or, if that machine no longer runs, add --lost-host {shown(logged.host)}"
+            )
+    require_writable_run(root)
 
 
 def require_writable_run(root: Path) -> None:
@@ -190,57 +194,22 @@ def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Pa
     if plan.get("dry_run"):
         refuse_dry_run(root, plan)
     runs = {run["key"]: run for run in plan["runs"]}
-    key = _find_key(point.strip("/"), list(runs))
+    name = point.strip("/")
+    named = [key for key in runs if key.rpartition("/")[0] == name or key.split("/")[1] == name]
+    candidates = [name] if name in runs else named or [key for key in runs if name in key]
+    if not candidates:
+        raise BadInput(f"POINT: no run {name!r}; {suggest(name, list(runs))}")
+    if len(candidates) > 1:
+        examples = ", ".join(candidates[:5])
+        raise BadInput(
+            f"POINT: {name!r} is ambiguous: it matches {len(candidates)} runs: {examples}; give more of its name"
+        )
+    key = candidates[0]
     directory = root / key
-    last = _last_attempt(root, key)
+    entry = read_entries(root).get(key)
+    last = entry.last.number if entry and entry.last else 1
     if attempt is not None and not 1 <= attempt <= last:
         raise BadInput(f"{key}: has no attempt {attempt}, the last is {last}")
     if attempt is not None and attempt < last:
         directory /= POINT_FILES.attempt.format(attempt)
     return directory / (POINT_FILES.stderr if stderr else launcher_of(runs[key].get("upstream")).log_name)
-
-
-def _last_attempt(root: Path, key: str) -> int:
-    path = root / ROOT_FILES.journal
-    if not path.exists():
-        return 1
-    with Journal.read_only(path) as journal:
-        entry = journal.entries(key).get(key)
-    return entry.last.number if entry and entry.last else 1
-
-
-def _find_key(point: str, keys: list[str]) -> str:
-    if point in keys:
-        return point
-    for candidates in (
-        [key for key in keys if key.rpartition("/")[0] == point or key.split("/")[1] == point],
-        [key for key in keys if point in key],
-    ):
-        if len(candidates) == 1:
-            return candidates[0]
-        if candidates:
-            shown = ", ".join(candidates[:5])
-            raise BadInput(
-                f"POINT: {point!r} is ambiguous: it matches {len(candidates)} runs: {shown}; give more of its name"
-            )
-    raise BadInput(f"POINT: no run {point!r}; {suggest(point, keys)}")
-
-
-def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:
-    """Refuse a run with processes on another machine: from here each of them seems to have been killed.
-
-    lost_hosts: machines that no longer run, so neither do their processes.
-    InUse: according to the journal, a process of another machine has not ended.
-    """
-    known = ("", socket.gethostname(), *lost_hosts)
-    in_journal = {(entry.key, attempt.token): attempt for entry in entries for attempt in entry.attempts}
-    for logged in SubmissionLog(root).read():
-        attempt = in_journal.get((logged.key, logged.token))
-        if logged.is_withdrawn or logged.host in known or (attempt is not None and attempt.ended_at is not None):
-            continue
-        job_id = (attempt and attempt.job_id) or claimed_by(root / logged.key, logged.token) or ""
-        if process_of(job_id) is not None:
-            raise InUse(
-                f"{root}: {logged.key} is a process on {shown(logged.host)}; resume or cancel the run there,"
-                f" or, if that machine no longer runs, add --lost-host {shown(logged.host)}"
-            )

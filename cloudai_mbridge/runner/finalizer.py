@@ -1,18 +1,93 @@
-"""End runs: cancel jobs, judge attempts, and retry infrastructure failures."""
+"""End runs: cancel jobs, judge attempts, exclude nodes, and retry infrastructure failures."""
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.errors import BadInput, ToolFailure, counted
+from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.runner.context import Judge, Phase, RunnerContext, Tracked
-from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
 from cloudai_mbridge.verdict import PROGRAM_MISSING, Judgement
 
+_ASK_AGAIN_S = 30.0
 _CANCEL_AGAIN_S = 10.0
-
 INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
+
+
+class Nodes:
+    """The excluded nodes of a run, as the journal has them."""
+
+    def __init__(self, context: RunnerContext) -> None:
+        self._context = context
+        self.excluded = context.journal.excluded()  # node -> reason
+        self._usable: int | None = None
+        self._asked_at = float("-inf")
+
+    def exclude(self, node: str, reason: str) -> None:
+        """Exclude a node from further jobs."""
+        if node not in self.excluded:
+            self.excluded[node] = reason
+            self._asked_at = float("-inf")
+            self._context.journal.exclude(node, reason)
+            self._context.observer.notice(f"node {node} is excluded: {reason}")
+
+    def blame(self, run: Tracked, failure: str, named: Iterable[str], *, are_suspects: bool = False) -> None:
+        """Exclude a run's nodes that the evidence against it names, or that are out of service.
+
+        are_suspects: on the named nodes a job could not start. If it could start nowhere, nodes are left to try.
+        """
+        key = run.plan.key
+        own = _names(run.status.nodes) if run.status is not None else []
+        blamed = {name for nodes in named for full in _names(nodes) for name in (full, full.partition(".")[0])}
+        bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may contain anything
+        unhealthy: dict[str, str] = {}
+        if run.status is not None and run.status.nodes:
+            try:
+                unhealthy = self._context.scheduler.unhealthy_nodes(run.status.nodes)
+            except ToolFailure as error:
+                self._context.observer.notice(f"{error}; it is unknown which node failed {key}")
+        bad |= {node: f"{state} after {failure} in {key}" for node, state in unhealthy.items()}
+        for node, reason in bad.items():
+            if not are_suspects or node in unhealthy or self._can_spare(run, node):
+                self.exclude(node, reason)
+
+    def _can_spare(self, run: Tracked, node: str) -> bool:
+        """Return whether a run has enough other nodes."""
+        if node in {name for nodes in run.plan.nodes for name in expand_hostlist(nodes)}:
+            return False
+        try:
+            usable = self._context.scheduler.num_usable_nodes([*self.excluded, node])
+        except ToolFailure:
+            return False
+        return usable is not None and usable >= run.plan.num_nodes
+
+    def shortage_for(self, run: Tracked) -> str:
+        """Return why a run cannot have the nodes that it needs, "" if it can."""
+        if not self.excluded or run.plan.is_pre_test:
+            return ""
+        needed = {name for nodes in run.plan.nodes for name in expand_hostlist(nodes)}
+        if named := sorted(needed & set(self.excluded)):
+            return f"it needs node {', '.join(named)}, which is excluded ({self.excluded[named[0]]})"
+        if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+            try:
+                self._usable = self._context.scheduler.num_usable_nodes(self.excluded)
+            except ToolFailure:
+                return ""  # the scheduler itself will report the problem
+            self._asked_at = time.monotonic()
+        if (usable := self._usable) is None or usable >= run.plan.num_nodes:
+            return ""
+        excluded = "; ".join(f"{node} ({reason})" for node, reason in sorted(self.excluded.items()))
+        left = f"{counted(usable, 'node')} {'is' if usable == 1 else 'are'} left"
+        return f"{left} of the {run.plan.num_nodes} it needs; excluded: {excluded}"
+
+
+def _names(nodes: str) -> list[str]:
+    """Return the nodes of a list from a log, which may contain anything."""
+    try:
+        return expand_hostlist(nodes)
+    except BadInput:
+        return []
 
 
 class Finalizer:
@@ -82,7 +157,10 @@ class Finalizer:
         if holder not in (None, run.job_id):
             self._context.adopt(run, holder)
             return
-        if (ending := run.ending) is not None and _counts_as(ending, status):
+        ending = run.ending
+        # An interrupted attempt is submitted again, except if its job has started and its end is unknown
+        is_forgotten = status.state == FORGOTTEN and ending is not None and ending.state == INTERRUPTED.state
+        if ending is not None and status.job_class is not JobClass.SUCCEEDED and not is_forgotten:
             status = replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
         self._context.has_changed = True
         run.phase, run.late_since = Phase.ENDED, None
@@ -106,11 +184,18 @@ class Finalizer:
             return
         note = ""
         if judgement.is_infrastructure:
-            if not (why := _why_not_elsewhere(run, judgement)):
+            if judgement.failure == PROGRAM_MISSING and run.plan.container_image:
+                why = "the image is the same on other nodes"
+            else:
                 self._nodes.blame(run, judgement.failure, judgement.nodes, are_suspects=judgement.are_suspects)
                 why = self._why_not_retried(run)
             if not why:
-                self._retry(run, judgement)
+                run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0**run.num_retries
+                run.num_retries += 1
+                self._context.journal.failed(run.plan.key, run.number, judgement.failure)
+                count = f"{run.num_retries} of {self._context.config.retries} retries"
+                text = f"attempt {run.number} failed: {judgement.failure}; trying again ({count})"
+                self._context.observer.notice(f"{run.plan.key}: {text}")
                 return
             note = f"not retried: {why}"
             self._context.observer.notice(f"{run.plan.key}: {note}")
@@ -121,15 +206,13 @@ class Finalizer:
 
     def follow_failure(self, run: Tracked, reasons: Iterable[str]) -> None:
         """Act on a failed run: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
+        # A failed trial is a result for its search
+        is_fast_to_fail = self._context.config.fail_fast and run.plan.search is None
         if run.plan.is_pre_test:
             self._nodes.exclude(run.plan.label, f"pre_test failed: {'; '.join(reasons)}")
-        elif self._context.stop is None and (run.plan.is_gate or self._is_fast_to_fail(run)):
+        elif self._context.stop is None and (run.plan.is_gate or is_fast_to_fail):
             what = "the pre_test hook" if run.plan.is_gate else "fail_fast:"
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"{what} {run.plan.key} failed"))
-
-    def _is_fast_to_fail(self, run: Tracked) -> bool:
-        """Return whether a failed run stops the others; a failed trial is a result for its search."""
-        return self._context.config.fail_fast and run.plan.search is None
 
     def _why_not_retried(self, run: Tracked) -> str:
         if self._context.stop is not None:
@@ -139,26 +222,3 @@ class Finalizer:
         if run.num_retries >= (most := self._context.config.retries):
             return f"runner.retries = {most}"
         return self._nodes.shortage_for(run)
-
-    def _retry(self, run: Tracked, judgement: Judgement) -> None:
-        run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0**run.num_retries
-        run.num_retries += 1
-        self._context.journal.failed(run.plan.key, run.number, judgement.failure)
-        count = f"{run.num_retries} of {self._context.config.retries} retries"
-        text = f"attempt {run.number} failed: {judgement.failure}; trying again ({count})"
-        self._context.observer.notice(f"{run.plan.key}: {text}")
-
-
-def _why_not_elsewhere(run: Tracked, judgement: Judgement) -> str:
-    """Return why an attempt would fail on any node, "" if it might not."""
-    is_missing_in_image = judgement.failure == PROGRAM_MISSING and run.plan.container_image
-    return "the image is the same on other nodes" if is_missing_in_image else ""
-
-
-def _counts_as(ending: JobStatus, status: JobStatus) -> bool:
-    """Return whether a cancelled job gets the status it was cancelled with.
-
-    Interrupted attempts are submitted again, except if the job has started and its end is unknown.
-    """
-    is_forgotten = status.state == FORGOTTEN and ending.state == INTERRUPTED.state
-    return status.job_class is not JobClass.SUCCEEDED and not is_forgotten

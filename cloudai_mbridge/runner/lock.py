@@ -50,19 +50,15 @@ def _wait_for_child(root: Path, file: TextIO, kind: int = fcntl.LOCK_EX) -> None
     """
     end = time.monotonic() + _CHILD_WAIT_S
     while not _try_lock(file.fileno(), kind, pause_s=0.05):
-        if time.monotonic() > end or not _has_ended(_owner(file)):
-            raise _in_use(root, file)
-
-
-def _has_ended(owner: str) -> bool:
-    """Return whether a lock's owner was a process of this machine that has ended."""
-    match = re.fullmatch(r"process (\d+) on (.+)", owner)
-    if not match or match[2] != socket.gethostname():
-        return False
-    try:
-        return bool(psutil.Process(int(match[1])).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+        owner = re.fullmatch(r"process (\d+) on (.+)", _owner(file))
+        has_ended = False
+        if owner and owner[2] == socket.gethostname():
+            try:
+                has_ended = psutil.Process(int(owner[1])).status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                has_ended = True
+        if time.monotonic() > end or not has_ended:
+            raise InUse(f"{root}: is held by {_owner(file)}; wait for its end: mbridge watch {root}")
 
 
 @contextlib.contextmanager
@@ -96,10 +92,6 @@ def has_driver(root: Path) -> str | None:
             return None if _try_lock(file.fileno(), fcntl.LOCK_SH) else _owner(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _in_use(root: Path, file: TextIO) -> InUse:
-    return InUse(f"{root}: is held by {_owner(file)}; wait for its end: mbridge watch {root}")
 
 
 def _owner(file: TextIO) -> str:

@@ -1,13 +1,17 @@
-"""Progress of running jobs: whether they still make steps, read from the growth of their logs."""
+"""Logs of jobs: whether a running job still makes steps, and whether the files of an ended one are complete."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.files.regular import open_regular, read_chunks
+from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM
 from cloudai_mbridge.logs import LogParser, StepRecord
-from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.metrics import missing_steps
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NOT_LAUNCHED, JobClass, JobStatus
 
 
 @dataclass
@@ -30,8 +34,7 @@ class Progress:
 
         token: of the job; None if unknown.
         """
-        log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
-        self._read(log, run, token)
+        log = self._read(run, token)
         steps = log.parser.num_steps
         if steps != log.num_steps:
             log.num_steps, log.since = steps, self._now()
@@ -44,25 +47,45 @@ class Progress:
 
     def steps(self, run: RunPlan, token: str | None = None) -> tuple[StepRecord, ...]:
         """Return all steps so far. token: as above."""
-        log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
-        self._read(log, run, token)
-        return log.parser.summary().steps
+        return self._read(run, token).parser.summary().steps
 
     def forget(self, run: RunPlan) -> None:
         """Begin anew: the job has ended."""
         self._logs.pop(run.key, None)
 
-    def _read(self, log: _LogProgress, run: RunPlan, token: str | None) -> None:
-        try:
-            with open_regular(self._root / run.key / run.launcher.log_name) as file:
-                if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
-                    log.offset, log.parser = 0, _parser(run, token)
-                file.seek(log.offset)
-                for chunk in read_chunks(file):
-                    log.parser.feed(chunk)
-                    log.offset = file.tell()
-        except OSError:
-            return
+    def _read(self, run: RunPlan, token: str | None) -> _LogProgress:
+        log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
+        with contextlib.suppress(OSError), open_regular(self._root / run.key / run.launcher.log_name) as file:
+            if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
+                log.offset, log.parser = 0, _parser(run, token)
+            file.seek(log.offset)
+            for chunk in read_chunks(file):
+                log.parser.feed(chunk)
+                log.offset = file.tell()
+        return log
+
+    def missing_files(self, run: RunPlan, token: str | None, status: JobStatus) -> str:
+        """Return the missing output of an ended job, "" if complete: the steps of a good job, the end of another.
+
+        A job that was killed, or whose script has not begun, leaves no exit code. That it has not begun is inferred
+        from files that may be late, too, unless Slurm or the script's own exit code proves it.
+        """
+        if status.job_class is JobClass.SUCCEEDED:
+            steps = self.steps(run, token)
+            if reasons := missing_steps(steps, run.num_steps or 1):
+                return reasons[0]
+            has_losses = any(step.loss is not None for step in steps)
+            return f"step {steps[-1].step} has no loss" if has_losses and steps[-1].loss is None else ""
+        if NEVER_BEGAN in status.reason:
+            is_proven = status.signal == NOT_LAUNCHED or status.exit_code == NO_CLAIM
+            return "" if is_proven else "its start mark is missing"
+        has_exited = status.job_class is JobClass.FAILED and status.exit_code and not status.signal
+        if not has_exited or status.exit_code == LOST_CLAIM:
+            return ""
+        directory = self._root / run.key
+        has_begun = (directory / POINT_FILES.started).exists()
+        is_missing = has_begun and not (directory / POINT_FILES.exit_code).exists()
+        return f"{POINT_FILES.exit_code} is missing" if is_missing else ""
 
 
 def _parser(run: RunPlan, token: str | None) -> LogParser:

@@ -9,9 +9,8 @@ from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
-from cloudai_mbridge.runner.journal.journal import Journal, JournalEntry
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
-from cloudai_mbridge.runner.strays import Strays
+from cloudai_mbridge.runner.journal import Journal, JournalEntry, SubmissionLog
+from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.schedulers.interface import Submission
 from cloudai_mbridge.verdict import Verdict
 
@@ -49,15 +48,31 @@ def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
             journal.retoken(key, number, right[key, number])
 
 
-def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -> None:
+def restore_runs(context: RunnerContext, submitter: Submitter, finalizer: Finalizer) -> None:
     """Set every run to its state in the journal."""
-    _recover_submissions(context, strays)
+    _recover_submissions(context, submitter)
     unsure: dict[str, list[Tracked]] = {}
     entries = context.journal.entries()
     for run in context.runs:
-        _restore(context, run, entries[run.plan.key])
-        if run.phase is Phase.UNSURE:
+        entry = entries[run.plan.key]
+        for attempt in entry.attempts:
+            if attempt.ended_at is not None and attempt.status is not None and attempt.job_id is not None:
+                run.end_attempt(attempt.status)
+        run.num_retries = sum(bool(attempt.failure) for attempt in entry.attempts)
+        if (last := entry.last) is None:
+            run.phase = Phase.WAITING if entry.verdict is None else Phase.ENDED
+            continue
+        run.number, run.token, run.job_id = last.number, last.token, last.job_id or ""
+        run.status, run.ending, run.submitted_at = last.status, last.ending, time.monotonic()
+        if last.ended_at is None and last.job_id is None:
+            run.phase = Phase.UNSURE
             unsure.setdefault(run.token, []).append(run)
+        elif last.ended_at is None:
+            run.phase = Phase.ACTIVE
+        elif run.status is not None and run.status.state == INTERRUPTED.state:
+            context.journal.reopen(run.plan.key)
+        elif entry.verdict is not None or not last.failure:
+            run.phase = Phase.ENDED
     for token, runs in unsure.items():
         context.unsure[token] = Submission(token, tuple(run.plan for run in runs))
     # Actions on ended runs, in case the earlier process had no time for them
@@ -70,25 +85,7 @@ def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -
     finalizer.continue_stopping()
 
 
-def _restore(context: RunnerContext, run: Tracked, entry: JournalEntry) -> None:
-    for attempt in entry.attempts:
-        if attempt.ended_at is not None and attempt.status is not None and attempt.job_id is not None:
-            run.end_attempt(attempt.status)
-    run.num_retries = sum(bool(attempt.failure) for attempt in entry.attempts)
-    if (last := entry.last) is None:
-        run.phase = Phase.WAITING if entry.verdict is None else Phase.ENDED
-        return
-    run.number, run.token, run.job_id = last.number, last.token, last.job_id or ""
-    run.status, run.ending, run.submitted_at = last.status, last.ending, time.monotonic()
-    if last.ended_at is None:
-        run.phase = Phase.UNSURE if last.job_id is None else Phase.ACTIVE
-    elif run.status is not None and run.status.state == INTERRUPTED.state:
-        context.journal.reopen(run.plan.key)
-    elif entry.verdict is not None or not last.failure:
-        run.phase = Phase.ENDED
-
-
-def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
+def _recover_submissions(context: RunnerContext, submitter: Submitter) -> None:
     """Add submissions that are in the log and not in the journal, as unanswered."""
     entries = context.journal.entries()
     last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
@@ -100,7 +97,7 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
         if attempt.is_withdrawn:
             withdrawn.add((attempt.key, attempt.token))
             if attempt.is_doubtful:
-                strays.add(attempt.token, [run.plan])
+                submitter.look_for_strays(attempt.token, [run.plan])
         elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
             with context.journal.transaction():
                 context.journal.intend([(attempt.key, attempt.number)], attempt.token)
@@ -108,21 +105,15 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
                     context.journal.submitted(attempt.key, attempt.number, job_id)
             last[attempt.key] = attempt.number
             found += 1
-    _add_superseded(context, strays, withdrawn)
+    # Only a journal that was lost, and rebuilt from the log, has superseded attempts without a job: one that has never
+    # started may still wait
+    for key, entry in context.journal.entries().items():
+        for superseded in entry.attempts[:-1]:
+            is_known = superseded.job_id is not None or superseded.ended_at is not None
+            is_known |= (key, superseded.token) in withdrawn or key not in context.by_key
+            if not is_known and claimed_by(context.root / key, superseded.token) is None:
+                context.log.withdrawn(superseded.token, [key], is_doubtful=True)
+                submitter.look_for_strays(superseded.token, [context.by_key[key].plan])
     if found:
         where = f"in {ROOT_FILES.submissions} and not in the journal"
         context.observer.notice(f"{found} submissions are {where}; looking for them")
-
-
-def _add_superseded(context: RunnerContext, strays: Strays, withdrawn: Collection[tuple[str, str]]) -> None:
-    """Look for jobs of superseded attempts: jobs that never started may still wait.
-
-    Only a journal that was lost, and rebuilt from the log, has such attempts without a job.
-    """
-    for key, entry in context.journal.entries().items():
-        for attempt in entry.attempts[:-1]:
-            is_known = attempt.job_id is not None or attempt.ended_at is not None
-            is_known |= (key, attempt.token) in withdrawn or key not in context.by_key
-            if not is_known and claimed_by(context.root / key, attempt.token) is None:
-                context.log.withdrawn(attempt.token, [key], is_doubtful=True)
-                strays.add(attempt.token, [context.by_key[key].plan])

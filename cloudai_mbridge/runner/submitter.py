@@ -3,20 +3,17 @@
 import itertools
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure, counted
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
-from cloudai_mbridge.runner.finalizer import Finalizer
+from cloudai_mbridge.runner.context import Chooser, Phase, RunnerContext, Schedule, Tracked
+from cloudai_mbridge.runner.finalizer import Finalizer, Nodes
 from cloudai_mbridge.runner.interrupt import Interrupts
-from cloudai_mbridge.runner.nodes import Nodes
-from cloudai_mbridge.runner.schedule import Schedule
-from cloudai_mbridge.runner.search import Chooser, Searches
-from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.schedulers.interface import (
     SUBMITTED,
+    Job,
     JobClass,
     JobStatus,
     Submission,
@@ -24,6 +21,10 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitOutcomeUnknown,
     SubmitRefused,
 )
+
+# Pauses of the search for jobs of withdrawn attempts: the longer nothing has turned up, the less often.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
+
 
 # How often a run is submitted whose submission fails with an unknown error: the answer may have been damaged.
 DOUBTFUL_TRIES = 3
@@ -43,26 +44,40 @@ class Submitter:
         choosers: Mapping[str, Chooser],
     ) -> None:
         """keep_open: the lock on submissions, for the commands that submit. choosers: of the tests to search, by id."""
-        self.searches = Searches(context, choosers)
+        self._choosers = choosers
+        self._searched = {test: [run for run in context.runs if run.plan.test_id == test] for test in choosers}
         self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, finalizer, keep_open
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
-        self.strays = Strays(context)
+        self._strays: dict[str, tuple[RunPlan, ...]] = {}
+        self._stray_pause_s, self._strays_asked_at = _FIRST_PAUSE_S, float("-inf")
         self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
         self._postponed_since: float | None = None
         self._failing_since: float | None = None
 
     def submit_ready(self, interrupts: Interrupts) -> None:
-        """Submit, in order, the runs that wait for nothing, within the limits."""
+        """Submit, in order, the runs that wait for nothing, within the limits; skip those that lack nodes."""
         self.resolve_unsure()
         self._finalizer.continue_stopping()
-        self._end_past_dependency()
-        ready = self._schedule.ready(time.monotonic())
+        active = []
+        for run in self._schedule.past_end_dependency():
+            reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
+            if run.phase is Phase.WAITING:
+                self._context.skip([run], reason)
+            elif run.phase is Phase.ACTIVE and run.ending is None:
+                active.append((run, JobStatus("STOPPED", JobClass.STOPPED, reason=reason)))
+        self._finalizer.end(active)
+        waiting = self._schedule.ready(time.monotonic())
         is_closed = self._context.unsure or self._context.stop is not None
-        if not ready or is_closed or time.monotonic() < self._submit_after:
+        if not waiting or is_closed or time.monotonic() < self._submit_after:
             return
-        ready = [run for run in self.searches.among(ready) if self._has_nodes(run)]
+        ready: list[Tracked] = []
+        for run in self._among_searched(waiting):
+            if reason := self._nodes.shortage_for(run):
+                self._context.skip([run], reason)
+            else:
+                ready.append(run)
         try:
             batches = self._context.scheduler.batches([run.plan for run in ready])
         except ToolFailure as error:
@@ -99,21 +114,31 @@ class Submitter:
         slots = self._schedule.free_slots(self._parallel_of)
         return (slots is None or slots > 0) and bool(self._schedule.ready(time.monotonic()))
 
-    def _end_past_dependency(self) -> None:
-        active = []
-        for run in self._schedule.past_end_dependency():
-            reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
-            if run.phase is Phase.WAITING:
-                self._context.skip([run], reason)
-            elif run.phase is Phase.ACTIVE and run.ending is None:
-                active.append((run, JobStatus("STOPPED", JobClass.STOPPED, reason=reason)))
-        self._finalizer.end(active)
+    def why_end(self, run: RunPlan, step_times: Callable[[], Sequence[float]]) -> str:
+        """Return why an active run may end early, else ""."""
+        chooser = self._choosers.get(run.test_id)
+        return "" if chooser is None else chooser.why_end(run, step_times())
 
-    def _has_nodes(self, run: Tracked) -> bool:
-        """Return whether enough nodes are left; if not, the run is skipped."""
-        if reason := self._nodes.shortage_for(run):
-            self._context.skip([run], reason)
-        return not reason
+    def _among_searched(self, waiting: Sequence[Tracked]) -> list[Tracked]:
+        """Return the runs to submit; leave the untried runs of a finished search out for good.
+
+        Runs that were submitted before, and are to be retried, are always among them.
+        """
+        chosen: set[str] = set()
+        for test, chooser in self._choosers.items():
+            if not any(run.plan.test_id == test for run in waiting):
+                continue
+            choice = chooser.choose(self._searched[test], self._context.journal.entry)
+            chosen.update(choice.keys)
+            if choice.over:
+                untried = [run for run in self._searched[test] if run.phase is Phase.WAITING and not run.number]
+                self._context.leave_untried(untried, choice.over)
+        return [
+            run
+            for run in waiting
+            if run.phase is Phase.WAITING
+            and (run.plan.test_id not in self._choosers or run.number or run.plan.key in chosen)
+        ]
 
     def _affordable(self, batch: list[Tracked]) -> list[Tracked]:
         """Return as many runs as the limits allow; skip all if the limits rule them out for good."""
@@ -127,7 +152,21 @@ class Submitter:
 
     def _submit(self, runs: list[Tracked], parallel: int | None) -> bool:
         """Submit runs together; return whether the scheduler takes more."""
-        submission = self._intend(runs, parallel)
+        token = secrets.token_hex(8)
+        for run in runs:
+            if run.token:
+                self._context.withdraw(run)  # a job of it may be forgotten, and still start
+            if run.number:
+                put_aside(self._context.root / run.plan.key, run.number)
+            run.number, run.token, run.ending = run.number + 1, token, None
+            run.odd_since = run.unknown_since = run.late_since = None
+        attempts = [(run.plan.key, run.number) for run in runs]
+        self._context.journal.intend(attempts, token)
+        self._context.log.submitting(token, attempts)
+        if parallel is not None:
+            self._parallel_of[token] = parallel
+        excluded = tuple(sorted(self._nodes.excluded)) if not runs[0].plan.is_pre_test else ()
+        submission = Submission(token, tuple(run.plan for run in runs), excluded, parallel, self._keep_open)
         try:
             ids = self._context.scheduler.submit(submission, self._context.root)
         except SubmitRefused as error:
@@ -156,23 +195,6 @@ class Submitter:
         self._context.unsure[submission.token] = submission
         for run in runs:
             run.phase = Phase.UNSURE
-
-    def _intend(self, runs: list[Tracked], parallel: int | None) -> Submission:
-        token = secrets.token_hex(8)
-        for run in runs:
-            if run.token:
-                self._context.withdraw(run)  # a job of it may be forgotten, and still start
-            if run.number:
-                put_aside(self._context.root / run.plan.key, run.number)
-            run.number, run.token, run.ending = run.number + 1, token, None
-            run.odd_since = run.unknown_since = run.late_since = None
-        attempts = [(run.plan.key, run.number) for run in runs]
-        self._context.journal.intend(attempts, token)
-        self._context.log.submitting(token, attempts)
-        if parallel is not None:
-            self._parallel_of[token] = parallel
-        excluded = tuple(sorted(self._nodes.excluded)) if not runs[0].plan.is_pre_test else ()
-        return Submission(token, tuple(run.plan for run in runs), excluded, parallel, self._keep_open)
 
     def _submitted(self, ids: dict[str, str]) -> None:
         with self._context.journal.transaction():
@@ -224,11 +246,57 @@ class Submitter:
         for token, plans in by_token.items():
             self._context.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
             if is_doubtful:
-                self.strays.add(token, plans)
+                self.look_for_strays(token, plans)
+
+    def look_for_strays(self, token: str, runs: Iterable[RunPlan]) -> None:
+        """From now on cancel the jobs of a withdrawn attempt; none of them trains, since the runner holds its claim."""
+        self._strays[token] = (*self._strays.get(token, ()), *runs)
+        self._stray_pause_s = _FIRST_PAUSE_S
+
+    def cancel_strays(self, *, at_once: bool = False) -> None:
+        """Cancel jobs of withdrawn attempts that have turned up, if the last query was long ago, or at once."""
+        now = time.monotonic()
+        if not self._strays or (now - self._strays_asked_at < self._stray_pause_s and not at_once):
+            return
+        self._strays_asked_at, self._stray_pause_s = now, min(2 * self._stray_pause_s, _LONGEST_PAUSE_S)
+        left = [Submission(token, runs) for token, runs in self._strays.items()]
+        try:
+            while left:  # as few queries as there are withdrawn attempts of one run
+                chosen: list[Submission] = []
+                keys: set[str] = set()
+                for submission in left:
+                    if keys.isdisjoint(own := {run.key for run in submission.runs}):
+                        keys |= own
+                        chosen.append(submission)
+                left = [submission for submission in left if submission not in chosen]
+                self._cancel_strays_of(chosen)
+        except ToolFailure as error:
+            self._stray_pause_s = _FIRST_PAUSE_S
+            self._context.tolerate(error)
+
+    def _cancel_strays_of(self, submissions: list[Submission]) -> None:
+        root = self._context.root
+        found = self._context.scheduler.find(submissions, root)
+        late = [
+            Job(run.key, found[run.key], submission.token, root / run.key, run.array_index)
+            for submission in submissions
+            for run in submission.runs
+            if run.key in found
+        ]
+        if not late:
+            return
+        text = f"cancelling {', '.join(sorted(found.values()))}: submitted after it had been given up"
+        self._context.observer.notice(text)
+        self._context.journal.note(text)
+        self._context.scheduler.cancel(late)
+        for job in late:
+            self._strays[job.token] = tuple(run for run in self._strays[job.token] if run.key != job.key)
+            if not self._strays[job.token]:
+                del self._strays[job.token]
 
     def resolve_unsure(self) -> None:
         """Determine whether submissions without an answer were made."""
-        self.strays.cancel()
+        self.cancel_strays()
         if not self._context.unsure:
             return
         try:
@@ -276,15 +344,13 @@ _LEFT_BEHIND = (
 
 
 def put_aside(directory: Path, number: int) -> None:
-    """Move the files of attempt `number` into a directory of its own. Safe to repeat after a crash in its middle."""
+    """Move the files of attempt `number` into a directory of its own. Safe to repeat after a crash in its middle.
+
+    A file is renamed to the first of path, path.1, path.2, ... that is free: an unwanted job may have written too.
+    """
     kept = directory / POINT_FILES.attempt.format(number)
     for name in _LEFT_BEHIND:
         if (source := directory / name).exists():
             kept.mkdir(exist_ok=True)
-            source.rename(_free(kept / name))
-
-
-def _free(path: Path) -> Path:
-    """Return the path, or the first of path.1, path.2, ... that is free: an unwanted job may have written too."""
-    names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
-    return next(name for name in itertools.chain([path], names) if not name.exists())
+            names = itertools.chain([name], (f"{name}.{n}" for n in itertools.count(1)))
+            source.rename(next(kept / free for free in names if not (kept / free).exists()))

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,16 +13,13 @@ from types import MappingProxyType
 from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.replace import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
-from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
-from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
+from cloudai_mbridge.runner.context import Chooser, Judge, Observer, Phase, RunnerContext, Tracked
+from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer, Nodes
 from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts, Pace, SecondSignal
-from cloudai_mbridge.runner.journal.journal import Journal
-from cloudai_mbridge.runner.late_files import LateFiles
+from cloudai_mbridge.runner.journal import Journal
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
-from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
-from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.schedulers.interface import (
     COMPLETING,
@@ -72,7 +69,7 @@ def run_all(
     """
     lock = contextlib.nullcontext() if has_lock else driver_lock(root)
     interrupts = interrupts or Interrupts()
-    with lock, contextlib.closing(_journal(root)) as journal:
+    with lock, contextlib.closing(_opened(root / ROOT_FILES.journal)) as journal:
         journal.goes_on()
         clear_cancel(root)  # a request to an earlier process
         with submit_lock(root, observer.notice) as keep_open, interrupts:
@@ -84,7 +81,7 @@ def run_all(
             require_known(root, journal.entries().values(), context.log)
             watcher = Watcher(context, judge, keep_open, choosers, may_be_late=may_be_late)
             with _ends(watcher, interrupts):
-                restore_runs(context, watcher.submitter.strays, watcher.finalizer)
+                restore_runs(context, watcher.submitter, watcher.finalizer)
                 watcher.submitter.resubmit_moved()
                 watcher.poll()
                 if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
@@ -96,23 +93,21 @@ def run_all(
                     watcher.submitter.submit_ready(interrupts)
                     _require_journal(root)
                     has_ended = watcher.poll()
-                    if interrupts.detaches and not context.is_over and _is_submitted(context, before):
+                    active = {run.token for run in context.active()}
+                    # The last pass has submitted no other job, and left no submission in doubt
+                    is_submitted = bool(active) and active <= before and not context.unsure
+                    if interrupts.detaches and not context.is_over and is_submitted:
                         raise Detached
-                    _wait(watcher, pace, interrupts, has_ended=has_ended)
+                    if context.has_changed:
+                        context.has_changed = False
+                        pace.changed()
+                    # A run that has ended makes room; a submission is followed by a poll
+                    if not (has_ended and watcher.submitter.may_submit()) and not context.is_over:
+                        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(root))
 
 
-def _is_submitted(context: RunnerContext, before: Collection[str]) -> bool:
-    """Return whether jobs are active, and the last pass has submitted no other and left no submission in doubt.
-
-    before: the tokens of the active jobs before that pass.
-    """
-    active = {run.token for run in context.active()}
-    return bool(active) and active <= set(before) and not context.unsure
-
-
-def _journal(root: Path) -> Journal:
+def _opened(path: Path) -> Journal:
     """Open or create the journal. BadInput: not a journal. OSError: the disk is full."""
-    path = root / ROOT_FILES.journal
     try:
         return Journal(path)
     except MBridgeError as error:
@@ -121,44 +116,29 @@ def _journal(root: Path) -> Journal:
         raise
 
 
-def _wait(watcher: "Watcher", pace: Pace, interrupts: Interrupts, *, has_ended: bool) -> None:
-    """Wait for the next poll, unless a run that has ended makes room: a submission is followed by a poll."""
-    context = watcher.context
-    if context.has_changed:
-        context.has_changed = False
-        pace.changed()
-    if has_ended and watcher.submitter.may_submit():
-        return
-    if not context.is_over:
-        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(context.root))
-
-
 @contextlib.contextmanager
 def _ends(watcher: "Watcher", interrupts: Interrupts) -> Iterator[None]:
     """Stop everything at an interrupt; name the jobs that may still run after any other error."""
-    context = watcher.context
+    context, path = watcher.context, watcher.context.root / ROOT_FILES.journal
     try:
         yield
     except Interrupted as interrupted:
         _stop(watcher, interrupts, interrupted)
     except Detached:
-        raise _detached(context) from None
+        waiting = sum(run.phase is Phase.WAITING and run.plan.search is None for run in context.runs)
+        text = f"detached: {counted(len(context.may_still_run()), 'job')} left to the scheduler"
+        text += f", {counted(waiting, 'run')} not submitted yet" if waiting else ""
+        context.journal.note(text)
+        raise Detached(f"{text}; continue with: mbridge resume {context.root}") from None
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
-        raise ToolFailure(f"{error}{_space(error, context.root)}{_left(context)}") from None
+        is_full = is_disk_full(error, path) or is_disk_full(error.__context__, path)
+        space = f" ({path}: {free_space(path)})" if is_full else ""
+        raise ToolFailure(f"{error}{space}{_left(context)}") from None
     except MBridgeError:
         raise
     except Exception:
         context.observer.notice(f"mbridge stopped because of a defect{_left(context)}")
         raise
-
-
-def _detached(context: RunnerContext) -> Detached:
-    """Note the end of this process, and return the exception with the numbers of jobs and waiting runs."""
-    waiting = sum(run.phase is Phase.WAITING and run.plan.search is None for run in context.runs)
-    text = f"detached: {counted(len(context.may_still_run()), 'job')} left to the scheduler"
-    text += f", {counted(waiting, 'run')} not submitted yet" if waiting else ""
-    context.journal.note(text)
-    return Detached(f"{text}; continue with: mbridge resume {context.root}")
 
 
 def _require_journal(root: Path) -> None:
@@ -168,14 +148,6 @@ def _require_journal(root: Path) -> None:
             f"{root}: was moved or deleted while mbridge was running;"
             " move it back and continue with mbridge resume, or resume it where it is now"
         )
-
-
-def _space(error: Exception, root: Path) -> str:
-    """Return how much space there is, if the lack of it may have been the error."""
-    path = root / ROOT_FILES.journal
-    if is_disk_full(error, path) or is_disk_full(error.__context__, path):
-        return f" ({path}: {free_space(path)})"
-    return ""
 
 
 def _left(context: RunnerContext) -> str:
@@ -234,7 +206,7 @@ class Watcher:
         self.finalizer = Finalizer(context, nodes, judge)
         self.submitter = Submitter(context, nodes, self.finalizer, keep_open, choosers)
         self._progress = Progress(context.root)
-        self._late_files = LateFiles(context, self._progress, may_be_late=may_be_late)
+        self._may_be_late = may_be_late
         self.poll_s = 0.0
         self._ask_for_lost_after = 0.0
         self._stopping_since: float | None = None
@@ -271,7 +243,7 @@ class Watcher:
 
     def _saw(self, run: Tracked, status: JobStatus) -> None:
         if status.is_final:
-            if not self._late_files.are_awaited(run, status):
+            if not self._awaits_files(run, status):
                 self.finalizer.record(run, status)
             return
         if run.status is None or (status.state, status.restarts) != (run.status.state, run.status.restarts):
@@ -306,7 +278,11 @@ class Watcher:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:
             return None
-        elif status.hopeless is not None and odd_s > self._unschedulable_s(run, status, odd_s):
+        elif status.hopeless is not None and odd_s > (
+            config.patience_s
+            if _is_held(status) or (odd_s > HOPELESS_S and self._may_start(run, status))
+            else HOPELESS_S
+        ):
             excess = self.context.scheduler.exceeded(run.plan, status)
             reason = f"the scheduler will never start it: {status.reason or status.state}"
             reason += f"; it asks for {excess}" if excess else ""
@@ -316,7 +292,7 @@ class Watcher:
             return JobStatus("PRE_TEST_TIMEOUT", JobClass.FAILED, reason=reason)
         elif status.state != RUNNING:
             self._progress.forget(run.plan)
-        elif why := self.submitter.searches.why_end(run.plan, partial(self._step_times, run)):
+        elif why := self.submitter.why_end(run.plan, partial(self._progress.step_times, run.plan, run.token or None)):
             return JobStatus(ENDED_EARLY, JobClass.CANCELLED, reason=why)
         elif run.plan.hang_timeout_s is not None:
             idle_s, step = self._progress.idle_s(run.plan, run.token or None)
@@ -324,13 +300,18 @@ class Watcher:
                 return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
         return None
 
-    def _step_times(self, run: Tracked) -> list[float]:
-        return self._progress.step_times(run.plan, run.token or None)
-
-    def _unschedulable_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
-        """Return how long a hopeless job may wait; a held job may be released."""
-        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._may_start(run, status))
-        return self.context.config.patience_s if is_patient else HOPELESS_S
+    def _awaits_files(self, run: Tracked, status: JobStatus) -> bool:
+        """Return whether judging an ended job has to wait: a shared file system may show its files seconds later."""
+        context = self.context
+        if not self._may_be_late or context.stop is not None or run.ending is not None:
+            return False
+        if not (missing := self._progress.missing_files(run.plan, run.token or None, status)):
+            return False
+        if run.late_since is None:
+            run.late_since = time.monotonic()
+            text = f"job {run.job_id} has ended, and {missing}; waiting for its files"
+            context.observer.notice(f"{run.plan.key}: {text} for up to {context.config.late_files_s:g} s")
+        return time.monotonic() - run.late_since <= context.config.late_files_s
 
     def _may_start(self, run: Tracked, status: JobStatus) -> bool:
         """Return whether nodes that come back would start a job; True if the scheduler does not answer."""
@@ -367,7 +348,7 @@ class Watcher:
         """Cancel everything that has a job; waiting runs stay unsubmitted."""
         self.finalizer.stop(INTERRUPTED)
         self.finalizer.continue_stopping()
-        self.submitter.strays.cancel(at_once=True)
+        self.submitter.cancel_strays(at_once=True)
         self._cancel_returned()
 
     def poll_while_stopping(self) -> None:

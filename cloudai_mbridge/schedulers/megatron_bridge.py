@@ -5,25 +5,26 @@ also exits with an error when a good run differs from golden values that few use
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import open_regular, read_chunks
-from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.launch.job_ids import ProcessId
+from cloudai_mbridge.launch.claim import process_of
 from cloudai_mbridge.megatron_bridge.launcher_command import find_job_ids, launcher_path, python_path
 from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
-from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
-from cloudai_mbridge.schedulers.local.child import Child, find_marked
+from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher
+from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Scheduler, Seen, Submission
+from cloudai_mbridge.schedulers.local import Child, find_scripts
 from cloudai_mbridge.schedulers.slurm import SlurmClient
-from cloudai_mbridge.schedulers.slurm.parsing import without_slurm_variables
+from cloudai_mbridge.schedulers.slurm.commands import without_slurm_variables
 
 _LONGEST_LINE = 1 << 16
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -90,15 +91,8 @@ class UpstreamClient:
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for launchers that carry the tokens, and for ended launchers that have claimed their attempts."""
-        found = {}
-        for submission in submissions:
-            (run,) = submission.runs
-            if (pid := find_marked(submission.token)) is not None:
-                found[run.key] = str(ProcessId(pid, submission.token, is_launcher=True))
-            elif (holder := claimed_by(root / run.key, submission.token)) is not None:
-                found[run.key] = holder
-        return found
+        """Look for launchers of the tokens."""
+        return find_scripts(submissions, root, is_launcher=True)
 
     def _launch(self, job: Job) -> _LauncherJob:
         """Return a launch, including a launch of an earlier process."""
@@ -174,3 +168,66 @@ def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
 def _unnamed(status: JobStatus) -> JobStatus:
     """Return a status with Slurm's own reason, without the job's id."""
     return replace(status, reason=status.reason.partition(": ")[2])
+
+
+class ByLauncher:
+    """The embedded loop's scheduler and the upstream launcher's, whose ids differ."""
+
+    def __init__(self, embedded: Scheduler, upstream: Scheduler) -> None:
+        self._embedded = embedded
+        self._schedulers: Mapping[RunLauncher, Scheduler] = {EMBEDDED: embedded, MEGATRON_BRIDGE: upstream}
+
+    def _split(self, items: Iterable[_T], of: Callable[[_T], RunLauncher]) -> Iterator[tuple[Scheduler, list[_T]]]:
+        """Yield each scheduler with its own items, if it has any. of: the launcher of an item."""
+        every = list(items)
+        for launcher, scheduler in self._schedulers.items():
+            if own := [item for item in every if of(item) is launcher]:
+                yield scheduler, own
+
+    @property
+    def pace(self) -> tuple[float, float, float]:
+        return self._embedded.pace
+
+    @property
+    def may_be_late(self) -> bool:
+        return self._embedded.may_be_late
+
+    def preflight(self) -> None:
+        for scheduler in self._schedulers.values():
+            scheduler.preflight()
+
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        parts = self._split(runs, lambda run: run.launcher)
+        return [batch for scheduler, own in parts for batch in scheduler.batches(own)]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        return self._schedulers[submission.runs[0].launcher].submit(submission, root)
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        parts = self._split(submissions, lambda submission: submission.runs[0].launcher)
+        return {key: job_id for scheduler, own in parts for key, job_id in scheduler.find(own, root).items()}
+
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        parts = self._split(jobs, _launcher_of_job)
+        return {key: seen for scheduler, own in parts for key, seen in scheduler.poll(own).items()}
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        for scheduler, own in self._split(jobs, _launcher_of_job):
+            scheduler.cancel(own)
+
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
+        return self._embedded.unhealthy_nodes(nodes)  # both run on the same nodes
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        return self._embedded.num_usable_nodes(exclude)
+
+    def may_start(self, run: RunPlan, status: JobStatus) -> bool:
+        return self._schedulers[run.launcher].may_start(run, status)
+
+    def exceeded(self, run: RunPlan, status: JobStatus) -> str:
+        return self._schedulers[run.launcher].exceeded(run, status)
+
+
+def _launcher_of_job(job: Job) -> RunLauncher:
+    process = process_of(job.job_id)
+    return MEGATRON_BRIDGE if process is not None and process.is_launcher else EMBEDDED

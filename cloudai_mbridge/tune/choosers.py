@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.report import judge_in
-from cloudai_mbridge.runner.search import Chooser
+from cloudai_mbridge.runner.context import Chooser
 
 
 def choosers_for(plan: ScenarioPlan, root: Path) -> dict[str, Chooser]:

@@ -15,9 +15,8 @@ from scipy.special import stdtrit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.runner import Judge
-from cloudai_mbridge.runner.context import Phase, Tracked
-from cloudai_mbridge.runner.journal.journal import JournalEntry
-from cloudai_mbridge.runner.search import Choice, Chooser
+from cloudai_mbridge.runner.context import Choice, Chooser, Phase, Tracked
+from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.tune.factors import Floats
 from cloudai_mbridge.tune.prior import Prior

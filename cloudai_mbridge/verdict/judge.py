@@ -6,6 +6,7 @@ Success has three conditions: the job ended well, the log contains every request
 import math
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
@@ -15,7 +16,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
-from cloudai_mbridge.metrics import Metrics, Statistic, implausible, missing_steps
+from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
@@ -76,7 +77,12 @@ def judge(
         num_steps = 0  # it was to be stopped: steps measured until then are valid
     reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses))
     if not reasons or log.steps:  # without steps, missing metrics follow from the reasons above
-        reasons = (*reasons, *_metric_reasons(log, metrics))
+        # A rate of 0 is a launcher's sentinel for unknown, not a failure
+        rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
+        is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
+        named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
+        missing = (f"{name} could not be measured" for name, is_there in named.items() if not is_there)
+        reasons = (*reasons, *missing)
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
     return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
@@ -87,10 +93,6 @@ def _job_reasons(status: JobStatus | None) -> list[str]:
         return ["the job was not submitted, or its end is unknown"]
     if status.job_class in (JobClass.SUCCEEDED, JobClass.STOPPED):
         return []
-    return [f"the job {_describe(status)}"]
-
-
-def _describe(status: JobStatus) -> str:
     how = {
         JobClass.ACTIVE: "was last seen as",
         JobClass.UNKNOWN: "is in a state that proves nothing:",
@@ -102,17 +104,11 @@ def _describe(status: JobStatus) -> str:
     elif status.exit_code:
         details.append(f"exit code {status.exit_code}")
     if status.signal and status.signal != NOT_LAUNCHED and (status.state, status.signal) != _OUT_OF_MEMORY:
-        details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
+        is_known = status.signal in set(signal.Signals)
+        details.append(f"signal {status.signal}, {signal.Signals(status.signal).name if is_known else 'unknown'}")
     if status.reason:
         details.append(status.reason)
-    return f"{how} {status.state}" + (f" ({'; '.join(details)})" if details else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
+    return [f"the job {how} {status.state}" + (f" ({'; '.join(details)})" if details else "")]
 
 
 def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[str]:
@@ -126,14 +122,6 @@ def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[st
     if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:
         reasons.append(f"the loss is {bad[0].loss} at step {bad[0].step}")
     return reasons
-
-
-def _metric_reasons(log: LogSummary, metrics: Metrics) -> list[str]:
-    """Return the metrics that were not measured. A rate of 0 is a launcher's sentinel for unknown, not a failure."""
-    rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
-    is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
-    named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
-    return [f"{name} could not be measured" for name, is_there in named.items() if not is_there]
 
 
 def with_failure(
@@ -152,7 +140,8 @@ def with_failure(
     if failure is None:
         return outcome
     if failure.id in _NOT_STARTED and not failure.nodes and status is not None:
-        failure = replace(failure, nodes=_first_node(status.nodes))
+        with suppress(BadInput):  # a job's script runs on the first of its nodes
+            failure = replace(failure, nodes=tuple(expand_hostlist(status.nodes)[:1]))
     if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
         if num_steps and not missing_steps(log.steps, num_steps):
@@ -161,14 +150,6 @@ def with_failure(
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
     tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
     return replace(outcome, reasons=reasons, evidence=(*failure.evidence, *tail) or outcome.evidence, failure=failure)
-
-
-def _first_node(nodes: str) -> tuple[str, ...]:
-    """Return the node on which a job's script runs."""
-    try:
-        return tuple(expand_hostlist(nodes)[:1])
-    except BadInput:
-        return ()
 
 
 def _bad_loss(log: LogSummary) -> Failure | None:
@@ -222,6 +203,7 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         is_infrastructure |= has_failed_itself or failure.id == _CANCELLED_BY_SLURM
     unnamed = "lost" if is_lost else "unknown"
     times = metrics.step_time_s
+    error = times.capped_std / times.capped_mean / math.sqrt(times.n - 1) if times and times.n > 1 else None
     return Judgement(
         verdict=str(outcome.verdict),
         reasons=tuple(map(redacted, outcome.reasons)),
@@ -231,10 +213,5 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         nodes=failure.nodes if failure else (),
         are_suspects=failure is not None and failure.id in _NOT_STARTED,
         step_time_s=times.capped_mean if times else None,
-        step_time_error=_error(times) if times else None,
+        step_time_error=error,
     )
-
-
-def _error(times: Statistic) -> float | None:
-    """Return the standard error of the capped mean as a share of it."""
-    return times.capped_std / times.capped_mean / math.sqrt(times.n - 1) if times.n > 1 else None

@@ -7,18 +7,18 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import resources
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.parsing import base_state
+from cloudai_mbridge.schedulers.slurm.commands import base_state
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
@@ -78,8 +78,8 @@ class Entry(KnownFailure):
     """One `[[failure]]` of the catalogue."""
 
     patterns: tuple[re.Pattern[str], ...]
-    examples: tuple[str, ...]
-    counterexamples: tuple[str, ...]
+    examples: tuple[str, ...] = ()
+    counterexamples: tuple[str, ...] = ()
     nodes_of: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
@@ -104,7 +104,6 @@ class EndState(KnownFailure):
         return base_state(status.state) == self.state and (self.reason is None or self.reason.search(text) is not None)
 
 
-_Known = TypeVar("_Known", Entry, EndState)
 _OTHER_INFRASTRUCTURE = EndState(
     state="",
     id="job_infrastructure",
@@ -123,30 +122,41 @@ _LOST = EndState(
 )
 
 
-@dataclass
-class _Found:
-    """Matches of one entry in the logs."""
-
-    evidence: list[str] = field(default_factory=list)
-    nodes: dict[str, None] = field(default_factory=dict)
-
-
 def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
     """Return the cause of a run that did not succeed, None if no entry matches.
 
-    Some states of the job override the logs: logs of a job on a dead node show only symptoms.
+    A line is assigned to the first entry that it matches. Some states of the job override the logs: logs of a job on a
+    dead node show only symptoms.
     """
-    found = _search_logs(paths)
+    evidence: dict[str, list[str]] = {}
+    nodes: dict[str, dict[str, None]] = {}
+    for path in paths:
+        for number, text in _suspects(path):
+            for entry in load_catalogue():
+                if match := entry.search(text):
+                    lines = evidence.setdefault(entry.id, [])
+                    if len(lines) < _MAX_EVIDENCE:
+                        lines.append(_evidence(path, number, text, match))
+                    named = nodes.setdefault(entry.id, {})
+                    if (node := match.groupdict().get("node")) and len(named) < _MAX_NODES:
+                        named[node] = None
+                    break
     state = _state_of(status)
     for entry in load_catalogue():
         if state is not None and (state.wins or entry.id == state.topic):
             break  # it overrides this entry and all below
-        if (what := found.get(entry.id)) is not None:
-            return failure_of(entry, what.evidence, what.nodes or found.get(entry.nodes_of, _Found()).nodes)
+        if entry.id in evidence:
+            return failure_of(entry, evidence[entry.id], nodes[entry.id] or nodes.get(entry.nodes_of, ()))
     if state is None:
         return None
-    about = found.get(state.topic, _Found())
-    return failure_of(state, about.evidence, about.nodes)
+    return failure_of(state, evidence.get(state.topic, ()), nodes.get(state.topic, ()))
+
+
+def _evidence(path: Path, number: int, text: str, match: re.Match[str]) -> str:
+    """Return "FILE:LINE: TEXT", for a long line the part around the match. Credentials are removed before cutting."""
+    before = len(redacted(text[: match.start()]))
+    start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, before - 100)
+    return printable(f"{path.name}:{number}: {redacted(text)[start : start + _LONGEST_EVIDENCE]}")[:_LONGEST_EVIDENCE]
 
 
 def load_catalogue() -> tuple[Entry, ...]:
@@ -167,36 +177,28 @@ def _catalogue() -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
 def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
     """Parse the entries and the states of a catalogue's text.
 
-    ValueError: a key is missing or unknown, an id is duplicate, a kind is unknown, or a pattern does not compile.
+    ValueError, KeyError, TypeError or re.error: a key is missing or unknown, an id is duplicate, a kind is unknown, or
+    a pattern does not compile.
     """
+
+    def values(table: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        lists = {key: tuple(table.get(key, ())) for key in ("examples", "counterexamples") if key in table}
+        return {**table, **lists, **more, "kind": FailureKind(table["kind"])}
+
     data = tomllib.loads(text)
-    entries = tuple(_parsed(Entry, table) for table in data.get("failure", ()))
-    states = tuple(_parsed(EndState, table) for table in data.get("state", ()))
+    entries = tuple(
+        Entry(**values(table, patterns=tuple(map(re.compile, table["patterns"])))) for table in data.get("failure", ())
+    )
+    states = tuple(
+        EndState(**values(table, reason=re.compile(table["reason"]) if "reason" in table else None))
+        for table in data.get("state", ())
+    )
     ids = [known.id for known in (*entries, *states)]
     if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
         raise ValueError(f"failures.toml: ids that appear twice: {sorted(twice)}")
     if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
         raise ValueError(f"failures.toml: topics that are not failures: {sorted(lost)}")
     return entries, states
-
-
-def _parsed(kind: type[_Known], table: Mapping[str, Any]) -> _Known:
-    more: dict[str, Any] = {}
-    try:
-        more = {key: tuple(table[key]) for key in ("examples", "counterexamples") if key in table}
-        if kind is Entry:
-            more = {
-                "examples": (),
-                "counterexamples": (),
-                **more,
-                "patterns": tuple(map(re.compile, table["patterns"])),
-            }
-        elif "reason" in table:
-            more["reason"] = re.compile(table["reason"])
-        return kind(**{**table, **more, "kind": FailureKind(table["kind"])})
-    except (KeyError, TypeError, ValueError, re.error) as error:
-        unnamed = f"a {'failure' if kind is Entry else 'state'} without id"
-        raise ValueError(f"failures.toml: {table.get('id', unnamed)}: {error}") from error
 
 
 def _state_of(status: JobStatus | None) -> EndState | None:
@@ -217,22 +219,6 @@ def has_never_started(status: JobStatus | None) -> bool:
 def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
     """Return a known failure with its evidence."""
     return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
-
-
-def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:
-    """Return the matches in the logs, by entry; a line is assigned to the first entry that it matches."""
-    found: dict[str, _Found] = {}
-    for path in paths:
-        for number, text in _suspects(path):
-            for entry in load_catalogue():
-                if match := entry.search(text):
-                    what = found.setdefault(entry.id, _Found())
-                    if len(what.evidence) < _MAX_EVIDENCE:
-                        what.evidence.append(_evidence(path, number, text, match))
-                    if (node := match.groupdict().get("node")) and len(what.nodes) < _MAX_NODES:
-                        what.nodes[node] = None
-                    break
-    return found
 
 
 def _suspects(path: Path) -> Iterator[tuple[int, str]]:
@@ -271,10 +257,3 @@ def _pass_over(log: BufferedReader, end: int) -> int:
         if is_empty(block):
             pass_hole(log)
     return count + log.readline().count(b"\n")
-
-
-def _evidence(path: Path, number: int, text: str, match: re.Match[str]) -> str:
-    """Return "FILE:LINE: TEXT", for a long line the part around the match. Credentials are removed before cutting."""
-    before = len(redacted(text[: match.start()]))
-    start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, before - 100)
-    return printable(f"{path.name}:{number}: {redacted(text)[start : start + _LONGEST_EVIDENCE]}")[:_LONGEST_EVIDENCE]

@@ -14,7 +14,7 @@ from cloudai_mbridge.cli import cli
 from cloudai_mbridge.commands.options import as_run, find_run, find_runs
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_files import record_run, started_at
-from cloudai_mbridge.plan import find
+from cloudai_mbridge.plan import read
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_a_name_is_never_of_another_users_run(here: Path, monkeypatch: pytest.Mo
     """`resume` executes what lies in a directory: somebody else's must not become `latest`."""
     own = a_run(here / "results", day(1))
     theirs = a_run(here / "results", day(2))
-    monkeypatch.setattr(find, "_is_own", lambda root: root == own)
+    monkeypatch.setattr(read, "_is_own", lambda root: root == own)
     assert find_run("latest") == own
     assert find_run("s_2026") == own
     with pytest.raises(BadInput) as error:

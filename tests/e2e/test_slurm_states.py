@@ -17,7 +17,7 @@ from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm import SlurmClient
-from cloudai_mbridge.schedulers.slurm.parsing import parse_sacct, parse_squeue
+from cloudai_mbridge.schedulers.slurm.commands import parse_sacct, parse_squeue
 from cloudai_mbridge.verdict import RunOutcome, Verdict, judge, with_failure
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"

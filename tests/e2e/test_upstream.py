@@ -20,7 +20,7 @@ import pytest
 
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.release import repo_path, venv_path
-from cloudai_mbridge.runner.journal.journal import Journal
+from cloudai_mbridge.runner.journal import Journal
 
 TOKEN = "hf_" + "NeverToBeSeen" * 3
 URL, COMMIT = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "v0.3.0"

@@ -12,7 +12,7 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.preview import PlanOptions, SweepPreview
+from cloudai_mbridge.plan.walk import PlanOptions, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 SOURCES = {"0.3.0": "MBRIDGE_LAUNCHER_SOURCE_0_3", "0.6.0": "MBRIDGE_LAUNCHER_SOURCE_0_6"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudai_mbridge.launch.job_ids import ProcessId, process_of
+from cloudai_mbridge.launch.claim import ProcessId, process_of
 
 
 @pytest.mark.parametrize("process", [ProcessId(17, "cafe"), ProcessId(17, "cafe", is_launcher=True)])

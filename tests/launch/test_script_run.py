@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.schedulers.slurm.parsing import parse_started
+from cloudai_mbridge.schedulers.slurm.commands import parse_started
 from tests.cases import every
+from tests.runs import planned_run
 
 pytestmark = pytest.mark.process
 
@@ -42,26 +43,9 @@ FAKE_SCONTROL = """\
 [[ "$*" == "show hostnames node[1-2]" ]] && printf 'node1\\nnode2\\n'
 """
 NASTY = [
-    "",
-    " ",
-    "'",
-    '"',
-    "\\",
-    "$(touch pwned)",
-    "`touch pwned`",
-    "'; touch pwned; '",
-    '"; touch pwned; "',
-    "a\nb\n",
-    "\n#SBATCH --wrap=id",
-    r"${HOME:-x} \$HOME $$ $? $1 $(",
-    "* ? [a-z] {a,b} ~ !!",
-    "-n",
-    "a\tb\rc",
-    "\x01\x1b[31m\x7f",
-    "é 😀 \u2028 \ufeff",
-    "#comment",
-    "<(id) >pwned |id &",
-    "EOF",
+    *("", " ", "'", '"', "\\", "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned; "'),
+    *("a\nb\n", "\n#SBATCH --wrap=id", r"${HOME:-x} \$HOME $$ $? $1 $(", "* ? [a-z] {a,b} ~ !!", "-n", "a\tb\rc"),
+    *("\x01\x1b[31m\x7f", "é 😀 \u2028 \ufeff", "#comment", "<(id) >pwned |id &", "EOF"),
 ]
 # `~` and a leading `~/` are the home directory
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0$"), max_size=40).filter(
@@ -72,25 +56,12 @@ RunScript = Callable[..., dict[str, Any]]
 
 
 def _run_plan(env: dict[str, str], **keys: Any) -> RunPlan:
-    data: dict[str, Any] = {
-        "key": "sweep/single/0",
-        "test_id": "sweep",
-        "test_name": "t",
-        "label": "single",
-        "iteration": 0,
-        "coordinates": {},
-        "args": {},
-        "recipe": "gpt_tiny",
-        "num_nodes": 1,
-        "ranks_per_node": 2,
-        "num_steps": 10,
-        "warmup_steps": 3,
-        "training_config": {},
-        "definition": {},
-        "env": env,
-        "secret_env": {},
-    }
-    return RunPlan(**{**data, **keys})
+    return planned_run("sweep", **{"key": "sweep/single/0", "env": env, **keys})
+
+
+def _script(kind: str, env: dict[str, str], **keys: Any) -> str:
+    run = planned_run("sweep", **{"key": "sweep/single/0", "env": env, **keys})
+    return render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
 
 
 def _executable(path: Path, text: str) -> Path:
@@ -152,13 +123,8 @@ def test_the_slurm_script_starts_torchrun_on_every_node(run_script: RunScript) -
     ]
     assert record["env"]["PET_NODE_RANK"] == "1"
     assert record["env"]["A"] == "x y"
-    assert record["files"]["srun_argv"].split("\0")[:5] == [
-        "--cpus-per-task=12",
-        "--kill-on-bad-exit=1",
-        "--nodes=2",
-        "--ntasks=2",
-        "--ntasks-per-node=1",
-    ]
+    options = "--cpus-per-task=12 --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1"
+    assert record["files"]["srun_argv"].split("\0")[:5] == options.split()
 
 
 @every(
@@ -176,11 +142,8 @@ def test_a_step_takes_the_cpus_that_every_node_has(run_script: RunScript, listed
 @every("kind", ["local", "slurm"])
 @every("code", [0, 1, 7, 137])
 def test_the_exit_code_is_kept_and_left_behind(run_script: RunScript, kind: str, code: int) -> None:
-    run = _run_plan({})
-    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
-    record = run_script(text, RECORDER_EXIT=str(code), **SLURM_ENV)
-    assert record["code"] == code
-    assert record["files"]["exit_code.txt"] == f"{code}\n"
+    record = run_script(_script(kind, {}), RECORDER_EXIT=str(code), **SLURM_ENV)
+    assert (record["code"], record["files"]["exit_code.txt"]) == (code, f"{code}\n")
 
 
 @every(
@@ -249,9 +212,7 @@ def test_a_local_job_says_that_it_has_started(run_script: RunScript) -> None:
 def test_a_job_that_starts_again_has_no_exit_code_yet(tmp_path: Path, kind: str) -> None:
     """The scheduler may start it a second time in the same directory: the first exit code must not speak for it."""
     (tmp_path / "exit_code.txt").write_text("0\n")
-    run = _run_plan({})
-    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
-    (head,) = re.findall(r".*started\.txt\n", text, re.DOTALL)
+    (head,) = re.findall(r".*started\.txt\n", _script(kind, {}), re.DOTALL)
     subprocess.run(["bash", "-c", head], cwd=tmp_path, env={**os.environ, **SLURM_ENV}, check=True)
     assert not (tmp_path / "exit_code.txt").exists()
     assert (tmp_path / "started.txt").exists()
@@ -260,17 +221,14 @@ def test_a_job_that_starts_again_has_no_exit_code_yet(tmp_path: Path, kind: str)
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_a_rank_knows_when_to_write_its_stacks(run_script: RunScript, kind: str) -> None:
     """Before the runner cancels the job."""
-    run = _run_plan({}, hang_timeout_s=1800.0)
-    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    text = _script(kind, {}, hang_timeout_s=1800.0)
     assert 0 < float(run_script(text, **SLURM_ENV)["env"]["MBRIDGE_HANG_TIMEOUT_S"]) < 1800
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_nasty_values_arrive_as_data(run_script: RunScript, kind: str) -> None:
     env = {f"NASTY_{i}": value for i, value in enumerate(NASTY)}
-    run = _run_plan(env)
-    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
-    record = run_script(text, **SLURM_ENV)
+    record = run_script(_script(kind, env), **SLURM_ENV)
     assert {name: record["env"][name] for name in env} == {n: text.replace(r"\$", "$") for n, text in env.items()}
 
 
@@ -284,8 +242,7 @@ def test_any_value_arrives_as_data(run_script: RunScript, values: list[str]) -> 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_names_of_variables_are_expanded(run_script: RunScript, kind: str) -> None:
-    run = _run_plan({"A": "one 'two'", "B": "/x:${A}:$A", "C": "[$NOT_SET]"})
-    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    text = _script(kind, {"A": "one 'two'", "B": "/x:${A}:$A", "C": "[$NOT_SET]"})
     record = run_script(text, **SLURM_ENV)
     assert (record["env"]["B"], record["env"]["C"]) == ("/x:one 'two':one 'two'", "[]")
 
@@ -294,19 +251,15 @@ def test_names_of_variables_are_expanded(run_script: RunScript, kind: str) -> No
 @every("kind", ["local", "slurm"])
 def test_a_variable_of_any_name_arrives(run_script: RunScript, kind: str, name: str) -> None:
     """The script's own variables must not take the place of the user's."""
-    run = _run_plan({name: "mine"})
-    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
-    assert run_script(text, **SLURM_ENV)["env"][name] == "mine"
+    assert run_script(_script(kind, {name: "mine"}), **SLURM_ENV)["env"][name] == "mine"
 
 
 @every("value", ["my python", "$(touch pwned)", "a'b", '"', "-c"])
 def test_the_interpreter_of_the_system_file_is_data(run_script: RunScript, tmp_path: Path, value: str) -> None:
     tool = _executable(tmp_path / value, RECORDER.format(python=sys.executable))
     system = LOCAL.model_copy(update={"python_executable": str(tool)})
-    assert run_script(render_local_script(_run_plan({}), system))["argv"][:2] == [
-        "-m",
-        "cloudai_mbridge.training.one_machine",
-    ]
+    argv = run_script(render_local_script(_run_plan({}), system))["argv"]
+    assert argv[:2] == ["-m", "cloudai_mbridge.training.one_machine"]
 
 
 @every("value", NASTY)

@@ -15,54 +15,18 @@ from cloudai_mbridge.launch.write import create_root, write_plan, write_runs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from tests.cases import every
+from tests.runs import planned_run, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 NASTY = [
-    "$(touch pwned)",
-    "`touch pwned`",
-    "'; touch pwned; '",
-    '"; touch pwned; "',
-    "a\nb",
-    "\\",
-    "!!",
-    "*",
-    "~",
-    "-n",
-    "",
-    " ",
-    "é\u2028😀",
-    "${HOME}",
-    "a'b\"c",
-    "#",
-    "\t\r",
+    *("$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned; "', "a\nb", "\\", "!!", "*", "~", "-n"),
+    *("", " ", "é\u2028😀", "${HOME}", "a'b\"c", "#", "\t\r"),
 ]
 
 
 def _run(**keys: Any) -> RunPlan:
-    data: dict[str, Any] = {
-        "key": "sweep/tp2-mb1/0",
-        "test_id": "sweep",
-        "test_name": "t",
-        "label": "tp2-mb1",
-        "iteration": 0,
-        "coordinates": {"tp": 2, "mb": 1},
-        "args": {"gb": 8},
-        "recipe": "gpt_tiny",
-        "num_nodes": 1,
-        "ranks_per_node": 2,
-        "num_steps": 10,
-        "warmup_steps": 3,
-        "training_config": {"train": {"train_iters": 10}},
-        "definition": {"name": "t"},
-        "env": {},
-        "secret_env": {},
-    }
-    return RunPlan(**{**data, **keys})
-
-
-def _slurm(**keys: Any) -> SlurmSystem:
-    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-    return SlurmSystem.model_validate({**data, **keys})
+    config = {"training_config": {"train": {"train_iters": 10}}, "definition": {"name": "t"}}
+    return planned_run("sweep", **{"key": "sweep/tp2-mb1/0", **config, **keys})
 
 
 @pytest.mark.process
@@ -111,7 +75,7 @@ exit "$_mbridge_exit"
 
 def test_a_plain_slurm_script() -> None:
     assert (
-        render_slurm_script(_run(num_nodes=2, ranks_per_node=4), _slurm())
+        render_slurm_script(_run(num_nodes=2, ranks_per_node=4), slurm_system())
         == """\
 #!/bin/bash
 #SBATCH --job-name=mbridge-sweep-tp2-mb1-0
@@ -177,7 +141,7 @@ def test_a_slurm_script_with_all_options() -> None:
         container_image="nvcr.io#nvidia/nemo:26.02.00",
         container_mounts=("/a:/b", "/c d:/e"),
     )
-    system = _slurm(
+    system = slurm_system(
         gpus_per_node=4,
         account="my team",
         mpi="pmix",
@@ -190,22 +154,10 @@ def test_a_slurm_script_with_all_options() -> None:
     text = render_slurm_script(run, system)
     directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert directives == [
-        "--job-name=mbridge-sweep-tp2-mb1-0",
-        "--partition=main",
-        "--account='my team'",
-        "--nodes=1",
-        "--ntasks-per-node=4",
-        "--gpus-per-node=4",
-        "--time=00:10:00",
-        "--nodelist=n1,n2",
-        "--exclude=n9",
-        "--distribution=block",
-        "--output=stdout.txt",
-        "--error=stderr.txt",
-        "--open-mode=append",
-        "--no-requeue",
-        "--exclusive",
-        "--comment='x y'",
+        *("--job-name=mbridge-sweep-tp2-mb1-0", "--partition=main", "--account='my team'", "--nodes=1"),
+        *("--ntasks-per-node=4", "--gpus-per-node=4", "--time=00:10:00", "--nodelist=n1,n2", "--exclude=n9"),
+        *("--distribution=block", "--output=stdout.txt", "--error=stderr.txt", "--open-mode=append", "--no-requeue"),
+        *("--exclusive", "--comment='x y'"),
     ]
     assert 'export A="x y"\n' in text
     assert "_mbridge_python='/opt/my python/bin/python'\n" in text
@@ -225,7 +177,7 @@ def test_a_slurm_script_with_all_options() -> None:
 @every("value", NASTY)
 def test_bash_can_parse_every_script(tmp_path: Path, value: str) -> None:
     run = _run(env={"A": value}, container_image=value.replace("\n", " ") or "x", container_mounts=(value,))
-    system = _slurm(python_executable=value, account=value.replace("\n", "").replace("\t\r", "") or None)
+    system = slurm_system(python_executable=value, account=value.replace("\n", "").replace("\t\r", "") or None)
     for name, text in {
         "run.sh": render_local_script(run, LOCAL.model_copy(update={"python_executable": value})),
         "job.sbatch": render_slurm_script(run, system),
@@ -238,25 +190,25 @@ def test_bash_can_parse_every_script(tmp_path: Path, value: str) -> None:
 
 def test_directives_come_before_any_command() -> None:
     """sbatch stops reading directives at the first line that is neither empty nor a comment."""
-    lines = render_slurm_script(_run(env={"A": "#SBATCH --wrap=id\n#SBATCH --nodes=9"}), _slurm()).splitlines()
+    lines = render_slurm_script(_run(env={"A": "#SBATCH --wrap=id\n#SBATCH --nodes=9"}), slurm_system()).splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert [line for line in lines[first:] if line.startswith("#SBATCH")] == ['#SBATCH --nodes=9"']
     assert lines[first].startswith("_mbridge_job=")
 
 
 def test_gpus_are_asked_for_only_where_the_system_has_some() -> None:
-    assert "--gpus-per-node" not in render_slurm_script(_run(), _slurm())
-    assert "#SBATCH --gpus-per-node=2\n" in render_slurm_script(_run(), _slurm(gpus_per_node=8))
+    assert "--gpus-per-node" not in render_slurm_script(_run(), slurm_system())
+    assert "#SBATCH --gpus-per-node=2\n" in render_slurm_script(_run(), slurm_system(gpus_per_node=8))
 
 
 def test_render_gives_the_files_of_a_run() -> None:
-    local, slurm = render(_run(), LOCAL), render(_run(), _slurm())
+    local, slurm = render(_run(), LOCAL), render(_run(), slurm_system())
     assert set(local) == {"training.json", "test.toml", "run.sh"}
     assert set(slurm) == {"training.json", "test.toml", "job.sbatch"}
     assert json.loads(local["training.json"]) == {"train": {"train_iters": 10}}
 
 
-@pytest.mark.parametrize("system", [LOCAL, _slurm()], ids=["local", "slurm"])
+@pytest.mark.parametrize("system", [LOCAL, slurm_system()], ids=["local", "slurm"])
 def test_a_script_does_not_know_where_it_lies(tmp_path: Path, system: LocalSystem | SlurmSystem) -> None:
     """`dry-run` and `run` write to different directories and must give the same bytes."""
     plan = ScenarioPlan("s", system.name, (_run(), _run(key="sweep/tp2-mb1/1", iteration=1)), ())
@@ -293,7 +245,7 @@ def test_an_output_directory_that_is_a_file_is_bad_input(tmp_path: Path) -> None
 
 def test_clocks_are_set_before_the_training_and_a_failure_ends_the_job() -> None:
     run = _run(node_commands=("sudo nvidia-smi -lgc 1500",), preempt_time_s=60, num_nodes=2, container_image="x")
-    text = render_slurm_script(run, _slurm(gpus_per_node=2))
+    text = render_slurm_script(run, slurm_system(gpus_per_node=2))
     assert "#SBATCH --signal=TERM@60\n" in text
     clocks = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 sudo nvidia-smi -lgc 1500 || {\n"
     assert text.index(clocks) < text.index("--container-image=x")

@@ -51,16 +51,21 @@ def _system(**keys: Any) -> SlurmSystem:
     return SlurmSystem.model_validate({**data, "install_path": "/inst", **keys})
 
 
-def _plan(
-    args: dict[str, Any] | None = None, system: System | None = None, run: dict[str, Any] | None = None, **keys: Any
-) -> RunPlan:
+def _loaded(args: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **keys: Any) -> LoadedScenario:
+    """Return a scenario of one test. run: its entry; by default, it defines the test itself."""
     entry = {**INLINE, **(run or {})}
     if "test_name" in entry:
         del entry["test_template_name"]
     scenario = TestScenario.model_validate({"name": "s", "Tests": [entry]})
-    data = {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": {**NAMES, **(args or {})}, **keys}
-    definition = TestDefinition.model_validate(data)
-    plan = build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), system or _system())
+    given = {name: value for name, value in {**NAMES, **(args or {})}.items() if value is not None}
+    data = {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": given, **keys}
+    return LoadedScenario(scenario, [LoadedTest(scenario.tests[0], TestDefinition.model_validate(data))])
+
+
+def _plan(
+    args: dict[str, Any] | None = None, system: System | None = None, run: dict[str, Any] | None = None, **keys: Any
+) -> RunPlan:
+    plan = build_plan(_loaded(args, run, **keys), system or _system())
     assert not plan.rejected
     return plan.runs[0]
 
@@ -104,92 +109,59 @@ def test_of_a_test_by_name_the_defaults_are_told() -> None:
     assert _plan(run={"test_name": "n"}).num_steps == 10
 
 
+def _told(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# fields that become --FIELD VALUE
+REGULAR: dict[str, Any] = {
+    **{"task": "sft", "max_retries": 0, "domain": "llm", "hidden_size": 64, "num_layers": 4},
+    **{"pipeline_model_parallel_layout": "Et|tL", "first_k_dense_replace": 1, "use_tokendrop": False},
+    **{"use_megatron_fsdp": True, "nccl_ub": False, "cuda_graph_impl": "none", "moe_a2a_overlap": False},
+    **{"lr": 1e-05, "min_lr": 0.5, "warmup_iters": 3, "pretrained_checkpoint": "/c", "save_dir": "/s"},
+    **{"load_dir": "/l", "save_interval": 5, "most_recent_k": -1, "data": "mock", "dataset_paths": "a"},
+    **{"dataset_root": "/r", "index_mapping_dir": "/i", "dataset_name": "n", "tokenizer_type": "NullTokenizer"},
+    **{"tokenizer_model": "m", "vocab_size": 100, "profiling_start_step": 1, "profiling_stop_step": 2},
+    **{"profiling_ranks": "0,1", "nsys_trace": "cuda,nvtx", "packager": "none", "optimizer_type": "adam"},
+    **{"moe_flex_dispatcher_backend": "None", "lock_gpu_freq": 1500, "enable_pct_binding": False},
+    **{"distributed_timeout_minutes": 30, "c4_root": "/c4", "c4_train_shards": 6, "num_moe_experts": 64},
+    **{"peak_mem_clk": -1, "preempt_time": 90},
+}
+SHORT = {"tp": 2, "pp": 2, "cp": 2, "ep": 4, "et": 1, "mb": 1, "gb": 16}  # -FIELD VALUE
+SWITCHES = [
+    *("use_recipes", "packed_sequence", "head_only", "profiling_gpu_metrics", "list_config_variants", "dump_env"),
+    *("deterministic", "export_nsys_sqlite", "retry_on_testing_failure"),
+]
 # field -> (value, what it becomes)
 FIELDS: dict[str, tuple[Any, list[str]]] = {
+    **{name: (value, [f"--{name}", _told(value)]) for name, value in REGULAR.items()},
+    **{name: (value, [f"-{name}", str(value)]) for name, value in SHORT.items()},
+    **{name: (True, [f"--{name}"]) for name in SWITCHES},
     "log_dir": ("/logs", ["-l", "/logs"]),
     "time_limit": ("00:10:00", ["-t", "00:10:00"]),
     "container_image": ("nvcr.io#nvidia/nemo:1", ["-i", "nvcr.io#nvidia/nemo:1"]),
     "compute_dtype": ("fp8_mx", ["-c", "fp8_mx"]),
-    "task": ("sft", ["--task", "sft"]),
     "nemo_home": ("/nemo", ["-nh", "/nemo"]),
     "wandb_project_name": ("p", ["-wdp", "p"]),
     "wandb_entity_name": ("e", ["-wde", "e"]),
     "wandb_experiment_name": ("x", ["-wdj", "x"]),
     "wandb_save_dir": ("/w", ["-wds", "/w"]),
-    "max_retries": (0, ["--max_retries", "0"]),
     "dryrun": (True, ["-d"]),
     "gpus_per_node": (8, ["-gn", "8"]),
-    "domain": ("llm", ["--domain", "llm"]),
-    "use_recipes": (True, ["--use_recipes"]),
     "enable_vboost": (False, ["-vb", "false"]),
-    "hidden_size": (64, ["--hidden_size", "64"]),
-    "num_layers": (4, ["--num_layers", "4"]),
-    "pipeline_model_parallel_layout": ("Et|tL", ["--pipeline_model_parallel_layout", "Et|tL"]),
-    "first_k_dense_replace": (1, ["--first_k_dense_replace", "1"]),
     "enable_nsys": (True, ["-en"]),
-    "use_tokendrop": (False, ["--use_tokendrop", "false"]),
-    "use_megatron_fsdp": (True, ["--use_megatron_fsdp", "true"]),
-    "nccl_ub": (False, ["--nccl_ub", "false"]),
-    "cuda_graph_impl": ("none", ["--cuda_graph_impl", "none"]),
     "cuda_graph_scope": ("['attn', \"mlp\"]", ["--cuda_graph_scope", "attn,mlp"]),
-    "tp": (2, ["-tp", "2"]),
-    "pp": (2, ["-pp", "2"]),
-    "cp": (2, ["-cp", "2"]),
     "vp": (1, ["-vp", "None"]),
-    "ep": (4, ["-ep", "4"]),
-    "et": (1, ["-et", "1"]),
-    "mb": (1, ["-mb", "1"]),
-    "gb": (16, ["-gb", "16"]),
     "seq_length": (128, ["-sl", "128"]),
-    "moe_a2a_overlap": (False, ["--moe_a2a_overlap", "false"]),
     "max_steps": (20, ["-ms", "20"]),
     "recompute_num_layers": (1, ["-rl", "1"]),
     "activation_offload_layers": (0, ["-ol", "0"]),
     "recompute_modules": ("[core_attn, 'moe_act']", ["--recompute_modules", "core_attn,moe_act"]),
-    "lr": (1e-5, ["--lr", "1e-05"]),
-    "min_lr": (0.5, ["--min_lr", "0.5"]),
-    "warmup_iters": (3, ["--warmup_iters", "3"]),
-    "pretrained_checkpoint": ("/c", ["--pretrained_checkpoint", "/c"]),
-    "save_dir": ("/s", ["--save_dir", "/s"]),
-    "load_dir": ("/l", ["--load_dir", "/l"]),
-    "save_interval": (5, ["--save_interval", "5"]),
-    "most_recent_k": (-1, ["--most_recent_k", "-1"]),
-    "data": ("mock", ["--data", "mock"]),
-    "dataset_paths": ("a", ["--dataset_paths", "a"]),
-    "dataset_root": ("/r", ["--dataset_root", "/r"]),
-    "index_mapping_dir": ("/i", ["--index_mapping_dir", "/i"]),
-    "dataset_name": ("n", ["--dataset_name", "n"]),
-    "packed_sequence": (True, ["--packed_sequence"]),
-    "head_only": (True, ["--head_only"]),
-    "tokenizer_type": ("NullTokenizer", ["--tokenizer_type", "NullTokenizer"]),
-    "tokenizer_model": ("m", ["--tokenizer_model", "m"]),
-    "vocab_size": (100, ["--vocab_size", "100"]),
     "pytorch_profiler": (True, ["-pyp", "true"]),
-    "profiling_start_step": (1, ["--profiling_start_step", "1"]),
-    "profiling_stop_step": (2, ["--profiling_stop_step", "2"]),
     "record_memory_history": (False, ["-mh", "false"]),
-    "profiling_gpu_metrics": (True, ["--profiling_gpu_metrics"]),
-    "profiling_ranks": ("0,1", ["--profiling_ranks", "0,1"]),
-    "nsys_trace": ("cuda,nvtx", ["--nsys_trace", "cuda,nvtx"]),
     "nsys_extra_args": ("--cuda-event-trace=false", ["--nsys_extra_args=--cuda-event-trace=false"]),
     "config_variant": ("v2", ["-cv", "v2"]),
-    "list_config_variants": (True, ["--list_config_variants"]),
     "fp8_recipe": ("mxfp8", ["mixed_precision.fp8_recipe=mxfp8"]),
-    "packager": ("none", ["--packager", "none"]),
-    "optimizer_type": ("adam", ["--optimizer_type", "adam"]),
-    "moe_flex_dispatcher_backend": ("None", ["--moe_flex_dispatcher_backend", "None"]),
-    "dump_env": (True, ["--dump_env"]),
-    "deterministic": (True, ["--deterministic"]),
-    "lock_gpu_freq": (1500, ["--lock_gpu_freq", "1500"]),
-    "enable_pct_binding": (False, ["--enable_pct_binding", "false"]),
-    "export_nsys_sqlite": (True, ["--export_nsys_sqlite"]),
-    "distributed_timeout_minutes": (30, ["--distributed_timeout_minutes", "30"]),
-    "retry_on_testing_failure": (True, ["--retry_on_testing_failure"]),
-    "c4_root": ("/c4", ["--c4_root", "/c4"]),
-    "c4_train_shards": (6, ["--c4_train_shards", "6"]),
-    "num_moe_experts": (64, ["--num_moe_experts", "64"]),
-    "peak_mem_clk": (-1, ["--peak_mem_clk", "-1"]),
-    "preempt_time": (90, ["--preempt_time", "90"]),
 }
 # told by other means, and tested apart
 ELSEWHERE = {"launcher", "custom_mounts", "detach", "hf_token", "wandb_key", "num_gpus", "nemorun_version"}
@@ -259,14 +231,15 @@ def test_mounts_variables_and_slurm_params_stand_where_the_table_has_them() -> N
     ]
 
 
-@every("name", ["dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only"])
-def test_a_switch_that_is_off_is_not_told(name: str) -> None:
-    assert _added({name: False}) == []
-
-
-@every("name", ["log_dir", "container_image", "nemo_home", "cuda_graph_scope", "data"])
-def test_an_empty_text_is_not_told(name: str) -> None:
-    assert _added({name: ""}) == []
+@every(
+    ("name", "value"),
+    [
+        *((name, False) for name in ("dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only")),
+        *((name, "") for name in ("log_dir", "container_image", "nemo_home", "cuda_graph_scope", "data")),
+    ],
+)
+def test_what_is_off_or_empty_is_not_told(name: str, value: Any) -> None:
+    assert _added({name: value}) == []
 
 
 @every("path", ["/logs/%j", "logs/100%%", r"/a\b"])
@@ -425,13 +398,8 @@ def _image(image: str, *files: str) -> str:
     ],
 )
 def test_what_is_missing_gets_one_line(args: dict[str, Any], keys: dict[str, Any], expected: str) -> None:
-    data = {name: value for name, value in {**NAMES, **args}.items() if value is not None}
-    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
-    definition = TestDefinition.model_validate(
-        {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": data, **keys}
-    )
     with pytest.raises(BadInput) as caught:
-        build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), _system())
+        _plan(args, run={"test_name": "n"}, **keys)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -457,11 +425,7 @@ def test_steps_are_known_only_if_they_are_told() -> None:
 
 
 def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
-    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "num_nodes": 2}]})
-    definition = TestDefinition.model_validate(
-        {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": NAMES}
-    )
-    loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
+    loaded = _loaded(run={"test_name": "n", "num_nodes": 2})
     plan = build_plan(loaded, _system(gpus_per_node=8))
     assert (plan.runs[0].num_nodes, plan.runs[0].ranks_per_node) == (1, 8)
     assert "test 't': the upstream launcher takes 1 node for 8 GPUs; num_nodes = 2 does not reach it" in plan.notes
@@ -469,18 +433,11 @@ def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
 
 
 def test_a_scope_that_full_iteration_replaces_is_said() -> None:
-    args, repo = {**NAMES, "cuda_graph_impl": "full_iteration"}, {**REPO, "commit": "v0.6.0"}
     for scope, is_noted in (("attn", True), ("", False), ("full_iteration", False)):
-        definition = TestDefinition.model_validate(
-            {"name": "n", "description": "d", "git_repos": [repo], "cmd_args": {**args, "cuda_graph_scope": scope}}
-        )
-        loaded = LoadedScenario(scenario := _scenario(), [LoadedTest(scenario.tests[0], definition)])
+        args = {"cuda_graph_impl": "full_iteration", "cuda_graph_scope": scope}
+        loaded = _loaded(args, {"test_name": "n"}, git_repos=[{**REPO, "commit": "v0.6.0"}])
         plan = build_plan(loaded, _system())
         assert any("cuda_graph_scope = 'attn' has no effect" in note for note in plan.notes) is is_noted
-
-
-def _scenario() -> TestScenario:
-    return TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
 
 
 def test_a_point_can_be_run_again_from_its_own_definition() -> None:

@@ -9,38 +9,29 @@ from typing import Any
 import psutil
 import pytest
 
+from cloudai_mbridge.launch.script import EPILOGUE, LOCAL_START
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, Submission
 from cloudai_mbridge.schedulers.local import LocalClient
+from tests.runs import planned_run
 
 pytestmark = pytest.mark.process
 
 SYSTEM = LocalSystem(name="l", scheduler="local")
-START = 'rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt\n'
-END = 'code=$?; echo "$code" > exit_code.txt; exit "$code"\n'
+START, END = ("\n".join(lines) + "\n" for lines in (LOCAL_START, EPILOGUE))
 # A rank as torchrun starts it: in a session of its own
 RANK = "setsid sleep 1000 & echo $! > rank.txt; wait\n"
-
-
-def _run(**keys: Any) -> RunPlan:
-    data: dict[str, Any] = {
-        **{"key": "a/0/0", "test_id": "a", "test_name": "t", "label": "0", "iteration": 0},
-        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-    }
-    return RunPlan(**{**data, **keys})
 
 
 class Started:
     """A script that a client has started."""
 
     def __init__(self, root: Path, body: str, **keys: Any) -> None:
-        self.root, self.run = root, _run(**keys)
+        self.root, self.run = root, planned_run(**keys)
         self.directory = root / self.run.key
         self.directory.mkdir(parents=True)
         (self.directory / "run.sh").write_text(START + body + END)
-        self.token = f"test{time.time_ns()}"
+        self.token = f"{time.time_ns():016x}"
         self.submission = Submission(self.token, (self.run,))
         self.client = LocalClient(SYSTEM, [self.run])
         self.job_id = self.client.submit(self.submission, root)[self.run.key]
@@ -105,7 +96,9 @@ def test_a_later_client_finds_what_runs(started: Any) -> None:
     job = started(RANK)
     job.wait_for("rank.txt")
     later = job.later()
-    assert later.find([job.submission, Submission("another", (_run(key="b/0/0"),))], job.root) == {"a/0/0": job.job_id}
+    assert later.find([job.submission, Submission("another", (planned_run(key="b/0/0"),))], job.root) == {
+        "a/0/0": job.job_id
+    }
     assert job.poll(later).state == "RUNNING"
 
 
@@ -130,7 +123,7 @@ def test_a_later_client_sees_that_it_was_killed(started: Any) -> None:
 
 
 def test_what_was_never_started_is_not_found(started: Any, tmp_path: Path) -> None:
-    assert LocalClient(SYSTEM).find([Submission("nobody", (_run(),))], tmp_path) == {}
+    assert LocalClient(SYSTEM).find([Submission("nobody", (planned_run(),))], tmp_path) == {}
 
 
 def test_a_cancelled_script_leaves_no_rank_behind(started: Any) -> None:
@@ -211,4 +204,4 @@ def test_there_is_one_node() -> None:
     client = LocalClient(SYSTEM)
     assert (client.num_usable_nodes(()), client.num_usable_nodes(("localhost",))) == (1, 0)
     assert client.unhealthy_nodes("localhost") == {}
-    assert [len(batch) for batch in client.batches([_run(), _run()])] == [1, 1]
+    assert [len(batch) for batch in client.batches([planned_run(), planned_run()])] == [1, 1]

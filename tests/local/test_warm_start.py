@@ -18,7 +18,8 @@ import pytest
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Submission
 from cloudai_mbridge.schedulers.local import LocalClient
-from tests.local.test_local_client import END, START, _is_alive, _run
+from tests.local.test_local_client import END, START, _is_alive
+from tests.runs import planned_run
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.process
@@ -65,7 +66,7 @@ class Machine:
             f'"$MBRIDGE_PYTHON" -m cloudai_mbridge.training.one_machine --nproc-per-node {ranks} -m program 1 "a b"\n'
         )
         (directory / "run.sh").write_text(START + before + line + END)
-        job_id = self.client.submit(Submission(token, (_run(key=key),)), self.root)[key]
+        job_id = self.client.submit(Submission(token, (planned_run(key=key),)), self.root)[key]
         self.jobs.append(Job(key, job_id, token, directory))
         return self.jobs[-1]
 
@@ -268,8 +269,8 @@ def test_a_killed_driver_leaves_its_job_and_no_server(tmp_path: Path) -> None:
         driver.send_signal(signal.SIGKILL)
     wait_for(lambda: not _is_alive(server), seconds=20)
     assert _is_alive(int((job.directory / "rank-1").read_text()))
-    later = LocalClient(WARM, [_run(key=job.key)])
-    assert later.find([Submission(job.token, (_run(key=job.key),))], tmp_path) == {job.key: job.job_id}
+    later = LocalClient(WARM, [planned_run(key=job.key)])
+    assert later.find([Submission(job.token, (planned_run(key=job.key),))], tmp_path) == {job.key: job.job_id}
     assert later.poll([job])[job.key].status.state == "RUNNING"
     (job.directory / "go").touch()
     wait_for(lambda: later.poll([job])[job.key].status.is_final)

@@ -3,15 +3,10 @@
 import time
 from datetime import datetime
 
-from cloudai_mbridge.logs.parser import (
-    match_iteration,
-    match_record,
-    match_run_record,
-    match_step_record,
-    match_step_time,
-)
+from cloudai_mbridge.logs.parser import match_iteration, match_record, match_step_time
 from cloudai_mbridge.training.process.log_lines import (
     RUN_MARK,
+    STEP_MARK,
     StepReport,
     render_iteration,
     render_record,
@@ -138,7 +133,7 @@ def test_our_own_lines_are_read_back() -> None:
     fields = match_iteration(render_iteration(report, datetime(2026, 1, 2)))
     assert fields is not None
     assert (fields["step"], fields["train_iters"], fields["loss"], fields["grad_norm"]) == (3, 10, 6.123457, 1.5)
-    record = match_step_record(render_step_record(report))
+    record = match_record(render_step_record(report), STEP_MARK)
     assert record is not None
     assert record["step_time_s"] == report.step_time_s
     assert record["tflops_per_gpu"] == report.tflops_per_gpu
@@ -147,8 +142,8 @@ def test_our_own_lines_are_read_back() -> None:
 
 def test_a_record_is_found_behind_a_prefix() -> None:
     line = "1: \x00" + render_record(RUN_MARK, {"world_size": 2}) + "\r"
-    assert match_run_record(line) == {"version": 1, "world_size": 2}
-    assert match_step_record(line) is None
+    assert match_record(line, RUN_MARK) == {"version": 1, "world_size": 2}
+    assert match_record(line, STEP_MARK) is None
 
 
 @every("text", ['X {"a": 1', "X [1]", "X 1", "X", 'X{"a": 1}', 'X {"a": 1}X {"a": 1}', 'Y {"a": 1}'])

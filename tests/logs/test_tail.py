@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cloudai_mbridge.logs.tail import last_lines
+from tests.cases import every
 
 
 def _log(tmp_path: Path, content: bytes) -> Path:
@@ -18,29 +19,21 @@ def test_records_are_no_evidence(tmp_path: Path) -> None:
     assert last_lines(path, 3) == ["one", "warning: x", "two"]
 
 
-def test_the_last_lines_that_are_not_blank(tmp_path: Path) -> None:
-    path = _log(tmp_path, b"one\n\ntwo\r\n   \nthree\nfour\n\n\n")
-    assert last_lines(path, 3) == ["two", "three", "four"]
-    assert last_lines(path, 99) == ["one", "two", "three", "four"]
-
-
-def test_no_log_and_an_empty_one(tmp_path: Path) -> None:
-    assert last_lines(tmp_path / "gone", 5) == []
-    assert last_lines(_log(tmp_path, b""), 5) == []
-    assert last_lines(_log(tmp_path, b"\n \n\t\n"), 5) == []
-
-
-def test_a_last_line_without_its_end(tmp_path: Path) -> None:
-    assert last_lines(_log(tmp_path, b"a\nb"), 1) == ["b"]
-
-
-def test_control_characters_are_shown_and_not_obeyed(tmp_path: Path) -> None:
-    path = _log(tmp_path, b"\x1b[31mred\x1b[0m \x07\x00\tend\n")
-    assert last_lines(path, 1) == ["\\x1b[31mred\\x1b[0m \\x07\\x00\tend"]
-
-
-def test_bytes_that_are_no_utf8(tmp_path: Path) -> None:
-    assert last_lines(_log(tmp_path, b"caf\xe9 \xf0\x9f\x98\x80\n"), 1) == ["caf\ufffd 😀"]
+@every(
+    ("content", "count", "lines"),
+    [
+        (b"one\n\ntwo\r\n   \nthree\nfour\n\n\n", 3, ["two", "three", "four"]),
+        (b"one\n\ntwo\r\n   \nthree\nfour\n\n\n", 99, ["one", "two", "three", "four"]),
+        (b"", 5, []),
+        (b"\n \n\t\n", 5, []),
+        (b"a\nb", 1, ["b"]),
+        (b"\x1b[31mred\x1b[0m \x07\x00\tend\n", 1, ["\\x1b[31mred\\x1b[0m \\x07\\x00\tend"]),
+        (b"caf\xe9 \xf0\x9f\x98\x80\n", 1, ["caf\ufffd 😀"]),
+    ],
+)
+def test_the_last_lines_that_are_not_blank(tmp_path: Path, content: bytes, count: int, lines: list[str]) -> None:
+    assert last_lines(_log(tmp_path, content), count) == lines
+    assert last_lines(tmp_path / "gone", count) == []
 
 
 def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:

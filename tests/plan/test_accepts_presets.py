@@ -13,7 +13,7 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview
+from cloudai_mbridge.plan.walk import PlanOptions, PointPreview, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 # configurations; of these, what breaks a rule of Megatron-Core's and is accepted as upstream ships it

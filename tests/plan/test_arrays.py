@@ -11,23 +11,17 @@ import pytest
 
 from cloudai_mbridge.launch.script import array_script, render_array_script
 from cloudai_mbridge.launch.write import write_arrays
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
+from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import MOST_TASKS, assign_arrays
-from cloudai_mbridge.schedulers.slurm.submit import array_batches
+from cloudai_mbridge.schedulers.slurm.jobs import array_batches
+from tests.runs import planned_run, slurm_system
 
-SLURM = SlurmSystem.model_validate(
-    {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-)
+SLURM = slurm_system()
 
 
 def _run(point: int, **keys: Any) -> RunPlan:
-    data: dict[str, Any] = {
-        **{"key": f"a/{point}/0", "test_id": "a", "test_name": "t", "label": str(point), "iteration": 0},
-        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-    }
-    return RunPlan(**{**data, **keys})
+    return planned_run("a", point, **keys)
 
 
 def _places(*runs: RunPlan, system: Any = SLURM) -> list[tuple[str, int]]:

@@ -13,38 +13,23 @@ from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.write import plan_to_dict, write_plan, write_runs
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import TestScenario
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
+from tests.runs import loaded_scenario, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
-SLURM4 = SlurmSystem.model_validate(
-    {
-        "name": "cluster",
-        "scheduler": "slurm",
-        "default_partition": "p",
-        "partitions": [{"name": "p"}],
-        "gpus_per_node": 4,
-    }
-)
+SLURM4 = slurm_system(gpus_per_node=4)
 ARGS: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 2, "max_steps": 10}
-
-
-def _loaded(*tests: tuple[dict[str, Any], dict[str, Any]], **scenario: Any) -> LoadedScenario:
-    """Load tests given as (keys of the entry, keys of the definition)."""
-    runs = [{"id": f"t{i}", "test_name": "n", **run} for i, (run, _) in enumerate(tests)]
-    whole = TestScenario.model_validate({"name": "s", "Tests": runs, **scenario})
-    definitions = [TestDefinition.model_validate({"name": "n", "description": "d", **keys}) for _, keys in tests]
-    return LoadedScenario(whole, [LoadedTest(*pair) for pair in zip(whole.tests, definitions, strict=True)])
 
 
 def _plan(
     cmd_args: dict[str, Any] | None = None, system: System = LOCAL, run: dict[str, Any] | None = None, **keys: Any
 ) -> ScenarioPlan:
     definition = {"cmd_args": {**ARGS, **(cmd_args or {})}, **keys}
-    return build_plan(_loaded((run or {}, definition)), system)
+    return build_plan(loaded_scenario((run or {}, definition)), system)
 
 
 def _one(*args: Any, **keys: Any) -> RunPlan:
@@ -157,9 +142,6 @@ def test_steps_of_different_sizes_are_refused() -> None:
     with pytest.raises(BadInput, match=r"train\.rampup_batch_size.*varies the batch size"):
         _one(extra_cmd_args={"train.rampup_batch_size": "[4, 4, 40]"})
     refuse_hidden_steps({"train.rampup_batch_size": "null"}, 10, is_upstream=False)
-
-
-def test_a_plan_refuses_what_keeps_steps_out_of_the_log() -> None:
     with pytest.raises(BadInput, match=r"logger\.log_interval"):
         _one(extra_cmd_args={"logger.log_interval": "5"})
 
@@ -170,16 +152,13 @@ def test_environment_of_the_system_and_of_the_test() -> None:
     assert dict(run.env) == {"A": "test", "B": "True", "C": "5", "D": "0.5", "X": "y"}
 
 
-def test_time_limits() -> None:
-    assert (_one(run={"time_limit": "00:10:00"}).time_limit_s, _one().time_limit_s) == (600, None)
-    assert _one({"time_limit": "5"}).time_limit == "5"
-    assert _one({"time_limit": "5"}, run={"time_limit": "7"}).time_limit_s == 420
-
-
-@pytest.mark.parametrize(("written", "seconds"), [("10m", 600), ("1:30", 5400), ("1:30:00", 5400)])
-def test_a_time_limit_means_the_same_in_both_places(written: str, seconds: int) -> None:
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("00:10:00", 600), ("10m", 600), ("1:30", 5400), ("1:30:00", 5400), (None, None)]
+)
+def test_a_time_limit_means_the_same_in_both_places(written: str | None, seconds: int | None) -> None:
     assert _one({"time_limit": written}).time_limit_s == seconds
     assert _one(run={"time_limit": written}).time_limit_s == seconds
+    assert _one({"time_limit": written}, run={"time_limit": "7"}).time_limit_s == 420
 
 
 def test_a_bad_time_limit_among_the_arguments() -> None:
@@ -194,12 +173,9 @@ def test_dependencies_by_kind() -> None:
         {"type": "end_post_comp", "id": "t1"},
     ]
     keys = {"cmd_args": ARGS}
-    plan = build_plan(_loaded(({}, keys), ({}, keys), ({"dependencies": waits}, keys)), LOCAL)
-    assert (plan.runs[2].after_completion, plan.runs[2].after_start, plan.runs[2].end_with) == (
-        ("t0",),
-        ("t1",),
-        ("t1",),
-    )
+    plan = build_plan(loaded_scenario(({}, keys), ({}, keys), ({"dependencies": waits}, keys)), LOCAL)
+    run = plan.runs[2]
+    assert (run.after_completion, run.after_start, run.end_with) == (("t0",), ("t1",), ("t1",))
 
 
 def test_mounts_of_the_definition_and_of_the_arguments() -> None:
@@ -223,7 +199,7 @@ def test_names_that_are_no_directory_names_give_safe_keys() -> None:
 
 def test_two_ids_that_look_alike_get_two_keys() -> None:
     keys = {"cmd_args": ARGS}
-    plan = build_plan(_loaded(({"id": "a b"}, keys), ({"id": "a_b"}, keys), ({"id": "a/b"}, keys)), LOCAL)
+    plan = build_plan(loaded_scenario(({"id": "a b"}, keys), ({"id": "a_b"}, keys), ({"id": "a/b"}, keys)), LOCAL)
     assert len({run.key for run in plan.runs}) == 3
 
 
@@ -275,7 +251,7 @@ def test_a_rejected_point_keeps_its_secrets_too(field: str) -> None:
 )
 def test_a_credential_is_no_axis(keys: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="credential"):
-        build_plan(_loaded(({}, {"cmd_args": ARGS, **keys})), LOCAL)
+        build_plan(loaded_scenario(({}, {"cmd_args": ARGS, **keys})), LOCAL)
 
 
 def test_a_word_with_token_in_it_is_no_credential() -> None:
@@ -300,12 +276,7 @@ def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
         ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge' submits"),
         ({}, {"cmd_args": {"launcher": "embedded"}}, {}, "cmd_args.model_recipe_name is missing"),
         ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),
-        (
-            {},
-            {"cmd_args": ARGS, "env_params": {"tp": {}}},
-            {},
-            "env_params is not supported: grid_search samples nothing",
-        ),
+        ({}, {"cmd_args": ARGS, "env_params": {"tp": {}}}, {}, "env_params is not supported: grid_search samples"),
         ({}, {"cmd_args": {**ARGS, "cuda_graph_scope": []}}, {}, "cmd_args.cuda_graph_scope: [] is empty"),
     ],
 )
@@ -313,7 +284,7 @@ def test_what_is_not_implemented_is_refused(
     run: dict[str, Any], keys: dict[str, Any], scenario: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(BadInput) as caught:
-        build_plan(_loaded((run, keys), **scenario), LOCAL)
+        build_plan(loaded_scenario((run, keys), **scenario), LOCAL)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -321,7 +292,7 @@ def test_what_is_not_implemented_is_refused(
 def test_every_refusal_gets_its_line() -> None:
     keys = {"cmd_args": {}, "agent": "bo", "env_params": {"tp": {}}}
     with pytest.raises(BadInput) as caught:
-        build_plan(_loaded(({}, keys), ({}, keys)), LOCAL)
+        build_plan(loaded_scenario(({}, keys), ({}, keys)), LOCAL)
     assert len(str(caught.value).splitlines()) == 6
 
 
@@ -340,7 +311,7 @@ def test_nsys_profiles_what_it_starts() -> None:
 def test_nsys_under_nemo_run_is_refused() -> None:
     system = LocalSystem(name="here", scheduler="local", executor="nemo_run")
     with pytest.raises(BadInput, match="with executor = 'nemo_run' is not supported"):
-        build_plan(_loaded(({}, {"cmd_args": ARGS, "nsys": {}})), system)
+        build_plan(loaded_scenario(({}, {"cmd_args": ARGS, "nsys": {}})), system)
 
 
 def test_what_has_no_effect_is_said() -> None:
@@ -387,38 +358,29 @@ def test_a_container_needs_a_system_that_starts_containers() -> None:
 
 
 def test_the_limits_of_the_scenario_reach_the_plan() -> None:
-    loaded = _loaded(({}, {"cmd_args": ARGS}), runner={"retries": 0, "fail_fast": True, "hang_timeout_s": 60.0})
+    loaded = loaded_scenario(({}, {"cmd_args": ARGS}), runner={"retries": 0, "fail_fast": True, "hang_timeout_s": 60.0})
     plan = build_plan(loaded, LOCAL)
     assert (plan.runner.retries, plan.runner.fail_fast, plan.runner.max_parallel) == (0, True, None)
     assert [run.hang_timeout_s for run in plan.runs] == [60.0]
-
-
-def test_a_hang_has_a_timeout_unless_somebody_says_otherwise() -> None:
     assert _one().hang_timeout_s == 1800.0
 
 
 @pytest.mark.parametrize(
     "runner",
     [
-        {"max_parallel": 0},
-        {"max_gpu_hours": 0},
-        {"retries": -1},
-        {"hang_timeout_s": 0},
-        {"patience_s": 0},
-        {"unknown_s": 0},
-        {"pre_test_timeout_s": 0},
-        {"retires": 1},
+        *({name: 0} for name in ("max_parallel", "max_gpu_hours", "hang_timeout_s", "patience_s", "unknown_s")),
+        *({"pre_test_timeout_s": 0}, {"retries": -1}, {"retires": 1}),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(runner: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(runner))):
-        _loaded(({}, {"cmd_args": ARGS}), runner=runner)
+        loaded_scenario(({}, {"cmd_args": ARGS}), runner=runner)
 
 
 def test_a_budget_needs_time_limits() -> None:
     with pytest.raises(BadInput, match=r"test 't0': runner\.max_gpu_hours needs a time_limit"):
-        build_plan(_loaded(({}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0}), LOCAL)
-    loaded = _loaded(({"time_limit": "5"}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0})
+        build_plan(loaded_scenario(({}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0}), LOCAL)
+    loaded = loaded_scenario(({"time_limit": "5"}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0})
     assert build_plan(loaded, LOCAL).runner.max_gpu_hours == 1.0
 
 
@@ -456,7 +418,7 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
 def test_a_credential_is_no_coordinate(sweep: dict[str, Any]) -> None:
     """It would name directories and jobs."""
     with pytest.raises(BadInput, match="is a credential and cannot be a coordinate"):
-        build_plan(_loaded(({}, {"cmd_args": ARGS, "sweep": sweep})), LOCAL)
+        build_plan(loaded_scenario(({}, {"cmd_args": ARGS, "sweep": sweep})), LOCAL)
 
 
 # Values of variables
@@ -465,7 +427,9 @@ def test_a_credential_is_no_coordinate(sweep: dict[str, Any]) -> None:
 def test_what_is_not_expanded_is_noted_by_key() -> None:
     env = {"A": "${B:-x}", "B": ["1", "`id`"], "C": "$HOME/${USER}:~/x", "D": r"\$(id)", "E": "$(hostname)"}
     system = LOCAL.model_copy(update={"global_env_vars": {"G": "$(id)", "H": "$HOME"}})
-    plan = build_plan(_loaded(({}, {"cmd_args": ARGS | {"launcher": "embedded"}, "extra_env_vars": env})), system)
+    plan = build_plan(
+        loaded_scenario(({}, {"cmd_args": ARGS | {"launcher": "embedded"}, "extra_env_vars": env})), system
+    )
     noted = [note.partition(": only $NAME")[0].split()[-1] for note in plan.notes if ": only $NAME" in note]
     assert noted == ["global_env_vars.G", "extra_env_vars.A", "extra_env_vars.B", "extra_env_vars.E"]
 
@@ -492,8 +456,8 @@ def test_runs_are_counted_over_all_tests(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("cloudai_mbridge.plan.build.MOST_RUNS", 5)
     test = ({"iterations": 3}, {"cmd_args": ARGS})
     with pytest.raises(BadInput, match="test 't1': 1 accepted point with iterations = 3"):
-        build_plan(_loaded(test, test), LOCAL)
-    assert len(build_plan(_loaded(test), LOCAL).runs) == 3
+        build_plan(loaded_scenario(test, test), LOCAL)
+    assert len(build_plan(loaded_scenario(test), LOCAL).runs) == 3
 
 
 def test_a_budget_ends_a_sweep_before_its_runs_are_planned() -> None:

@@ -10,47 +10,28 @@ import pytest
 from cloudai_mbridge.commands.console import SteadyConsole, show_rejected
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.launch.write import plan_to_dict, system_to_dict, write_plan
-from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, load_system
-from cloudai_mbridge.models.scenario import TestScenario
-from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TestDefinition
+from cloudai_mbridge.models.loading import load_system
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
-from cloudai_mbridge.plan.walk import BY_LIMIT, PREDICTED, Budget
+from cloudai_mbridge.plan.walk import BY_LIMIT, PREDICTED, price_runs
 from cloudai_mbridge.report.build import _predicted
+from tests.runs import loaded_scenario, slurm_system
 
-CLUSTER = SlurmSystem.model_validate(
-    {
-        "name": "c",
-        "scheduler": "slurm",
-        "default_partition": "p",
-        "partitions": [{"name": "p"}],
-        "gpus_per_node": 4,
-        "gpu_type": "gb200",
-        "prices": {"currency": "EUR", "gb200": 10.5},
-    }
-)
+CLUSTER = slurm_system(gpus_per_node=4, gpu_type="gb200", prices={"currency": "EUR", "gb200": 10.5})
 ARGS: dict[str, Any] = {
-    "launcher": "embedded",
-    "model_recipe_name": "llama3_70b",
-    "num_gpus": 64,
-    "gb": 256,
-    "max_steps": 50,
-    "tp": [1, 2, 4],
-    "pp": [1, 4],
+    **{"launcher": "embedded", "model_recipe_name": "llama3_70b", "num_gpus": 64, "gb": 256, "max_steps": 50},
+    **{"tp": [1, 2, 4], "pp": [1, 4], "activation_offload_layers": 0},
     "use_megatron_fsdp": False,  # which the preset has
-    "activation_offload_layers": 0,
 }
 
 
 def _plan(
     sweep: dict[str, Any], system: System = CLUSTER, args: dict[str, Any] | None = None, **run: Any
 ) -> ScenarioPlan:
-    data = {"name": "n", "description": "d", "cmd_args": {**ARGS, **(args or {})}, "sweep": sweep}
-    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **run}]})
-    test = LoadedTest(scenario.tests[0], TestDefinition.model_validate(data))
-    return build_plan(LoadedScenario(scenario, [test]), system)
+    loaded = loaded_scenario(({"id": "t", **run}, {"cmd_args": {**ARGS, **(args or {})}, "sweep": sweep}))
+    return build_plan(loaded, system)
 
 
 def test_points_that_may_not_fit_are_counted() -> None:
@@ -129,10 +110,9 @@ def test_the_budget_takes_predictions_where_there_are_any() -> None:
 
 def test_a_run_costs_no_more_than_its_time_limit() -> None:
     headline = Headline("gb200", 64, step_time_s=1000.0)
-    budget = Budget("test 't'", 100.0)
-    assert budget.price(headline, 64, 50, 60.0, 2) == (pytest.approx(2 * 64 / 60), PREDICTED)
-    assert budget.price(None, 64, 50, 60.0, 2) == (pytest.approx(2 * 64 / 60), BY_LIMIT)
-    assert budget.price(headline, 64, None, 60.0, 1) == (pytest.approx(64 / 60), BY_LIMIT)
+    assert price_runs("test 't'", headline, 64, 50, 60.0, 2) == (pytest.approx(2 * 64 / 60), PREDICTED)
+    assert price_runs("test 't'", None, 64, 50, 60.0, 2) == (pytest.approx(2 * 64 / 60), BY_LIMIT)
+    assert price_runs("test 't'", headline, 64, None, 60.0, 1) == (pytest.approx(64 / 60), BY_LIMIT)
 
 
 def test_informative_points_run_first() -> None:

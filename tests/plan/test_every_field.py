@@ -43,11 +43,7 @@ REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "
 TEST: dict[str, Any] = {
     **{"name": "n", "description": "d", "test_template_name": "MegatronBridge", "git_repos": [REPO]},
     "cmd_args": {
-        "gpu_type": "gb200",
-        "num_gpus": 4,
-        "max_steps": 10,
-        "mb": [1, 2],
-        "gb": [8, 16],
+        **{"gpu_type": "gb200", "num_gpus": 4, "max_steps": 10, "mb": [1, 2], "gb": [8, 16]},
         "time_limit": "1:00:00",
     },
 }
@@ -79,24 +75,23 @@ BY_MBRIDGE: dict[type[BaseModel], tuple[str, ...]] = {
     GitRepo: ("init_submodules",),
     SweepConfig: ("memory_share", "max_gpu_hours", "seed"),
 }
+OF_SYSTEM = {
+    **{"name": "c2", "install_path": "/other", "output_path": "/o", "hf_home_path": "/hf", "monitor_interval": 3.0},
+    **{"global_env_vars": {"A": "b"}, "gpus_per_node": 2, "gpu_type": "h100", "calibration": "x.toml"},
+    **{"prices": {"gb200": 10.5}, "python_executable": "/py", "executor": "nemo_run", "data_repository": {"a": 1}},
+    "reports": {"a": 1},
+}
 # Another value of each key; a function changes the whole of what is planned
 VALUES: dict[type[BaseModel], dict[str, Any]] = {
     SlurmSystem: {
-        **{"name": "c2", "install_path": "/other", "output_path": "/o", "hf_home_path": "/hf", "monitor_interval": 3.0},
-        **{"global_env_vars": {"A": "b"}, "gpus_per_node": 2, "gpu_type": "h100", "calibration": "x.toml"},
-        **{"prices": {"gb200": 10.5}, "python_executable": "/py", "executor": "nemo_run", "data_repository": {"a": 1}},
-        **{"reports": {"a": 1}, "scheduler": "local", "default_partition": "q", "partitions": [{"name": "p"}]},
+        **OF_SYSTEM,
+        **{"scheduler": "local", "default_partition": "q", "partitions": [{"name": "p"}]},
         **{"account": "acc", "job_name_prefix": "x:", "distribution": "block", "mpi": "pmix", "ntasks_per_node": 4},
         **{"cache_docker_images_locally": True, "container_mount_home": True, "extra_srun_args": "--exact"},
         **{"extra_sbatch_args": ["--exclusive"], "extra_transient_status_errors": ["hiccup"]},
         **{"status_retry_pause_seconds": 3, "supports_gpu_directives_cache": False, "group_allocated": [1]},
     },
-    LocalSystem: {
-        **{"name": "c2", "install_path": "/other", "output_path": "/o", "hf_home_path": "/hf", "monitor_interval": 3.0},
-        **{"global_env_vars": {"A": "b"}, "gpus_per_node": 2, "gpu_type": "h100", "calibration": "x.toml"},
-        **{"prices": {"gb200": 10.5}, "python_executable": "/py", "executor": "nemo_run", "data_repository": {"a": 1}},
-        **{"reports": {"a": 1}, "scheduler": "standalone", "warm_start": False},
-    },
+    LocalSystem: {**OF_SYSTEM, "scheduler": "standalone", "warm_start": False},
     Partition: {"name": "p2", "nodes": ["n1"], "groups": [{"name": "g", "nodes": ["n1"]}], "slurm_nodes": [1]},
     PartitionGroup: {"name": "g2", "nodes": ["n2"]},
     Prices: {"currency": "EUR", "per_gpu_hour": {"gb200": 1.0}},
@@ -151,43 +146,26 @@ BESIDE: dict[str, tuple[tuple[tuple[Any, ...], Any], ...]] = {
     "agent_steps": (*AXES, (("test", "agent"), "tune")),
     "agent": AXES,
 }
-# Where a table stands: the file, and the keys on the way
-PLACES: dict[type[BaseModel], tuple[Any, ...]] = {
-    SlurmSystem: ("system",),
-    LocalSystem: ("system",),
-    Partition: ("system", "partitions", 0),
-    PartitionGroup: ("system", "partitions", 0, "groups", 0),
-    Prices: ("system", "prices"),
-    TestScenario: ("scenario",),
-    RunnerConfig: ("scenario", "runner"),
-    OnCompletion: ("scenario", "runner", "on_completion"),
-    TestRun: ("scenario", "Tests", 0),
-    Dependency: ("scenario", "Tests", 0, "dependencies", 0),
-    TestDefinition: ("test",),
-    GitRepo: ("test", "git_repos", 0),
-    NsysConfiguration: ("test", "nsys"),
-    MetricsConfig: ("test", "metrics"),
-    TrainingReportConfig: ("test", "training_report"),
-    SweepConfig: ("test", "sweep"),
+# The heading of a table, and where it stands: the file, and the keys on the way
+TABLES: dict[type[BaseModel], tuple[str, tuple[Any, ...]]] = {
+    SlurmSystem: ("System, Slurm", ("system",)),
+    LocalSystem: ("System, this machine", ("system",)),
+    Partition: ("[[partitions]]", ("system", "partitions", 0)),
+    PartitionGroup: ("[[partitions.groups]]", ("system", "partitions", 0, "groups", 0)),
+    Prices: ("[prices]", ("system", "prices")),
+    TestScenario: ("Scenario", ("scenario",)),
+    RunnerConfig: ("[runner]", ("scenario", "runner")),
+    OnCompletion: ("[runner.on_completion]", ("scenario", "runner", "on_completion")),
+    TestRun: ("[[Tests]]", ("scenario", "Tests", 0)),
+    Dependency: ("[[Tests.dependencies]]", ("scenario", "Tests", 0, "dependencies", 0)),
+    TestDefinition: ("Test", ("test",)),
+    GitRepo: ("[[git_repos]]", ("test", "git_repos", 0)),
+    NsysConfiguration: ("[nsys]", ("test", "nsys")),
+    MetricsConfig: ("[metrics]", ("test", "metrics")),
+    TrainingReportConfig: ("[training_report]", ("test", "training_report")),
+    SweepConfig: ("[sweep]", ("test", "sweep")),
 }
-HEADINGS = {
-    SlurmSystem: "System, Slurm",
-    LocalSystem: "System, this machine",
-    Partition: "[[partitions]]",
-    PartitionGroup: "[[partitions.groups]]",
-    Prices: "[prices]",
-    TestScenario: "Scenario",
-    RunnerConfig: "[runner]",
-    OnCompletion: "[runner.on_completion]",
-    TestRun: "[[Tests]]",
-    Dependency: "[[Tests.dependencies]]",
-    TestDefinition: "Test",
-    GitRepo: "[[git_repos]]",
-    NsysConfiguration: "[nsys]",
-    MetricsConfig: "[metrics]",
-    TrainingReportConfig: "[training_report]",
-    SweepConfig: "[sweep]",
-}
+PLACES = {model: place for model, (_, place) in TABLES.items()}
 KEYS = [
     (model, field)
     for model in PLACES
@@ -309,7 +287,7 @@ def test_the_list_is_of_these_results(outcomes: dict[tuple[type[BaseModel], str]
     for model in PLACES:
         for field in (field for known, field in KEYS if known is model):
             info = model.model_fields[field]
-            rows.append((HEADINGS[model], info.alias or field, *outcomes[model, field], info.description or ""))
+            rows.append((TABLES[model][0], info.alias or field, *outcomes[model, field], info.description or ""))
     BUILD.parent.mkdir(exist_ok=True)
     with BUILD.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)

@@ -7,28 +7,16 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import TestScenario
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
-from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.node_groups import resolve_groups, unknown_states
+from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.plan.checks import resolve_groups, unknown_states
+from tests.runs import loaded_scenario, slurm_system
 
-SYSTEM = SlurmSystem.model_validate(
-    {
-        "name": "c",
-        "scheduler": "slurm",
-        "default_partition": "main",
-        "partitions": [{"name": "main", "groups": [{"name": "g", "nodes": ["n[1-4]"]}]}, {"name": "bare"}],
-    }
-)
+PARTITIONS = [{"name": "main", "groups": [{"name": "g", "nodes": ["n[1-4]"]}]}, {"name": "bare"}]
+SYSTEM = slurm_system(partitions=PARTITIONS)
 
 
 def _nodes(*nodes: str, states: Mapping[str, str] | None = None, **keys: Any) -> tuple[list[str], Any]:
-    scenario = TestScenario.model_validate(
-        {"name": "s", "Tests": [{"id": "t", "test_name": "n", "nodes": nodes, **keys}]}
-    )
-    definition = TestDefinition(name="n", description="d")
-    loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
+    loaded = loaded_scenario(({"id": "t", "nodes": nodes, **keys}, {}))
     run = resolve_groups(loaded, SYSTEM, (lambda partition: states) if states else unknown_states).tests[0].run
     return run.nodes, run.num_nodes
 
@@ -88,23 +76,13 @@ def test_excluded_nodes_are_taken_out_of_named_ones() -> None:
         _nodes("n1", exclude_nodes=["n[1-2]"])
 
 
-OTHERS = (
-    "error",
-    "reboot",
-    "blocked",
-    "future",
-    "inval",
-    "perfctrs",
-    "planned",
-    "maint",
-    "boot",
-    "drng",
-    "down",
-    "idle*",
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("error", "reboot", "blocked", "future", "inval", "perfctrs", "planned", "maint", "boot", "drng", "down"),
+        "idle*",
+    ],
 )
-
-
-@pytest.mark.parametrize("state", OTHERS)
 def test_max_avail_takes_free_nodes_only(state: str) -> None:
     states = {"n1": state, "n2": "idle", "n3": "reserved", "n4": "comp"}
     assert sorted(_nodes("main:g:max_avail", states=states)[0]) == ["n2", "n3", "n4"]
@@ -118,8 +96,6 @@ def test_too_few_in_service() -> None:
 
 
 def test_this_machine_has_no_groups() -> None:
-    scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "nodes": ["a:b:1"]}]})
-    definition = TestDefinition(name="n", description="d")
-    loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
+    loaded = loaded_scenario(({"nodes": ["a:b:1"]}, {}))
     with pytest.raises(BadInput, match="no partition 'a' in system 'here'"):
         resolve_groups(loaded, LocalSystem(name="here", scheduler="local"), unknown_states)

@@ -1,40 +1,34 @@
 """The pre-test: one run per node, on that node alone, before everything else."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, load_scenario
-from cloudai_mbridge.models.scenario import TestRun, TestScenario
+from cloudai_mbridge.models.loading import LoadedTest, load_scenario
+from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.build import build_plan
+from tests.cases import every
+from tests.runs import loaded_scenario, slurm_system
 
 ARGS: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 4, "max_steps": 10}
 LOCAL = LocalSystem(name="here", scheduler="local")
 
 
 def _slurm(**partition: Any) -> SlurmSystem:
-    partitions = [{"name": "main", **partition}, {"name": "other", "nodes": ["m1"]}]
-    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "gpus_per_node": 4}
-    return SlurmSystem.model_validate({**data, "partitions": partitions})
+    return slurm_system(gpus_per_node=4, partitions=[{"name": "main", **partition}, {"name": "other", "nodes": ["m1"]}])
 
 
 def _plan(system: System, *tests: dict[str, Any], pre_test: dict[str, Any] | None = None, **scenario: Any) -> list[Any]:
     """Plan tests given as keys of their entries, after a pre-test of these cmd_args; return the pre-test's runs."""
-    entries = [{"id": f"t{i}", "test_name": "n", **keys} for i, keys in enumerate(tests or ({},))]
-    whole = TestScenario.model_validate({"name": "s", "Tests": entries, "pre_test": "check", **scenario})
-    definition = TestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
-    check = TestDefinition.model_validate(
-        {"name": "check", "description": "d", "cmd_args": {**ARGS, **(pre_test or {})}}
-    )
-    loaded = LoadedScenario(
-        whole,
-        [LoadedTest(run, definition) for run in whole.tests],
-        LoadedTest(TestRun(id="pre_test", test_name="check"), check),
-    )
+    loaded = loaded_scenario(*((keys, {"cmd_args": ARGS}) for keys in tests or ({},)), pre_test="check", **scenario)
+    check = {"name": "check", "description": "d", "cmd_args": {**ARGS, **(pre_test or {})}}
+    first = LoadedTest(TestRun(id="pre_test", test_name="check"), TestDefinition.model_validate(check))
+    loaded = replace(loaded, pre_test=first)
     runs = build_plan(loaded, system).runs
     checks = [run for run in runs if run.is_pre_test]
     assert list(runs[: len(checks)]) == checks
@@ -66,29 +60,21 @@ def test_this_machine_is_one_node() -> None:
     assert (run.label, run.nodes) == ("localhost", ())
 
 
-def test_without_names_it_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"pre_test needs the nodes' names; list them as partitions\.nodes of 'main'"):
-        _plan(_slurm())
-
-
-def test_a_sweep_is_refused() -> None:
-    with pytest.raises(BadInput, match="pre_test 'check': is a sweep of 2 points"):
-        _plan(_slurm(nodes=["n1"]), pre_test={"tp": [1, 2]})
-
-
-def test_a_test_that_does_not_fit_on_a_node_is_refused() -> None:
-    with pytest.raises(BadInput, match="pre_test 'check': "):
-        _plan(_slurm(nodes=["n1"]), pre_test={"num_gpus": 8})
-
-
-def test_a_test_that_breaks_a_rule_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"pre_test 'check': .*C0"):
-        _plan(_slurm(nodes=["n1"]), pre_test={"tp": 3})
-
-
-def test_its_id_is_taken() -> None:
-    with pytest.raises(BadInput, match="test id 'pre_test' is the pre-test's"):
-        _plan(_slurm(nodes=["n1"]), {"id": "pre_test"})
+@every(
+    ("partition", "test", "pre_test", "message"),
+    [
+        ({}, {}, {}, r"pre_test needs the nodes' names; list them as partitions\.nodes of 'main'"),
+        ({"nodes": ["n1"]}, {}, {"tp": [1, 2]}, "pre_test 'check': is a sweep of 2 points"),
+        ({"nodes": ["n1"]}, {}, {"num_gpus": 8}, "pre_test 'check': "),
+        ({"nodes": ["n1"]}, {}, {"tp": 3}, r"pre_test 'check': .*C0"),
+        ({"nodes": ["n1"]}, {"id": "pre_test"}, {}, "test id 'pre_test' is the pre-test's"),
+    ],
+)
+def test_what_is_no_pre_test_is_refused(
+    partition: dict[str, Any], test: dict[str, Any], pre_test: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        _plan(_slurm(**partition), test, pre_test=pre_test)
 
 
 def test_a_budget_counts_it() -> None:
@@ -97,9 +83,7 @@ def test_a_budget_counts_it() -> None:
 
 
 def test_without_one_there_is_none() -> None:
-    whole = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
-    definition = TestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
-    plan = build_plan(LoadedScenario(whole, [LoadedTest(whole.tests[0], definition)]), LOCAL)
+    plan = build_plan(loaded_scenario(({}, {"cmd_args": ARGS})), LOCAL)
     assert [run.is_pre_test for run in plan.runs] == [False]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import NsysConfiguration
-from cloudai_mbridge.plan.process import mounts_of, node_commands_of, profiler_of, variables_of
+from cloudai_mbridge.plan.launchers import EMBEDDED, node_commands_of, profiler_of, variables_of
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.startup import binding
 from cloudai_mbridge.training.startup.variables import DUMP, dump_variables
@@ -78,7 +78,7 @@ def test_cores(gpu: str, args: dict[str, Any], expected: str) -> None:
 def test_variables_and_mounts() -> None:
     given = ResolvedCmdArgs(nemo_home="/cache", offline=True, dump_env=True)
     assert variables_of(given, "h100") == {"NEMO_HOME": "/cache", "HF_HUB_OFFLINE": "1", DUMP: "1"}
-    assert mounts_of(given) == ("/cache:/cache",)
+    assert EMBEDDED.mounts(given) == ("/cache:/cache",)
     assert variables_of(ResolvedCmdArgs(offline=False, enable_pct_binding=False), "h100") == {}
 
 

@@ -9,13 +9,12 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch.write import system_to_dict, write_plan, write_runs
-from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, load_system
-from cloudai_mbridge.models.scenario import TestScenario
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TestDefinition
+from cloudai_mbridge.models.loading import load_system
+from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data
+from tests.runs import loaded_scenario, slurm_system
 
 SECRET = "S3CRET \u00e9 'x"
 EMBEDDED: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 2, "max_steps": 10}
@@ -24,23 +23,10 @@ REPOS = [{"url": "https://example.org/Megatron-Bridge.git", "commit": "v0.3.0", 
 LOCAL = LocalSystem(name="here", scheduler="local")
 
 
-def _slurm(**keys: Any) -> SlurmSystem:
-    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-    return SlurmSystem.model_validate({**data, **keys})
-
-
 def _plan(*tests: dict[str, Any], system: System, runner: dict[str, Any] | None = None) -> ScenarioPlan:
     """Plan tests given as keys of their definitions; a key "run" holds those of their entries."""
-    entries = [{"id": f"t{i}", "test_name": "n", **keys.get("run", {})} for i, keys in enumerate(tests)]
-    scenario = TestScenario.model_validate({"name": "s", "Tests": entries, "runner": runner or {}})
-    definitions = [
-        TestDefinition.model_validate(
-            {"name": "n", "description": "d", **{name: value for name, value in keys.items() if name != "run"}}
-        )
-        for keys in tests
-    ]
-    loaded = [LoadedTest(*pair) for pair in zip(scenario.tests, definitions, strict=True)]
-    return build_plan(LoadedScenario(scenario, loaded), system)
+    pairs = [(keys.get("run", {}), {name: value for name, value in keys.items() if name != "run"}) for keys in tests]
+    return build_plan(loaded_scenario(*pairs, runner=runner or {}), system)
 
 
 def _as_read(plan: ScenarioPlan) -> ScenarioPlan:
@@ -56,21 +42,18 @@ def test_an_embedded_plan_comes_back(tmp_path: Path) -> None:
         {
             "cmd_args": {**EMBEDDED, "lr": 1e-3, "wandb_key": ""},
             "run": {
-                "dependencies": waits,
-                "time_limit": "1-00:00:05",
-                "nodes": ["n[1-2]", "n9"],
-                "exclude_nodes": ["n7"],
-                "iterations": 2,
+                **{"dependencies": waits, "time_limit": "1-00:00:05", "nodes": ["n[1-2]", "n9"]},
+                **{"exclude_nodes": ["n7"], "iterations": 2},
             },
             "metrics": {"warmup_steps": 1},
         },
-        system=_slurm(gpus_per_node=4),
+        system=slurm_system(gpus_per_node=4),
         runner={"max_parallel": 3, "max_gpu_hours": None, "retries": 5, "fail_fast": True, "hang_timeout_s": 60.5},
     )
     assert plan.rejected
     assert len(plan.runs) == 4
     assert any(run.array for run in plan.runs)
-    write_runs(plan, _slurm(gpus_per_node=4), tmp_path)
+    write_runs(plan, slurm_system(gpus_per_node=4), tmp_path)
     write_plan(plan, tmp_path)
     read = read_plan(tmp_path)
     assert read == _as_read(plan)
@@ -79,7 +62,7 @@ def test_an_embedded_plan_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_the_upstream_launcher_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    system = _slurm(gpus_per_node=4, install_path=str(tmp_path / "install"))
+    system = slurm_system(gpus_per_node=4, install_path=str(tmp_path / "install"))
     plan = _plan(
         {
             "cmd_args": {**UPSTREAM, "hf_token": SECRET, "container_image": "nvcr.io#nvidia/nemo:26.02"},
@@ -156,8 +139,8 @@ def test_a_plan_that_lacks_a_part_is_damaged(tmp_path: Path, data: bytes) -> Non
 SYSTEMS: list[System] = [
     LOCAL,
     LocalSystem(name="l", scheduler="standalone", python_executable="/a b/'\"\\python", monitor_interval=0.5),
-    _slurm(),
-    _slurm(
+    slurm_system(),
+    slurm_system(
         name="\u00e9 \"quoted\" 'x' \\ # $(id)",
         install_path="/install",
         output_path="out put",
@@ -189,7 +172,7 @@ def test_a_system_comes_back(tmp_path: Path, system: System) -> None:
 
 
 def test_no_credential_of_a_system_is_written(tmp_path: Path) -> None:
-    system = _slurm(
+    system = slurm_system(
         global_env_vars={"WANDB_API_KEY": SECRET, "A": "kept"},
         data_repository={"endpoint": "https://x", "token": SECRET},
         reports={"slack": {"secret": SECRET}},

@@ -6,20 +6,17 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, NothingFailed
 from cloudai_mbridge.launch.write import write_plan
-from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import TestScenario
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TestDefinition
+from cloudai_mbridge.models.loading import LoadedScenario
+from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.plan.select import PastPoints, Selection, hooks_of
+from tests.runs import loaded_scenario, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
-SLURM = SlurmSystem.model_validate(
-    {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}], "gpus_per_node": 4}
-)
+SLURM = slurm_system(gpus_per_node=4)
 ARGS: dict[str, Any] = {
     **{"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 2, "max_steps": 10},
     **{"tp": [1, 2], "mb": [1, 2, 3], "gb": 8},  # mb = 3 breaks C04
@@ -29,9 +26,7 @@ SWEEP, OTHER = {"id": "sweep", "test_name": "n"}, {"id": "llama_large", "test_na
 
 
 def scenario(*tests: dict[str, Any], runs: tuple[dict[str, Any], ...] = (SWEEP, OTHER), **keys: Any) -> LoadedScenario:
-    whole = TestScenario.model_validate({"name": "s", "Tests": list(runs), **keys})
-    definitions = [TestDefinition.model_validate({"name": "n", "description": "d", **each}) for each in tests]
-    return LoadedScenario(whole, [LoadedTest(*pair) for pair in zip(whole.tests, definitions, strict=True)])
+    return loaded_scenario(*zip(runs, tests, strict=True), **keys)
 
 
 def two_tests(**keys: Any) -> LoadedScenario:

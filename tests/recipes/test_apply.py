@@ -92,7 +92,7 @@ OUTSIDE = {
     "max_retries",
     "nemorun_version",
     "custom_mounts",
-    # of `plan.process` and `launch.script`
+    # of `plan.launchers` and `launch.script`
     "enable_vboost",
     "lock_gpu_freq",
     "peak_mem_clk",
@@ -140,7 +140,7 @@ DERIVED: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
         [[["/c/c4-train.en_1_text_document"], [50.0]], *_HELD_OUT],
     ),
 }
-# options of a profiler, which `plan.process` reads
+# options of a profiler, which `plan.launchers` reads
 OF_NSYS = {"nsys_trace", "nsys_extra_args", "profiling_gpu_metrics", "export_nsys_sqlite"}
 
 _SAMPLES: dict[str, Any] = {

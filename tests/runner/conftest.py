@@ -11,9 +11,10 @@ import pytest
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, run_all
-from cloudai_mbridge.runner.journal.journal import JournalEntry
+from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
+from tests.runs import planned_run
 
 Answer = JobStatus | BaseException | signal.Signals
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
@@ -218,13 +219,7 @@ class Bench:
 
     @staticmethod
     def run(test_id: str, point: int = 0, **keys: Any) -> RunPlan:
-        data: dict[str, Any] = {
-            **{"key": f"{test_id}/{point}/0", "test_id": test_id, "test_name": "t", "label": str(point)},
-            **{"iteration": 0, "recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 1},
-            **{"num_steps": 1, "warmup_steps": 0},
-            **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-        }
-        return RunPlan(**{**data, **keys})
+        return planned_run(test_id, point, **{"ranks_per_node": 1, **keys})
 
     def drive(
         self,

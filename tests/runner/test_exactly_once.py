@@ -22,20 +22,17 @@ from hypothesis import strategies as st
 from cloudai_mbridge.errors import MBridgeError, ToolFailure
 from cloudai_mbridge.launch.claim import LOST_CLAIM, take_claim
 from cloudai_mbridge.models.scenario import RunnerConfig
-from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, submitter
 from cloudai_mbridge.runner.interrupt import Interrupted
-from cloudai_mbridge.runner.journal import submission_log
-from cloudai_mbridge.runner.journal.journal import JournalEntry
+from cloudai_mbridge.runner.journal import JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass
-from cloudai_mbridge.schedulers.slurm import SlurmClient, client, submit
-from cloudai_mbridge.schedulers.slurm.command import Answer
+from cloudai_mbridge.schedulers.slurm import SlurmClient, client, jobs
+from cloudai_mbridge.schedulers.slurm.commands import Answer
+from tests.runs import planned_run, slurm_system
 
-SYSTEM = SlurmSystem.model_validate(
-    {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-)
+SYSTEM = slurm_system()
 RUNNER = RunnerConfig(unknown_s=60.0, patience_s=300.0, max_parallel=None)
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL")
 UNKNOWN_WORDS = ("Unspecified error", "Insane message length", "Message receive failure", "Who knows")
@@ -180,7 +177,7 @@ class World:
     # ---- the commands
 
     def run(self, *argv: str, **_: Any) -> Answer:
-        """Stand in for `slurm.command.run`."""
+        """Stand in for `slurm.commands.run_command`."""
         self.may_die(f"before {argv[0]}")
         answer = getattr(self, argv[0])(argv)
         self.may_die(f"after {argv[0]}")
@@ -317,16 +314,8 @@ def judge(run: RunPlan, entry: JournalEntry) -> Judgement:
 
 
 def plan_of(num_singles: int, num_tasks: int) -> ScenarioPlan:
-    data: dict[str, Any] = {
-        **{"test_name": "t", "iteration": 0, "recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 1},
-        **{"num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-    }
-    singles = [RunPlan(key=f"s{i}/0/0", test_id=f"s{i}", label="0", **data) for i in range(num_singles)]
-    tasks = [
-        RunPlan(key=f"a/{i}/0", test_id="a", label=str(i), array="arrays/0", array_index=i, **data)
-        for i in range(num_tasks)
-    ]
+    singles = [planned_run(f"s{i}", ranks_per_node=1) for i in range(num_singles)]
+    tasks = [planned_run("a", i, ranks_per_node=1, array="arrays/0", array_index=i) for i in range(num_tasks)]
     return ScenarioPlan("s", "c", (*singles, *tasks), (), runner=RUNNER)
 
 
@@ -347,7 +336,7 @@ def driver_dies_at_writes(world: World) -> Iterator[None]:
         patch.setattr(Journal, "_event", mortal(Journal._event, "an event"))
         for name in ("intend", "submitted", "saw", "ending", "decided", "forget"):
             patch.setattr(Journal, name, mortal(getattr(Journal, name), f"journal.{name}"))
-        log = submission_log.SubmissionLog
+        log = SubmissionLog
         patch.setattr(log, "_append", mortal(log._append, "a line of the log"))
         patch.setattr(submitter, "put_aside", mortal(submitter.put_aside, "put_aside"))
         patch.setattr(context, "take_claim", mortal(context.take_claim, "take_claim"))
@@ -423,7 +412,7 @@ def check_nothing_runs(world: World) -> None:
 def check(world: World, plan: ScenarioPlan, is_cancelled: bool) -> None:
     """Check the promises."""
     known = entries(world.root)
-    log = submission_log.SubmissionLog(world.root).read()
+    log = SubmissionLog(world.root).read()
     looked_for = {attempt.token for attempt in log if attempt.is_doubtful}
     for run in plan.runs:
         entry = known[run.key]
@@ -502,7 +491,7 @@ def test_a_hundred_thousand_steps(tmp_path: Path) -> None:
 
 
 def _every_error_is_a_refusal(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(submit, "_proves_refusal", lambda *_: True)
+    patch.setattr(jobs, "_proves_refusal", lambda *_: True)
 
 
 def _ids_are_believed(patch: pytest.MonkeyPatch) -> None:

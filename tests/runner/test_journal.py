@@ -14,9 +14,8 @@ import pytest
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure
 from cloudai_mbridge.runner import Journal
-from cloudai_mbridge.runner.journal.file import JOURNAL_VERSION
-from cloudai_mbridge.runner.journal.journal import Attempt, JournalEntry
-from cloudai_mbridge.runner.journal.rows import UNTRIED, VERDICTS
+from cloudai_mbridge.runner.journal import Attempt, JournalEntry
+from cloudai_mbridge.runner.journal_file import JOURNAL_VERSION, UNTRIED, VERDICTS
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
@@ -34,6 +33,14 @@ def journal(path: Path) -> Iterator[Journal]:
     journal = Journal(path)
     yield journal
     journal.close()
+
+
+@pytest.fixture
+def begun(journal: Journal) -> Journal:
+    """A journal of one run with an attempt that is being submitted."""
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    return journal
 
 
 def _reopened(path: Path) -> dict[str, JournalEntry]:
@@ -69,40 +76,26 @@ def test_every_change_is_on_disk_at_once(journal: Journal, path: Path) -> None:
 
 
 @pytest.mark.parametrize("job_class", JobClass)
-def test_every_class_comes_back(journal: Journal, path: Path, job_class: JobClass) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
-    journal.saw("k", 1, JobStatus("X", job_class))
-    status = _last(path, "k").status
-    assert status is not None
-    assert status.job_class is job_class
-
-
-@pytest.mark.parametrize("hopeless", [None, JobClass.FAILED, JobClass.INFRASTRUCTURE])
-def test_a_hopeless_job_comes_back(journal: Journal, path: Path, hopeless: JobClass | None) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
-    status = JobStatus("PENDING", JobClass.ACTIVE, reason="BadConstraints", hopeless=hopeless)
-    journal.saw("k", 1, status)
+def test_every_class_comes_back(begun: Journal, path: Path, job_class: JobClass) -> None:
+    status = JobStatus("PENDING", job_class, reason="BadConstraints", hopeless=job_class)
+    begun.saw("k", 1, status)
     assert _last(path, "k").status == status
 
 
-def test_the_times_of_an_attempt(journal: Journal, path: Path) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
+def test_the_times_of_an_attempt(begun: Journal, path: Path) -> None:
     last = _last(path, "k")
     assert (last.submitted_at, last.started_at, last.ended_at) == (None, None, None)
-    journal.submitted("k", 1, "1")
-    journal.saw("k", 1, JobStatus("PENDING", JobClass.ACTIVE))
+    begun.submitted("k", 1, "1")
+    begun.saw("k", 1, JobStatus("PENDING", JobClass.ACTIVE))
     last = _last(path, "k")
     assert last.submitted_at is not None
     assert (last.started_at, last.ended_at) == (None, None)
-    journal.saw("k", 1, RUNNING)
+    begun.saw("k", 1, RUNNING)
     started_at = _last(path, "k").started_at
     assert started_at is not None
-    journal.saw("k", 1, JobStatus("COMPLETING", JobClass.ACTIVE))
+    begun.saw("k", 1, JobStatus("COMPLETING", JobClass.ACTIVE))
     assert _last(path, "k").ended_at is None
-    journal.saw("k", 1, JobStatus("COMPLETED", JobClass.SUCCEEDED))
+    begun.saw("k", 1, JobStatus("COMPLETED", JobClass.SUCCEEDED))
     last = _last(path, "k")
     assert last.ended_at is not None
     assert last.started_at == started_at
@@ -112,10 +105,8 @@ def test_the_times_of_an_attempt(journal: Journal, path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["REFUSED", "LOST", "CANCELLED"])
-def test_what_never_ran_has_no_start(journal: Journal, path: Path, state: str) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
-    journal.saw("k", 1, JobStatus(state, JobClass.FAILED, run_time_s=0.0))
+def test_what_never_ran_has_no_start(begun: Journal, path: Path, state: str) -> None:
+    begun.saw("k", 1, JobStatus(state, JobClass.FAILED, run_time_s=0.0))
     assert _last(path, "k").started_at is None
 
 
@@ -188,12 +179,10 @@ def test_what_a_cancelled_attempt_will_count_as(journal: Journal, path: Path) ->
     assert (last.ending, last.status, last.ended_at) == (hung, RUNNING, None)
 
 
-def test_a_run_that_is_taken_up_again_has_no_verdict(journal: Journal, path: Path) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
-    journal.saw("k", 1, FAILED)
-    journal.decided("k", "failed", ["why"])
-    journal.reopen("k")
+def test_a_run_that_is_taken_up_again_has_no_verdict(begun: Journal, path: Path) -> None:
+    begun.saw("k", 1, FAILED)
+    begun.decided("k", "failed", ["why"])
+    begun.reopen("k")
     entry = _reopened(path)["k"]
     assert (entry.verdict, entry.reasons) == (None, ())
     assert entry.last is not None
@@ -203,18 +192,16 @@ def test_a_run_that_is_taken_up_again_has_no_verdict(journal: Journal, path: Pat
 # What is told
 
 
-def test_every_change_is_an_event(journal: Journal) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
-    journal.submitted("k", 1, "17")
-    journal.saw("k", 1, JobStatus("RUNNING", JobClass.ACTIVE, reason="why"))
-    journal.ending("k", 1, JobStatus("HUNG", JobClass.FAILED, reason="no step"))
-    journal.saw("k", 1, JobStatus("HUNG", JobClass.FAILED))
-    journal.decided("k", "failed", [])
-    journal.reopen("k")
-    journal.exclude("n1", "broken")
-    journal.note("squeue is silent")
-    events = journal.events()
+def test_every_change_is_an_event(begun: Journal) -> None:
+    begun.submitted("k", 1, "17")
+    begun.saw("k", 1, JobStatus("RUNNING", JobClass.ACTIVE, reason="why"))
+    begun.ending("k", 1, JobStatus("HUNG", JobClass.FAILED, reason="no step"))
+    begun.saw("k", 1, JobStatus("HUNG", JobClass.FAILED))
+    begun.decided("k", "failed", [])
+    begun.reopen("k")
+    begun.exclude("n1", "broken")
+    begun.note("squeue is silent")
+    events = begun.events()
     expected = ["cafe", "17", "RUNNING (why)", "HUNG", "HUNG", "failed", "again", "n1", "squeue is silent"]
     assert len(events) == len(expected)
     assert all(word in event.text for word, event in zip(expected, events, strict=True))
@@ -255,7 +242,7 @@ def test_a_journal_that_cannot_be_written_is_the_tools_failure(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal.plan(["k"])
-    monkeypatch.setattr("cloudai_mbridge.runner.journal.journal._BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("cloudai_mbridge.runner.journal._BUSY_TIMEOUT_S", 0.05)
     late = Journal(path)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
@@ -399,23 +386,19 @@ def test_a_row_whose_types_are_wrong_is_never_submitted_again(path: Path) -> Non
 
 
 @pytest.mark.parametrize("job_id", ["--user=root", "", "1 2", "x" * 300])
-def test_what_is_not_a_job_id_is_not_passed_to_scancel(journal: Journal, job_id: str) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
-    journal.submitted("k", 1, job_id)
-    entry = journal.entry("k")
+def test_what_is_not_a_job_id_is_not_passed_to_scancel(begun: Journal, job_id: str) -> None:
+    begun.submitted("k", 1, job_id)
+    entry = begun.entry("k")
     assert entry.last is not None
     assert entry.last.job_id is None
     assert entry.damage
 
 
 @pytest.mark.parametrize("time", ["\n", "yesterday", "2026-13-01T00:00:00+00:00"])
-def test_a_time_that_cannot_be_read_is_damage(journal: Journal, path: Path, time: str) -> None:
-    journal.plan(["k"])
-    journal.intend([("k", 1)], "cafe")
+def test_a_time_that_cannot_be_read_is_damage(begun: Journal, path: Path, time: str) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE attempts SET submitted_at = ?, ended_at = ?", (time, time))
-    entry = journal.entry("k")
+    entry = begun.entry("k")
     assert entry.last is not None
     assert (entry.last.submitted_at, entry.last.ended_at) == (None, "")
     assert len(entry.damage) == 2

@@ -8,9 +8,8 @@ import pytest
 
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, JobClass, JobStatus
 from cloudai_mbridge.training.process.log_lines import STEP_MARK, render_record
+from tests.runner.conftest import COMPLETED, RUNNING
 
-RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
-COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=3, nodes="n1", run_time_s=60.0)
 NOT_BEGUN = JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, exit_code=3, reason=NEVER_BEGAN, nodes="n1")
 NOT_LAUNCHED = JobStatus("LAUNCH_FAILED", JobClass.INFRASTRUCTURE, signal=53, reason=NEVER_BEGAN, nodes="n1")

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.runner import Pace
-from cloudai_mbridge.runner.context import Phase, Tracked
+from cloudai_mbridge.runner.context import Phase, Schedule, Tracked
 from cloudai_mbridge.runner.interrupt import CONFIRM_S, Interrupted, Interrupts, SecondSignal
 from cloudai_mbridge.runner.progress import Progress
-from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.submitter import put_aside
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
@@ -245,18 +244,14 @@ def _names(path: Path) -> set[str]:
 
 
 def test_what_an_attempt_left_is_put_aside(tmp_path: Path) -> None:
+    put_aside(tmp_path, 1)
+    assert _names(tmp_path) == set()
     put_aside(_directory(tmp_path), 1)
+    put_aside(tmp_path, 1)
     assert _names(tmp_path) == {*KEPT, "attempt-1"}
     assert _names(tmp_path / "attempt-1") == {*LEFT, "stacks", "nemo_run"}
     assert (tmp_path / "attempt-1" / "stdout.txt").read_text() == "stdout.txt"
     assert (tmp_path / "attempt-1" / "stacks" / "file").read_text() == "stacks"
-
-
-def test_to_put_aside_again_changes_nothing(tmp_path: Path) -> None:
-    put_aside(_directory(tmp_path), 1)
-    put_aside(tmp_path, 1)
-    assert _names(tmp_path) == {*KEPT, "attempt-1"}
-    assert len(_names(tmp_path / "attempt-1")) == len(LEFT) + 2
 
 
 @pytest.mark.parametrize("count", range(len(LEFT) + 1))
@@ -271,23 +266,13 @@ def test_a_crash_in_its_middle_loses_nothing(tmp_path: Path, count: int) -> None
     assert {name: (tmp_path / "attempt-2" / name).read_text() for name in LEFT} == {name: name for name in LEFT}
 
 
-def test_nothing_to_put_aside(tmp_path: Path) -> None:
-    put_aside(tmp_path, 1)
-    assert _names(tmp_path) == set()
-
-
-def test_what_is_put_aside_is_never_overwritten(tmp_path: Path) -> None:
-    put_aside(_directory(tmp_path), 1)
-    (tmp_path / "stdout.txt").write_text("later")
-    put_aside(tmp_path, 1)
-    assert (tmp_path / "attempt-1" / "stdout.txt").read_text() == "stdout.txt"
-
-
-def test_the_next_attempt_starts_in_a_clean_directory(tmp_path: Path) -> None:
+def test_what_is_put_aside_is_never_overwritten_and_the_directory_is_clean(tmp_path: Path) -> None:
     """After an attempt that was withdrawn, its number is put aside a second time."""
     put_aside(_directory(tmp_path), 1)
     (tmp_path / "stdout.txt").write_text("a stray's")
     put_aside(tmp_path, 1)
+    assert (tmp_path / "attempt-1" / "stdout.txt").read_text() == "stdout.txt"
+    assert (tmp_path / "attempt-1" / "stdout.txt.1").read_text() == "a stray's"
     assert not (tmp_path / "stdout.txt").exists()
 
 

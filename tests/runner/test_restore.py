@@ -14,10 +14,8 @@ from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, Submission
+from tests.runner.conftest import COMPLETED, PENDING, RUNNING
 
-PENDING = JobStatus("PENDING", JobClass.ACTIVE)
-RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
-COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, run_time_s=60.0)
 NODE_FAIL = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, nodes="n1", run_time_s=60.0)
 FORGOTTEN = JobStatus("FORGOTTEN", JobClass.UNKNOWN)

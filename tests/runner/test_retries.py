@@ -9,10 +9,8 @@ import pytest
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner import watch
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
+from tests.runner.conftest import COMPLETED, PENDING, RUNNING
 
-PENDING = JobStatus("PENDING", JobClass.ACTIVE)
-RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
-COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 NODE_FAIL = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, nodes="n[1-2]", run_time_s=60.0)
 FORGOTTEN = JobStatus("FORGOTTEN", JobClass.UNKNOWN, reason="Slurm no longer knows the job")
 NEVER_STARTED = JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason="it has never started")
@@ -138,21 +136,14 @@ def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
     assert any("not retried: 1 node is left of the 2 it needs" in notice for notice in notes.notices)
 
 
-def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any) -> None:
-    bench.scheduler.unhealthy_nodes = lambda nodes: {"n2": "down"}
-    bench.script(a=[[NODE_FAIL], [COMPLETED]])
-    bench.drive(bench.run("a"), bench.run("b", nodes=("n1", "n2")), max_parallel=1)
-    entry = bench.entries()["b/0/0"]
-    assert entry.verdict == "skipped"
-    assert "n2" in entry.reasons[0]
-
-
-def test_a_run_that_needs_an_excluded_node_of_a_list_is_skipped(bench: Any) -> None:
+@pytest.mark.parametrize("nodes", [("n1", "n2"), ("n[1-2]",)])
+def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any, nodes: tuple[str, ...]) -> None:
     """Or Slurm refuses it, or lets it wait for ever: it may not both use and exclude a node."""
     bench.scheduler.unhealthy_nodes = lambda nodes: {"n2": "down"}
     bench.script(a=[[NODE_FAIL], [COMPLETED]])
-    bench.drive(bench.run("a"), bench.run("b", nodes=("n[1-2]",)), max_parallel=1)
-    assert bench.verdicts()["b/0/0"] == "skipped"
+    bench.drive(bench.run("a"), bench.run("b", nodes=nodes), max_parallel=1)
+    entry = bench.entries()["b/0/0"]
+    assert (entry.verdict, "n2" in entry.reasons[0]) == ("skipped", True)
 
 
 def _not_started(node: str) -> JobStatus:
@@ -211,6 +202,8 @@ def test_a_run_without_a_step_hangs(bench: Any) -> None:
     assert "after step 0" in attempt.status.reason
     assert bench.scheduler.cancelled == ["100"]
     assert 600 < bench.clock.now - 1000 < 620
+    # It was cancelled as hung, and that is how it counts, whatever the scheduler calls it
+    assert (bench.verdicts(), bench.tests("submit")) == ({"a/0/0": "failed"}, ["a"])
 
 
 CANCELLED_SIGNAL = 15  # what the scheduler says of the job is kept
@@ -244,13 +237,6 @@ def test_a_run_that_makes_steps_does_not_hang(bench: Any) -> None:
 
     _hanging(bench, write, looks=2000)
     assert bench.states() == {"a/0/0": ["COMPLETED"]}
-
-
-def test_a_step_that_comes_with_its_cancellation_is_no_success(bench: Any) -> None:
-    """The job was cancelled as hung, and that is how it counts, whatever the scheduler calls it."""
-    _hanging(bench, lambda seconds, log: None)
-    assert bench.verdicts() == {"a/0/0": "failed"}
-    assert bench.tests("submit") == ["a"]
 
 
 def test_only_a_running_job_hangs(bench: Any) -> None:
@@ -332,17 +318,11 @@ def test_unknown_states_do_not_add_up(bench: Any) -> None:
 
 
 def test_a_job_that_never_started_is_submitted_again(bench: Any) -> None:
-    bench.script(a=[[NEVER_STARTED], [RUNNING, COMPLETED]])
-    bench.drive(bench.run("a"), unknown_s=300.0)
-    assert bench.states() == {"a/0/0": ["LOST", "COMPLETED"]}
-    assert bench.scheduler.cancelled == ["100"]  # so that it never will
-
-
-def test_a_job_that_never_starts_is_not_submitted_for_ever(bench: Any) -> None:
-    bench.script(a=[NEVER_STARTED])
-    bench.drive(bench.run("a"), unknown_s=300.0, retries=2)
-    assert bench.states() == {"a/0/0": ["LOST"] * 3}
-    assert bench.verdicts() == {"a/0/0": "failed"}
+    bench.script(a=[[NEVER_STARTED], [RUNNING, COMPLETED]], b=[NEVER_STARTED])
+    bench.drive(bench.run("a"), bench.run("b"), unknown_s=300.0, retries=2, max_parallel=1)
+    assert bench.states() == {"a/0/0": ["LOST", "COMPLETED"], "b/0/0": ["LOST"] * 3}
+    assert bench.verdicts() == {"a/0/0": "success", "b/0/0": "failed"}
+    assert bench.scheduler.cancelled[0] == "100"  # so that it never will
 
 
 def test_a_hung_job_that_is_then_forgotten_ends_too(bench: Any) -> None:

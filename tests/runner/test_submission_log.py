@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.files.regular import NotRegular
-from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal import SubmissionLog
 
 TOKEN = "0123456789abcdef"
 
@@ -40,15 +40,8 @@ def test_what_was_submitted_and_given_up(log: SubmissionLog) -> None:
         *(
             json.dumps({"token": token, "attempts": [["a/0/0", number]]}).encode()
             for token, number in [
-                ("a\0b", 2),
-                ("\ud800", 2),
-                ("../../../x", 2),
-                ("0123", 2),
-                (TOKEN, 10**30),
-                (TOKEN, 0),
-                (TOKEN, -1),
-                (TOKEN, True),
-                (TOKEN, 1.5),
+                *((bad, 2) for bad in ("a\0b", "\ud800", "../../../x", "0123")),
+                *((TOKEN, bad) for bad in (10**30, 0, -1, True, 1.5)),
             ]
         ),
         json.dumps({"token": TOKEN, "host": 3, "attempts": [["a/0/0", 2]]}).encode(),

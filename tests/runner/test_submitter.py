@@ -9,10 +9,9 @@ import pytest
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitLater
+from tests.runner.conftest import COMPLETED, RUNNING
 
 SETTLE_S = 15.0  # the default
-RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
-COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
 UNSURE = ToolFailure("sbatch did not respond within 60 s")
 

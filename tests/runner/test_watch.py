@@ -11,10 +11,8 @@ from cloudai_mbridge.runner import Pace
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock, is_cancel_requested, request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
+from tests.runner.conftest import COMPLETED, PENDING, RUNNING
 
-PENDING = JobStatus("PENDING", JobClass.ACTIVE)
-RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
-COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, nodes="n1", run_time_s=60.0)
 CANCELLED = JobStatus("CANCELLED", JobClass.CANCELLED, signal=15, run_time_s=60.0)
 SILENT = ToolFailure("squeue failed: Unable to contact slurm controller")
@@ -121,18 +119,13 @@ def test_after_the_start_of_another_test(bench: Any) -> None:
     assert events.index("submit b") < events.index("COMPLETED a")
 
 
-@pytest.mark.parametrize("kind", ["after_start", "after_completion"])
-def test_a_test_that_was_refused_holds_nobody_up(bench: Any, kind: str) -> None:
-    bench.scheduler.refuse["a"] = [SubmitRefused("no")]
-    bench.drive(bench.run("a"), bench.run("b", **{kind: ("a",)}))
-    assert bench.states()["b/0/0"] == ["COMPLETED"]
-
-
 @pytest.mark.parametrize("kind", ["after_start", "after_completion", "end_with"])
-def test_a_test_without_runs_holds_nobody_up(bench: Any, kind: str) -> None:
-    """All of its points broke a rule."""
-    bench.drive(bench.run("b", **{kind: ("rejected",)}))
-    assert bench.states() == {"b/0/0": ["COMPLETED"]}
+def test_a_test_without_a_job_holds_nobody_up(bench: Any, kind: str) -> None:
+    """It was refused, or has no runs, since all of its points broke a rule."""
+    bench.scheduler.refuse["a"] = [SubmitRefused("no")]
+    second = bench.run("b", **({} if kind == "end_with" else {kind: ("a",)}))
+    bench.drive(bench.run("a"), second, bench.run("c", **{kind: ("rejected",)}))
+    assert bench.states() == {"a/0/0": ["REFUSED"], "b/0/0": ["COMPLETED"], "c/0/0": ["COMPLETED"]}
 
 
 def test_a_job_that_ends_before_it_was_seen_running_has_started(bench: Any) -> None:

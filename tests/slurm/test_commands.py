@@ -12,7 +12,6 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
-from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import (
     Job,
@@ -23,9 +22,11 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitOutcomeUnknown,
     SubmitRefused,
 )
-from cloudai_mbridge.schedulers.slurm import SlurmClient, command, submit
+from cloudai_mbridge.schedulers.slurm import SlurmClient, commands, jobs
 from cloudai_mbridge.schedulers.slurm.client import node_states
-from cloudai_mbridge.schedulers.slurm.command import Answer
+from cloudai_mbridge.schedulers.slurm.commands import Answer
+from tests.cases import every
+from tests.runs import planned_run, slurm_system
 
 FAKE = """#!{python} -IS
 # A fake: it says what answers.json says, and writes down how it was called
@@ -42,7 +43,6 @@ sys.stderr.write(err)
 sys.exit(code)
 """
 TOKEN = "cafe"
-SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
 
 
 class FakeSlurm:
@@ -78,8 +78,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 @pytest.fixture
 def client() -> SlurmClient:
-    more = {"extra_transient_status_errors": ["the site's own hiccup"]}
-    return SlurmClient(SlurmSystem.model_validate({**SYSTEM, **more}))
+    return SlurmClient(slurm_system(extra_transient_status_errors=["the site's own hiccup"]))
 
 
 @pytest.fixture
@@ -91,12 +90,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _run(point: int = 0, **keys: Any) -> RunPlan:
-    data: dict[str, Any] = {
-        **{"key": f"a/{point}/0", "test_id": "a", "test_name": "t", "label": str(point), "iteration": 0},
-        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-    }
-    return RunPlan(**{**data, **keys})
+    return planned_run("a", point, **keys)
 
 
 def _array(*indices: int, **keys: Any) -> Submission:
@@ -218,51 +212,28 @@ DOUBTFUL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("stderr", "kind"),
+@every(
+    ("code", "stdout", "stderr", "kind"),
     [
-        (text, kind)
-        for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused), (DOUBTFUL, SubmitOutcomeUnknown))
-        for text in texts
+        *((1, "", text, ToolFailure) for text in UNSURE),
+        *((1, "", text, SubmitRefused) for text in (*REFUSED, f"MaxJobCount is 10000 here.\n{REFUSED[3]}")),
+        *((1, "", text, SubmitOutcomeUnknown) for text in DOUBTFUL),
+        *((1, "", text, SubmitLater) for text in (*LATER, *LIMIT)),
+        # such as of a wrapper that submits again, and fails only then
+        *((1, "17\n", text, SubmitOutcomeUnknown) for text in (REFUSED[0], LATER[0], LIMIT[0])),
+        (0, "thank you\n", "", ToolFailure),
     ],
 )
 def test_what_sbatch_says(
-    slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, kind: type[Exception]
+    slurm: FakeSlurm, client: SlurmClient, root: Path, code: int, stdout: str, stderr: str, kind: type[Exception]
 ) -> None:
-    slurm.answer(sbatch=(1, "", stderr + "\n"))
+    slurm.answer(sbatch=(code, stdout, stderr + "\n"))
     with pytest.raises(kind) as caught:
         client.submit(Submission(TOKEN, (_run(),)), root)
+    assert type(caught.value) is kind
     assert stderr.strip().rpartition("\n")[2] in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("stderr", "is_limit"), [*((text, False) for text in LATER), *((text, True) for text in LIMIT)]
-)
-def test_what_sbatch_puts_off(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, is_limit: bool) -> None:
-    slurm.answer(sbatch=(1, "", stderr + "\n"))
-    with pytest.raises(SubmitLater) as caught:
-        client.submit(Submission(TOKEN, (_run(),)), root)
-    assert caught.value.is_limit is is_limit
-
-
-@pytest.mark.parametrize("stderr", [REFUSED[0], LATER[0], LIMIT[0]])
-def test_a_refusal_with_a_job_id_is_doubtful(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str) -> None:
-    """Such as of a wrapper that submits again, and fails only then."""
-    slurm.answer(sbatch=(1, "17\n", stderr + "\n"))
-    with pytest.raises(SubmitOutcomeUnknown):
-        client.submit(Submission(TOKEN, (_run(),)), root)
-
-
-def test_a_greeting_does_not_make_a_refusal_pass(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
-    slurm.answer(sbatch=(1, "", f"MaxJobCount is 10000 here.\n{REFUSED[3]}\n"))
-    with pytest.raises(SubmitRefused):
-        client.submit(Submission(TOKEN, (_run(),)), root)
-
-
-def test_a_success_without_an_id_is_unsure(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
-    slurm.answer(sbatch=(0, "thank you\n", ""))
-    with pytest.raises(ToolFailure):
-        client.submit(Submission(TOKEN, (_run(),)), root)
+    if isinstance(caught.value, SubmitLater):
+        assert caught.value.is_limit is (stderr in LIMIT)
 
 
 @pytest.mark.usefixtures("slurm")
@@ -271,7 +242,8 @@ def test_an_sbatch_that_does_not_answer_is_unsure(
 ) -> None:
     path = Path(os.environ["PATH"].split(":")[0]) / "sbatch"
     path.write_text("#!/bin/bash\nexec sleep 60\n")
-    monkeypatch.setattr(command.run_command, "__kwdefaults__", {**command.run_command.__kwdefaults__, "timeout_s": 0.2})
+    kwargs = {**commands.run_command.__kwdefaults__, "timeout_s": 0.2}
+    monkeypatch.setattr(commands.run_command, "__kwdefaults__", kwargs)
     with pytest.raises(ToolFailure, match="sbatch did not respond within 0 s"):
         client.submit(Submission(TOKEN, (_run(),)), root)
 
@@ -284,11 +256,11 @@ def test_without_slurm_it_is_said(client: SlurmClient, root: Path, monkeypatch: 
 
 def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(ToolFailure, match=r"true cannot be started: .*gone"):
-        command.run_command("true", cwd=tmp_path / "gone")
+        commands.run_command("true", cwd=tmp_path / "gone")
     (tmp_path / "sbatch").write_text("no program")
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(ToolFailure, match=r"cannot be started: .*format"):
-        command.run_command(str(tmp_path / "sbatch"))
+        commands.run_command(str(tmp_path / "sbatch"))
 
 
 def test_the_last_line_is_the_complaint() -> None:
@@ -299,10 +271,10 @@ def test_the_last_line_is_the_complaint() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "project-sub:"])
 def test_names_show_the_run_and_the_point_and_carry_the_token(prefix: str) -> None:
-    system = SlurmSystem.model_validate({**SYSTEM, "job_name_prefix": prefix})
+    system = slurm_system(job_name_prefix=prefix)
     root = Path("/results/nightly")
-    assert submit.job_name_of(Submission(TOKEN, (_run(),)), root, system) == f"{prefix}mbridge-nightly-a-0-0.cafe"
-    assert submit.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array-0.cafe"
+    assert jobs.job_name_of(Submission(TOKEN, (_run(),)), root, system) == f"{prefix}mbridge-nightly-a-0-0.cafe"
+    assert jobs.job_name_of(_array(0, 1), root, system) == f"{prefix}mbridge-nightly-a-array-0.cafe"
 
 
 # Which jobs are there
@@ -641,7 +613,7 @@ def test_the_sick_nodes_of_a_job(slurm: FakeSlurm, client: SlurmClient) -> None:
     assert "--nodes=n[1-5]" in slurm.calls("sinfo")[0]["argv"]
 
 
-@pytest.mark.parametrize(("exclude", "count"), [((), 5), (("n1",), 4), (("n1", "n4", "n9"), 3), (("n2",), 4)])
+@every(("exclude", "count"), [((), 5), (("n1",), 4), (("n1", "n4", "n9"), 3), (("n2",), 4)])
 def test_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient, exclude: tuple[str, ...], count: int) -> None:
     """Ones that are out of service may come back."""
     slurm.answer(sinfo=(0, SINFO, ""))
@@ -652,9 +624,6 @@ def test_nodes_of_other_partitions_are_not_left(slurm: FakeSlurm, client: SlurmC
     slurm.answer(sinfo=(0, SINFO.replace("main|n4", "other|n4") + "other|n7|idle|none\n", ""))
     assert client.num_usable_nodes(()) == 4
     assert set(node_states("other") or {}) == {"n4", "n7"}
-
-
-def test_nobody_knows_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient) -> None:
     slurm.answer(sinfo=(1, "", "slurm_load_node error: Unable to contact slurm controller\n"))
     assert client.num_usable_nodes(()) is None
 
@@ -688,37 +657,30 @@ def test_arrays_are_as_large_as_the_cluster_allows(
     assert len(slurm.calls("scontrol")) == 1
 
 
-def test_a_cluster_that_cannot_be_asked_is_not_taken_for_one_without_arrays(
-    slurm: FakeSlurm, client: SlurmClient
-) -> None:
+def test_a_cluster_that_cannot_be_asked_is_asked_again(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """It is not taken for one without arrays; later, an index that it does not allow is refused for good."""
     slurm.answer(scontrol=(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\n"))
     assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [4]
-
-
-def test_a_cluster_that_could_not_be_asked_is_asked_again(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """Otherwise an index that it does not allow is refused for good."""
-    slurm.answer(scontrol=(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\n"))
-    client.batches(_array(0, 1, 2, 3).runs)
     slurm.answer(scontrol=(0, "MaxArraySize            = 3\n", ""))
     assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [3, 1]
 
 
-def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) -> None:
-    slurm.answer(sinfo=(0, "main\nother\n", ""))
+@every(
+    ("partitions", "there", "others", "message"),
+    [
+        ("main", "main\nother\n", "a\nb\n", "Slurm has no partition 'main'; use one of a, b"),
+        ("a,b", "a\nb\n", "a\n", "Slurm has no partition 'b'; use one of a"),  # sbatch takes the one that is free
+    ],
+)
+def test_a_partition_that_is_not_there(
+    slurm: FakeSlurm, partitions: str, there: str, others: str, message: str
+) -> None:
+    client = SlurmClient(slurm_system(default_partition=partitions))
+    slurm.answer(sinfo=(0, there, ""))
     client.preflight()
-    slurm.answer(sinfo=(0, "a\nb\n", ""))
-    with pytest.raises(BadInput, match="Slurm has no partition 'main'; use one of a, b"):
+    slurm.answer(sinfo=(0, others, ""))
+    with pytest.raises(BadInput, match=message):
         client.preflight()
-
-
-def test_every_partition_of_a_list_is_looked_for(slurm: FakeSlurm) -> None:
-    """sbatch takes several, and starts the job in the one that is free first."""
-    data = {"name": "s", "scheduler": "slurm", "default_partition": "a,b", "partitions": [{"name": "a"}]}
-    slurm.answer(sinfo=(0, "a\nb\n", ""))
-    SlurmClient(SlurmSystem.model_validate(data)).preflight()
-    slurm.answer(sinfo=(0, "a\n", ""))
-    with pytest.raises(BadInput, match="Slurm has no partition 'b'; use one of a"):
-        SlurmClient(SlurmSystem.model_validate(data)).preflight()
 
 
 def test_hidden_partitions_are_asked_for(slurm: FakeSlurm, client: SlurmClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cloudai_mbridge import cli
 from cloudai_mbridge.errors import POINTS_FAILED
-from cloudai_mbridge.schedulers.slurm import command
+from cloudai_mbridge.schedulers.slurm import commands
 
 MOST_FRAMES = 10
 PRODUCT = str(Path(cli.__file__).parent)
@@ -55,7 +55,7 @@ def test_from_the_command_line_to_sbatch(tmp_path: Path, monkeypatch: pytest.Mon
             return subprocess.CompletedProcess(argv, 1, "", REFUSAL)
         return subprocess.CompletedProcess(argv, 0, "main\n" if argv[0] == "sinfo" else "", "")
 
-    monkeypatch.setattr(command.subprocess, "run", answer)
+    monkeypatch.setattr(commands.subprocess, "run", answer)
     monkeypatch.chdir(tmp_path)
     files = ["--system-config", "system.toml", "--test-scenario", "scenario.toml"]
     monkeypatch.setattr(sys, "argv", ["mbridge", "run", *files])

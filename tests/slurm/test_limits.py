@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.launchers import EMBEDDED
 from cloudai_mbridge.schedulers.slurm import limits
-from cloudai_mbridge.schedulers.slurm.command import Answer
-from cloudai_mbridge.schedulers.slurm.output_path import judge_output_path
+from cloudai_mbridge.schedulers.slurm.commands import Answer
+from cloudai_mbridge.schedulers.slurm.limits import find_nodes, judge_output_path, parse_nodes
+from tests.runs import slurm_system
 
-SYSTEM = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
 RUNS: list[Any] = [
     SimpleNamespace(test_id="t", time_limit="2:00:00", time_limit_s=7200.0, num_nodes=3, launcher=EMBEDDED)
 ]
@@ -34,7 +33,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, config: str = "ClusterName = c\n", **sy
         return Answer(0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
 
     monkeypatch.setattr(limits, "run_command", fake)
-    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), RUNS)
+    return limits.check_limits(slurm_system(**system), RUNS)
 
 
 def test_every_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +85,7 @@ def test_options_that_replace_nothing_are_let_be(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_partitions_of_sinfo(row: str, expected: tuple[float, float]) -> None:
-    found = limits.parse_partitions(f"{row}\n\n")["a"]
-    assert (found.time_s, found.job_nodes) == expected
+    assert limits.parse_partitions(f"{row}\n\n") == {"a": expected}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def ask_accounting(
 
     monkeypatch.setattr(limits, "run_command", fake)
     monkeypatch.setattr("os.getuid", lambda: 0)
-    return limits.check_limits(SlurmSystem.model_validate(SYSTEM | system), [_SHORT])[0]
+    return limits.check_limits(slurm_system(**system), [_SHORT])[0]
 
 
 _SHORT: Any = SimpleNamespace(test_id="t", time_limit="5", time_limit_s=300.0, num_nodes=2, launcher=EMBEDDED)
@@ -148,3 +146,39 @@ def test_what_slurm_accepts_is_not_refused(
     monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], line: str
 ) -> None:
     assert ask_accounting(monkeypatch, **arguments).startswith(line)
+
+
+# Partitions and GPUs as sinfo writes them
+
+SINFO = """\
+batch*|4:00:00|2|login[1-2]|(null)
+batch*|4:00:00|128|h100-[001-128]|gpu:h100:8(S:0-1)
+small|30:00|1|a1|gpu:2
+empty|infinite|0||(null)
+long|infinite|4|x[1-2],y[1-2]|shard:8,gpu:nvidia_h100_80gb_hbm3:4(S:0,2),gpu:tiny:1
+mig|2-00:00:00|1|m1|gpu:1g.10gb:7,license:1
+"""
+
+
+def test_the_lines_of_sinfo() -> None:
+    found = [(n.partition, n.is_default, n.time_limit_s, n.num_nodes, n.gpus, n.gpu_type) for n in parse_nodes(SINFO)]
+    assert found == [
+        ("batch", True, 14400, 2, 0, None),
+        ("batch", True, 14400, 128, 8, "h100"),
+        ("small", False, 1800, 1, 2, None),
+        ("long", False, None, 4, 5, None),
+        ("mig", False, 172800, 1, 7, "1g.10gb"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "names"), [(None, "h100-[001-128]"), ("small", "a1")])
+def test_a_partition_of_several_kinds(monkeypatch: pytest.MonkeyPatch, name: str | None, names: str) -> None:
+    monkeypatch.setattr(limits, "run_command", lambda *argv: Answer(0, SINFO, ""))
+    assert find_nodes(name).names == names
+
+
+@pytest.mark.parametrize(("name", "words"), [("larg", "no partition 'larg'"), (None, "no default partition")])
+def test_a_partition_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str | None, words: str) -> None:
+    monkeypatch.setattr(limits, "run_command", lambda *argv: Answer(0, SINFO.replace("*", ""), ""))
+    with pytest.raises(BadInput, match=f"{words}; use one of batch, long, mig, small"):
+        find_nodes(name)

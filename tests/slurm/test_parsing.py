@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.parsing import (
+from cloudai_mbridge.schedulers.slurm.commands import (
     SQUEUE_FORMAT,
     Listed,
     array_spec,
@@ -47,7 +47,7 @@ def test_every_documented_state_has_its_class(state: str, job_class: JobClass) -
     assert classify(f"{state} by 1000") is job_class
 
 
-@every("state", ["", "+", "UNHEARD_OF", "COMPLETE", "COMPLETEDX", "DONE", "0", "allocation"])
+@every("state", ["", "+", "UNHEARD_OF", "COMPLETE", "COMPLETI+", "COMPLETEDX", "DONE", "0", "allocation"])
 def test_any_other_state_is_unknown(state: str) -> None:
     assert classify(state) is JobClass.UNKNOWN
     assert not JobStatus(state, classify(state)).is_final  # it is asked again, and given up after a deadline
@@ -57,19 +57,6 @@ def test_any_other_state_is_unknown(state: str) -> None:
 @settings(max_examples=200, deadline=None, database=None)
 def test_nothing_but_completed_is_a_success(text: str) -> None:
     assert (classify(text) is JobClass.SUCCEEDED) is (base_state(text) == "COMPLETED")
-
-
-@pytest.mark.parametrize("state", ["OUT_OF_ME+", "COMPLETI+", "NODE_FAI+"])
-def test_a_state_that_is_cut_off_is_no_success(state: str) -> None:
-    assert classify(state) is not JobClass.SUCCEEDED
-
-
-@every(
-    ("text", "expected"),
-    [("CANCELLED by 1000", "CANCELLED"), ("COMPLETED+", "COMPLETED"), ("out_of_memory", "OUT_OF_MEMORY"), ("", "")],
-)
-def test_the_base_of_a_state(text: str, expected: str) -> None:
-    assert base_state(text) == expected
 
 
 # sbatch
@@ -316,15 +303,8 @@ def test_an_accounting_that_knows_nothing(output: str) -> None:
         ("3:0", (3, None)),
         ("0:9", (0, 9)),
         (" 1:15 ", (1, 15)),
-        # a wait status, as squeue prints it
-        ("0", (0, None)),
-        ("256", (1, None)),
-        ("768", (3, None)),
-        ("35072", (137, None)),
-        ("9", (0, 9)),
-        ("137", (0, 9)),  # with a core dump
+        ("35072", (137, None)),  # a wait status, as squeue prints it
         ("3893", (0, 53)),  # what Slurm shows as 0:53
-        ("65280", (255, None)),
         ("", (None, None)),
         ("a:b", (None, None)),
         ("-1:0", (None, None)),
@@ -367,21 +347,6 @@ def test_elapsed_times(text: str, expected: float | None) -> None:
 # Arrays
 
 
-@every(
-    ("indices", "parallel", "expected"),
-    [
-        ([0], None, "0"),
-        ([0, 1, 2, 3], None, "0-3"),
-        ([3, 1, 0, 2], None, "0-3"),
-        ([0, 2, 3, 7], None, "0,2-3,7"),
-        ([0, 1, 2, 3, 7], 2, "0-3,7%2"),
-        ([5, 6], 1, "5-6%1"),
-    ],
-)
-def test_the_indices_of_an_array(indices: list[int], parallel: int | None, expected: str) -> None:
-    assert array_spec(indices, parallel) == expected
-
-
 @given(st.sets(st.integers(0, 60), min_size=1), st.none() | st.integers(1, 9))
 @settings(max_examples=200, deadline=None, database=None)
 def test_the_indices_of_an_array_come_back(indices: set[int], parallel: int | None) -> None:
@@ -399,18 +364,13 @@ def test_the_indices_of_an_array_come_back(indices: set[int], parallel: int | No
 def test_what_a_script_says_when_it_starts() -> None:
     text = "job=17 name=mbridge-x.cafe nodes=n[1-2] restarts=0\njob=17 name=mbridge-x.cafe nodes=n3 restarts=1\n"
     assert parse_started(text) == {"job": "17", "name": "mbridge-x.cafe", "nodes": "n3", "restarts": "1"}
-
-
-@pytest.mark.parametrize("text", ["", "\n", "  \n\n"])
-def test_a_script_that_never_started(text: str) -> None:
-    assert parse_started(text) == {}
+    assert [parse_started(empty) for empty in ("", "\n", "  \n\n")] == [{}] * 3
 
 
 @every(
     ("text", "state", "job_class", "code"),
     [
         ("0\n", "COMPLETED", JobClass.SUCCEEDED, 0),
-        ("0", "COMPLETED", JobClass.SUCCEEDED, 0),
         ("1\n", "FAILED", JobClass.FAILED, 1),
         ("137\n", "FAILED", JobClass.FAILED, 137),
     ],
@@ -437,29 +397,12 @@ def test_a_marker_keeps_the_nodes() -> None:
 
 
 def test_the_environment_of_another_job_is_not_inherited() -> None:
-    foreign = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_NTASKS": "8",
-        "SLURM_CPU_BIND": "x",
-        "SBATCH_PARTITION": "other",
-        "SBATCH_EXPORT": "NONE",
-        "SRUN_DEBUG": "1",
-        "SALLOC_PARTITION": "x",
-        "SQUEUE_FORMAT": "%i",
-        "SQUEUE_STATES": "PENDING",
-        "SINFO_FORMAT": "%N",
-        "SCANCEL_INTERACTIVE": "1",
-        "PMI_RANK": "0",
-        "PMIX_RANK": "0",
-    }
-    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "HOME": "/h", "MY_SLURM_X": "1", "NCCL_DEBUG": "INFO"}
+    names = """SLURM_JOB_ID SLURM_NTASKS SLURM_CPU_BIND SBATCH_PARTITION SBATCH_EXPORT SRUN_DEBUG SALLOC_PARTITION
+        SQUEUE_FORMAT SQUEUE_STATES SINFO_FORMAT SCANCEL_INTERACTIVE PMI_RANK PMIX_RANK"""
+    foreign = dict.fromkeys(names.split(), "1")
+    # SLURM_JWT proves who a user is where munge is not used: without it no command is answered
+    kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "HOME": "/h", "MY_SLURM_X": "1", "SLURM_JWT": "t"}
     assert without_slurm_variables({**foreign, **kept}) == kept
-
-
-def test_what_names_and_opens_the_cluster_is_kept() -> None:
-    """SLURM_JWT is how a user proves who he is where munge is not used: without it no command is answered."""
-    env = {"SLURM_CONF": "/c", "SLURM_JWT": "token"}
-    assert without_slurm_variables(env) == env
 
 
 def test_the_accounting_of_a_requeued_job_ends_with_its_last_row() -> None:

@@ -11,7 +11,7 @@ from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.runner import Judgement
 from cloudai_mbridge.runner.context import Phase, Tracked
-from cloudai_mbridge.runner.journal.journal import JournalEntry
+from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY, JobClass, JobStatus
 from cloudai_mbridge.tune.measured_search import OUT_OF_MEMORY, PointSearch, is_slower, noise_of, positions_of
 from tests.cases import every

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.launch.claim import take_claim
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
+from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
-from cloudai_mbridge.schedulers.local import LocalClient
-from cloudai_mbridge.schedulers.local.child import Child
-from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
-from cloudai_mbridge.schedulers.route import ByLauncher
+from cloudai_mbridge.schedulers.local import Child, LocalClient
+from cloudai_mbridge.schedulers.megatron_bridge import ByLauncher, UpstreamClient
 from cloudai_mbridge.schedulers.slurm import SlurmClient
+from tests.runs import planned_run, slurm_system
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
 NO_PLAN: Any = object()  # of an upstream run; a scheduler only asks whether there is one
@@ -23,18 +22,12 @@ NO_PLAN: Any = object()  # of an upstream run; a scheduler only asks whether the
 @pytest.fixture
 def run(tmp_path: Path) -> RunPlan:
     (tmp_path / "a/0/0").mkdir(parents=True)
-    data: dict[str, Any] = {
-        **{"key": "a/0/0", "test_id": "a", "test_name": "t", "label": "0", "iteration": 0, "recipe": "r"},
-        **{"num_nodes": 1, "ranks_per_node": 1, "num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-    }
-    return RunPlan(**data)
+    return planned_run()
 
 
 @pytest.fixture
 def client(run: RunPlan) -> UpstreamClient:
-    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
-    return UpstreamClient(SlurmSystem.model_validate(data), [run])
+    return UpstreamClient(slurm_system(), [run])
 
 
 def test_a_launcher_is_found_by_its_claim(client: UpstreamClient, run: RunPlan, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
-from cloudai_mbridge.schedulers.route import ByLauncher
+from cloudai_mbridge.schedulers.megatron_bridge import ByLauncher
+from tests.runs import planned_run
 
 ROOT = Path("/root")
 
@@ -56,13 +57,7 @@ class FakeScheduler:
 
 
 def _run(test_id: str, point: int = 0) -> RunPlan:
-    data: dict[str, Any] = {
-        **{"key": f"{test_id}/{point}", "test_id": test_id, "test_name": "t", "label": "0", "iteration": 0},
-        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
-        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
-        "upstream": object() if test_id == "upstream" else None,
-    }
-    return RunPlan(**data)
+    return planned_run(test_id, key=f"{test_id}/{point}", upstream=object() if test_id == "upstream" else None)
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ STATUSES: dict[str, JobStatus | None] = {
     "unknown": JobStatus("FORGOTTEN", JobClass.UNKNOWN),
     "lost": JobStatus("FORGOTTEN", JobClass.LOST, reason="given up after 300 s"),
     "hung": JobStatus("HUNG", JobClass.FAILED, signal=15, reason="no step for 1801 s after step 3"),
+    "signal 125": JobStatus("FAILED", JobClass.FAILED, exit_code=1, signal=125),
+    "out of memory": JobStatus("OUT_OF_MEMORY", JobClass.FAILED, exit_code=0, signal=125),
     "interrupted": JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped"),
 }
 STEPS: dict[str, list[int]] = {
@@ -60,12 +62,6 @@ def test_the_whole_table(status: str, steps: str, loss: str) -> None:
     assert outcome.evidence == (() if is_good else ("the last line",))
 
 
-@pytest.mark.parametrize("rate", ["missing", "nan"])
-def test_a_rate_that_is_missing_is_no_success(rate: str) -> None:
-    outcome = _judge(rate=rate)
-    assert (outcome.verdict, outcome.reasons) == (Verdict.FAILED, ("TFLOP/s per GPU could not be measured",))
-
-
 def test_a_rate_that_the_launcher_does_not_know_is_no_failure() -> None:
     """Megatron-Bridge prints 0.0 for hybrid models."""
     records = tuple(StepRecord(step, 1.0, 0.0, 5.0) for step in range(1, 7))
@@ -85,23 +81,44 @@ def test_a_run_of_no_steps_is_no_success() -> None:
     assert judge(STATUSES["good"], LogSummary(), measure((), 0, None), 0, []).verdict is Verdict.FAILED
 
 
+CUT = "3 of 6 steps are in the log; the first missing is 4"
+
+
 @every(
-    ("status", "reason"),
+    ("of", "reasons"),
     [
-        ("not submitted", "the job was not submitted, or its end is unknown"),
-        ("refused", "the job ended as REFUSED (no such partition)"),
-        ("failed", "the job ended as FAILED (exit code 3)"),
-        ("killed", "the job ended as FAILED (signal 9, SIGKILL)"),
-        ("node_fail", "the job ended as NODE_FAIL (NodeDown)"),
-        ("active", "the job was last seen as RUNNING"),
-        ("unknown", "the job is in a state that proves nothing: FORGOTTEN"),
-        ("lost", "the job was given up in a state that proves nothing: FORGOTTEN (given up after 300 s)"),
-        ("hung", "the job ended as HUNG (signal 15, SIGTERM; no step for 1801 s after step 3)"),
-        ("interrupted", "the job ended as INTERRUPTED (mbridge was stopped)"),
+        ({"rate": "missing"}, ("TFLOP/s per GPU could not be measured",)),
+        ({"rate": "nan"}, ("TFLOP/s per GPU could not be measured",)),
+        ({"status": "not submitted"}, ("the job was not submitted, or its end is unknown",)),
+        ({"status": "refused"}, ("the job ended as REFUSED (no such partition)",)),
+        ({"status": "failed"}, ("the job ended as FAILED (exit code 3)",)),
+        ({"status": "node_fail"}, ("the job ended as NODE_FAIL (NodeDown)",)),
+        ({"status": "active"}, ("the job was last seen as RUNNING",)),
+        ({"status": "unknown"}, ("the job is in a state that proves nothing: FORGOTTEN",)),
+        (
+            {"status": "lost"},
+            ("the job was given up in a state that proves nothing: FORGOTTEN (given up after 300 s)",),
+        ),
+        ({"status": "hung"}, ("the job ended as HUNG (signal 15, SIGTERM; no step for 1801 s after step 3)",)),
+        ({"status": "interrupted"}, ("the job ended as INTERRUPTED (mbridge was stopped)",)),
+        ({"status": "signal 125"}, ("the job ended as FAILED (exit code 1; signal 125, unknown)",)),
+        ({"status": "out of memory"}, ("the job ended as OUT_OF_MEMORY",)),
+        ({"steps": "cut"}, (CUT,)),
+        ({"steps": "hole"}, ("5 of 6 steps are in the log; the first missing is 3",)),
+        ({"steps": "late"}, ("5 of 6 steps are in the log; the first missing is 1",)),
+        ({"loss": "nan"}, ("the loss is nan at step 4",)),
+        ({"loss": "-inf"}, ("the loss is -inf at step 4",)),
+        ({"loss": "missing"}, ("step 4 has no loss",)),
+        ({"status": "killed", "steps": "cut"}, ("the job ended as FAILED (signal 9, SIGKILL)", CUT)),
+        (  # without a step, missing measurements say nothing more
+            {"status": "failed", "steps": "none"},
+            ("the job ended as FAILED (exit code 3)", "0 of 6 steps are in the log; the first missing is 1"),
+        ),
     ],
 )
-def test_what_is_said_of_the_job(status: str, reason: str) -> None:
-    assert _judge(status).reasons == (reason,)
+def test_every_reason_is_given(of: dict[str, str], reasons: tuple[str, ...]) -> None:
+    outcome = _judge(**of)
+    assert (outcome.verdict, outcome.reasons) == (Verdict.FAILED, reasons)
 
 
 STOPPED = JobStatus("STOPPED", JobClass.STOPPED, signal=15, reason="client has ended (end_post_comp)")
@@ -142,45 +159,6 @@ def test_a_job_that_never_started_has_no_other_reasons(
     assert all(words in reason for words, reason in zip(expected, reasons, strict=True))
 
 
-def test_a_job_without_a_step_has_no_missing_measurements() -> None:
-    reasons = _judge(status="failed", steps="none").reasons
-    assert reasons == ("the job ended as FAILED (exit code 3)", "0 of 6 steps are in the log; the first missing is 1")
-
-
-def test_a_signal_without_a_name() -> None:
-    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
-    status = JobStatus("FAILED", JobClass.FAILED, exit_code=1, signal=125)
-    outcome = judge(status, LogSummary(records), measure(records, 0, None), 2, [])
-    assert outcome.reasons == ("the job ended as FAILED (exit code 1; signal 125, unknown)",)
-
-
-@every(
-    ("steps", "reason"),
-    [
-        ("cut", "3 of 6 steps are in the log; the first missing is 4"),
-        ("hole", "5 of 6 steps are in the log; the first missing is 3"),
-        ("late", "5 of 6 steps are in the log; the first missing is 1"),
-    ],
-)
-def test_what_is_said_of_missing_steps(steps: str, reason: str) -> None:
-    assert _judge(steps=steps).reasons == (reason,)
-
-
-@every(
-    ("loss", "reason"),
-    [("nan", "the loss is nan at step 4"), ("-inf", "the loss is -inf at step 4"), ("missing", "step 4 has no loss")],
-)
-def test_what_is_said_of_a_loss(loss: str, reason: str) -> None:
-    assert _judge(loss=loss).reasons == (reason,)
-
-
-def test_every_reason_is_given() -> None:
-    reasons = _judge("killed", "cut").reasons
-    assert len(reasons) == 2
-    assert "SIGKILL" in reasons[0]
-    assert "3 of 6" in reasons[1]
-
-
 def test_a_bad_loss_in_the_warm_up_counts() -> None:
     records = tuple(StepRecord(s, 1.0, 1.0, math.nan if s == 1 else 5.0) for s in range(1, 7))
     outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 2, None), 6, [])
@@ -209,13 +187,6 @@ def test_what_cannot_be_true_is_no_success(change: dict[str, float], words: str)
     outcome = judge(STATUSES["good"], LogSummary(tuple(records)), measure(records, 1, None), 5, [])
     assert outcome.verdict is Verdict.FAILED
     assert any(words in reason for reason in outcome.reasons)
-
-
-def test_slurms_code_for_out_of_memory_is_no_signal() -> None:
-    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
-    status = JobStatus("OUT_OF_MEMORY", JobClass.FAILED, exit_code=0, signal=125)
-    outcome = judge(status, LogSummary(records), measure(records, 0, None), 2, [])
-    assert outcome.reasons == ("the job ended as OUT_OF_MEMORY",)
 
 
 @pytest.mark.parametrize(("num_steps", "words"), [(6, "all steps were made"), (7, "raise runner.hang_timeout_s")])

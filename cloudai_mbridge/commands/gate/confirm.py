@@ -27,7 +27,7 @@ from cloudai_mbridge.pipeline import Prepared
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import assign_arrays
 from cloudai_mbridge.runner import Journal, Observer, control
-from cloudai_mbridge.runner.journal.journal import JournalEntry
+from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import Scheduler
 

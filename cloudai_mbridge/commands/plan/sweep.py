@@ -28,8 +28,8 @@ from cloudai_mbridge.models.loading import NO_HOOKS, LoadedScenario, Warn, load_
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
-from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.plan.select import PointChoice, among
+from cloudai_mbridge.plan.walk import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula

@@ -7,7 +7,7 @@ from typing import Any
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.upstream import rule_id
-from cloudai_mbridge.plan.preview import PointPreview, SweepSummary
+from cloudai_mbridge.plan.walk import PointPreview, SweepSummary
 
 
 @dataclass(frozen=True)

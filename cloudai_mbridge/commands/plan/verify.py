@@ -36,9 +36,9 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+from cloudai_mbridge.plan.checks import unlisted_partition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
-from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.plan.supported import unlisted_partition
+from cloudai_mbridge.plan.run_plan import plan_run
 from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 

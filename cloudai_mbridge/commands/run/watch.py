@@ -26,10 +26,9 @@ from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.html import log_links, render_html
 from cloudai_mbridge.report.terminal import render_ending
-from cloudai_mbridge.runner.clock import RunClock, RunProgress, clock_of, counts_text, time_text
+from cloudai_mbridge.runner.clock import PlainObserver, RunClock, RunProgress, clock_of, counts_text, time_text
 from cloudai_mbridge.runner.control import read_entries
-from cloudai_mbridge.runner.journal.rows import JournalEntry
-from cloudai_mbridge.runner.lines import PlainObserver
+from cloudai_mbridge.runner.journal_file import JournalEntry
 from cloudai_mbridge.runner.lock import has_driver, no_driver, reading
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus

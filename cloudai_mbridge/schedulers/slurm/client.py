@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,47 +13,40 @@ from cloudai_mbridge.models.slurm_values import is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
-from cloudai_mbridge.schedulers.slurm import submit
-from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
-from cloudai_mbridge.schedulers.slurm.identity import (
-    Listing,
-    has_lost,
-    is_accounted,
-    is_of,
-    read_started,
-    read_text,
-    started_as,
-    that_counts,
-)
-from cloudai_mbridge.schedulers.slurm.parsing import (
+from cloudai_mbridge.schedulers.slurm.commands import (
     PARTITION_NODE_LIMIT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
+    Answer,
     Listed,
     parse_sacct,
     parse_squeue,
+    run_command,
     status_from_marker,
+)
+from cloudai_mbridge.schedulers.slurm.jobs import (
+    Listing,
+    array_batches,
+    has_lost,
+    is_accounted,
+    is_of,
+    job_env,
+    job_ids,
+    read_started,
+    read_text,
+    sbatch_argv,
+    started_as,
+    that_counts,
 )
 
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
 GHOST_S = 10.0  # how long a job may be listed as running after its script has ended
 VANISHED_S = 20.0  # how long a waiting task may be missing from its listed array before it counts as cancelled
-_QUICK_S = 10.0
 # sinfo takes --all, without which hidden partitions are left out, or --partition, and not both
 _SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
 _ARGUMENTS = 500  # job ids in one command line
 _DEFAULT_MAX_ARRAY_SIZE = 1001
-
-
-def has_gpu_gres() -> bool | None:
-    """Return whether Slurm has GPUs as a generic resource; None if it does not answer."""
-    try:
-        shown = run_command("scontrol", "show", "config", timeout_s=_QUICK_S)
-    except ToolFailure:
-        return None
-    types = re.search(r"^GresTypes\s*=(.*)", shown.stdout, re.MULTILINE)
-    return "gpu" in types[1] if types and shown.returncode == 0 else None
 
 
 class SlurmClient:
@@ -91,17 +84,17 @@ class SlurmClient:
             found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.MULTILINE)
             size = int(found[1]) if found else _DEFAULT_MAX_ARRAY_SIZE
             if shown.returncode != 0:  # queried again next time
-                return submit.array_batches(runs, size)
+                return array_batches(runs, size)
             self._max_array_size = size
-        return submit.array_batches(runs, self._max_array_size or 0)
+        return array_batches(runs, self._max_array_size or 0)
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit with sbatch."""
         self._cancelled -= {run.key for run in submission.runs}
-        argv, directory = submit.command(submission, root, self._system)
-        env = submit.job_env(submission)
+        argv, directory = sbatch_argv(submission, root, self._system)
+        env = job_env(submission)
         answer = run_command(*argv, cwd=directory, env=env, keep_open=submission.keep_open)
-        return submit.job_ids(submission, answer, self._system)
+        return job_ids(submission, answer, self._system)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Look for the tokens among the names of all jobs, and in the files of the jobs' scripts."""
@@ -116,14 +109,30 @@ class SlurmClient:
         return found
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Query squeue once for all jobs, and sacct once for the jobs that it no longer lists."""
+        """Query squeue once for all jobs, and sacct once for the jobs that it no longer lists.
+
+        A killed controller lists again the jobs that ran when it last saved its state: of a job that is listed as
+        running although its script has ended, the accounting decides.
+        """
         if not jobs:
             return {}
-        listing = self._list()
+        listing, now = self._list(), time.monotonic()
         seen, gone = _listed_and_gone(jobs, listing)
-        missing, now = [key for key, job in gone.items() if self._is_missing(job, listing)], time.monotonic()
+        # Tasks that may have been cancelled while they waited: their arrays are listed, and they are not
+        missing = [
+            key
+            for key, job in gone.items()
+            if job.was_listed and listing.has(job.token) and not is_of(read_started(job.directory), job)
+        ]
         self._missing_since = {key: self._missing_since.get(key, now) for key in missing}
-        ghosts = self._ghosts(jobs, seen)
+        running = [
+            replace(job, job_id=seen[job.key].job_id)
+            for job in jobs
+            if job.key in seen and seen[job.key].status.state == "RUNNING"
+        ]
+        ended = [job for job in running if _has_ended_script(job)]
+        self._script_ended = {job.key: self._script_ended.get(job.key, now) for job in ended}
+        ghosts = [job for job in ended if now - self._script_ended[job.key] > GHOST_S]
         accounted = self._account([*gone.values(), *ghosts]) if gone or ghosts else {}
         for key, job in gone.items():
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
@@ -131,20 +140,6 @@ class SlurmClient:
             if status := accounted.get(job.key):
                 seen[job.key] = Seen(job.job_id, status, has_rivals=True)  # jobs that are still listed are cancelled
         return {job.key: _with_launch_failure(seen[job.key], job) for job in jobs}
-
-    def _is_missing(self, job: Job, listing: Listing) -> bool:
-        """Return whether a job may be a task that was cancelled while it waited: its array is listed, and it is not."""
-        return job.was_listed and listing.has(job.token) and not is_of(read_started(job.directory), job)
-
-    def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
-        """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
-
-        A killed controller lists again the jobs that ran when it last saved its state.
-        """
-        running = [replace(job, job_id=seen[job.key].job_id) for job in jobs if _is_running(seen.get(job.key))]
-        now, ended = time.monotonic(), [job for job in running if _has_ended_script(job)]
-        self._script_ended = {job.key: self._script_ended.get(job.key, now) for job in ended}
-        return [job for job in ended if now - self._script_ended[job.key] > GHOST_S]
 
     def _list(self) -> Listing:
         """Return all jobs of this user that the controller remembers, including ended jobs and hidden partitions."""
@@ -159,7 +154,7 @@ class SlurmClient:
         return Listing(parse_squeue(answer.stdout))
 
     def _account(self, jobs: Collection[Job]) -> dict[str, JobStatus]:
-        """Return the final status of the jobs that have one in the accounting, by key.
+        """Return the final status of the jobs that have a row under their own names in the accounting, by key.
 
         A missing answer is not a failure: there are markers.
         """
@@ -175,7 +170,12 @@ class SlurmClient:
         else:
             self._has_accounting = "accounting storage is disabled" not in answer.stderr
             if answer.returncode == 0:
-                return _ended(jobs, parse_sacct(answer.stdout))
+                of_id: dict[str, list[Listed]] = {}
+                for row in parse_sacct(answer.stdout):
+                    if row.status.is_final and not has_lost(row.status):
+                        of_id.setdefault(row.job_id, []).append(row)
+                found = [(job, of_id.get(job.job_id, [])) for job in jobs]
+                return {job.key: row.status for job, rows in found for row in rows if is_accounted(row, job, rows)}
             if self._has_accounting:
                 self._sacct_trouble = f"sacct failed: {answer.complaint}"
         self._ask_sacct_after = time.monotonic() + SACCT_PAUSE_S
@@ -256,16 +256,6 @@ def _nodes(answer: Answer) -> list[tuple[str, str, str, str]]:
     return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
 
-def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
-    """Return the final status of each job that has a row under its own name."""
-    of_id: dict[str, list[Listed]] = {}
-    for row in rows:
-        if row.status.is_final and not has_lost(row.status):
-            of_id.setdefault(row.job_id, []).append(row)
-    found = {job.key: (job, of_id.get(job.job_id, [])) for job in jobs}
-    return {key: row.status for key, (job, rows) in found.items() for row in rows if is_accounted(row, job, rows)}
-
-
 def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
     """Return the listed and the unlisted jobs, both by key."""
     seen, gone = {}, {}
@@ -295,10 +285,6 @@ def _with_launch_failure(seen: Seen, job: Job) -> Seen:
     return replace(
         seen, status=replace(seen.status, state="LAUNCH_FAILED", job_class=JobClass.INFRASTRUCTURE, reason=reason)
     )
-
-
-def _is_running(seen: Seen | None) -> bool:
-    return seen is not None and seen.status.state == "RUNNING"
 
 
 def _has_ended_script(job: Job) -> bool:

@@ -1,4 +1,4 @@
-"""Check of runs against the limits of a cluster, before anything is submitted.
+"""Check of runs against a cluster, before anything is submitted: its partitions, its limits, and its file systems.
 
 What only Slurm can decide is *not evaluated*: without accounting, behind a plugin that changes jobs, or if an option of
 the system replaces the value.
@@ -7,47 +7,134 @@ the system replaces the value.
 import math
 import os
 import pwd
+import re
 import shlex
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
-from cloudai_mbridge.models.slurm_values import format_time_limit
+from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.models.slurm_values import format_time_limit, parse_time_limit
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
-from cloudai_mbridge.schedulers.slurm.command import run_command
-from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
+from cloudai_mbridge.schedulers.slurm.commands import run_command
 
+# sinfo puts nodes that are alike in all of this on one line
+_FORMAT = "%P|%l|%D|%N|%G"
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
+_MOUNTS = Path("/proc/self/mounts")
+_SHARED = frozenset(
+    (
+        *("afs", "beegfs", "ceph", "cifs", "dvs", "fhgfs", "fuse.ceph", "fuse.glusterfs", "gfs2", "glusterfs", "gpfs"),
+        *("lustre", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "wekafs"),
+    )
+)
+_OF_ONE_MACHINE = frozenset(("devtmpfs", "overlay", "ramfs", "squashfs", "tmpfs"))
+_OF_EVERY_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
 _PARTITIONS_FORMAT = "%R|%l|%s"
+_NO_ANSWER = "sinfo does not answer"
 _QUICK_S = 10.0
 _SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
 _ASSOCIATION = (
-    "adminlevel",
-    "cluster",
-    "defaultaccount",
-    "account",
-    "partition",
-    "qos",
-    "defaultqos",
-    "maxwall",
-    "maxtres",
-    "grptres",
+    *("adminlevel", "cluster", "defaultaccount", "account", "partition", "qos", "defaultqos"),
+    *("maxwall", "maxtres", "grptres"),
 )
 _QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
 _ANY = ("", "ALL", "(null)", "N/A")
 
 
 @dataclass(frozen=True)
-class PartitionLimits:
-    """Limits of a partition as reported by sinfo.
+class PartitionNodes:
+    """Nodes of a partition that have the same GPUs. names: as Slurm writes a list. gpus: of each; 0: none known.
 
-    time_s, job_nodes: of a job; inf: none.
+    time_limit_s: of a job in the partition; None: none.
     """
 
-    name: str
-    time_s: float
-    job_nodes: float
+    partition: str
+    is_default: bool
+    time_limit_s: float | None
+    num_nodes: int
+    names: str
+    gpus: int
+    gpu_type: str | None
+
+
+def find_nodes(partition: str | None) -> PartitionNodes:
+    """Return the nodes of a partition, None: of the default one; of several kinds the one with GPUs, then the largest.
+
+    BadInput: no such partition. ToolFailure: Slurm does not answer.
+    """
+    answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
+    if answer.returncode != 0:
+        raise ToolFailure(
+            f"Slurm does not respond: {answer.complaint}; check SLURM_CONF and the controller, or use --local"
+        )
+    known = parse_nodes(answer.stdout)
+    names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
+    found = [nodes for nodes in known if nodes.partition == partition or (partition is None and nodes.is_default)]
+    if not found:
+        what = f"Slurm has no partition {partition!r}" if partition else "Slurm has no default partition"
+        raise BadInput(f"--partition: {what}; use one of {names}")
+    return max(found, key=lambda nodes: (nodes.gpus > 0, nodes.num_nodes))
+
+
+def parse_nodes(text: str) -> list[PartitionNodes]:
+    """Return a row for every kind of node in every partition that has nodes."""
+    found = []
+    for row in (line.split("|", 4) for line in text.splitlines()):
+        if len(row) == 5 and row[3]:
+            partition, time_limit, number, names, gres = row
+            gpus = _GPUS.findall(gres)
+            types = {kind for kind, _ in gpus if kind}
+            nodes = PartitionNodes(
+                partition=partition.removesuffix("*"),
+                is_default=partition.endswith("*"),
+                time_limit_s=allowed_s(time_limit),
+                num_nodes=int(number),
+                names=names,
+                gpus=sum(int(count) for _, count in gpus),
+                gpu_type=types.pop() if len(types) == 1 else None,
+            )
+            found.append(nodes)
+    return found
+
+
+def allowed_s(text: str) -> float | None:
+    """Return the seconds of a time limit of sinfo's, None for no limit."""
+    try:
+        return parse_time_limit(text)
+    except ValueError:  # infinite, n/a
+        return None
+
+
+def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
+    """Return a line about the file system of the results: shared, probably not, or not evaluated.
+
+    mounts: as /proc/self/mounts; None: of this machine.
+    """
+    path, kind = output_dir.absolute(), ""
+    try:
+        path = path.resolve()
+        above = []  # of the longest mount point above it, the last file system mounted there
+        text = _MOUNTS.read_text(errors="replace") if mounts is None else mounts
+        for number, row in enumerate(line.split(" ") for line in text.splitlines()):
+            if len(row) > 2:
+                point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), row[1]))
+                above += [(len(point.parts), number, row[2])] if path.is_relative_to(point) else []
+        kind = max(above, default=(0, 0, ""))[2]
+    except (OSError, RuntimeError):
+        pass
+    where = visible(str(path))
+    if kind in _SHARED:
+        return f"output path: {where} is on {kind}"
+    if kind in _OF_ONE_MACHINE or path.is_relative_to("/proc") or any(map(path.is_relative_to, _OF_EVERY_MACHINE)):
+        return (
+            f"output path: warning: {where} ({kind or 'unknown file system'}) is probably of this machine alone;"
+            " jobs on nodes that do not see it fail: use a shared file system"
+        )
+    return f"output path: not evaluated: whether the nodes see {where} ({kind or 'unknown file system'})"
 
 
 @dataclass(frozen=True)
@@ -88,13 +175,11 @@ class _LimitError(Exception):
         self.is_of_test = is_of_test
 
 
-def parse_partitions(text: str) -> dict[str, PartitionLimits]:
-    """Return the partitions of sinfo's answer by name."""
+def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
+    """Return the time limit in seconds and the nodes of a job, of each partition in sinfo's answer; inf: no limit."""
     rows = ([*line.split("|"), "", ""][:3] for line in text.splitlines())
     return {
-        name: PartitionLimits(
-            name, allowed_s(limit) or math.inf, float(last) if (last := size.rpartition("-")[2]).isdigit() else math.inf
-        )
+        name: (allowed_s(limit) or math.inf, float(last) if (last := size.rpartition("-")[2]).isdigit() else math.inf)
         for name, limit, size in rows
         if name
     }
@@ -102,10 +187,19 @@ def parse_partitions(text: str) -> dict[str, PartitionLimits]:
 
 def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
     """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
-    config = _config()
-    of_launcher = [word for run in runs if run.launcher is MEGATRON_BRIDGE for word in _launcher_options(system, run)]
-    replaced = _replaced([*system.extra_sbatch_args, *of_launcher])
+    config, names = _config(), system.default_partition.split(",")
+    options = list(system.extra_sbatch_args)
+    for run in runs:
+        if run.launcher is MEGATRON_BRIDGE:  # it passes srun's options to sbatch
+            options += [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
+    replaced = _replaced(options)
     plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
+    try:
+        known = parse_partitions(run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}").stdout)
+    except ToolFailure:
+        known = {}
+    partitions = {name: known[name] for name in names if name in known}
+    where = f"partition {','.join(partitions)}"
     lines, broken = list[str](), list[str]()
     access: _Access | None = None
 
@@ -117,17 +211,44 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
         except _LimitError as error:
             broken.append(f"{'' if error.is_of_test else f'system {system.name!r}: {name}: '}{error}")
 
-    def account() -> str:
+    def is_lifted(flag: str) -> bool | None:
+        """Return whether the QOS lifts a limit of the partition, None if unknown."""
+        return None if access is None or (not access.account and "qos" in replaced) else flag in access.flags
+
+    def check_account() -> str:
         nonlocal access
         access = _access(system, config, replaced)
         if not access.account:
             raise _UnknownError("Slurm enforces none")
         return f"{access.account}{f', QOS {access.qos}' if access.qos else ''}"
 
-    partitions = _partitions(system)
-    judge("account", account)
-    judge("time limit", lambda: _check_time(runs, partitions, access, replaced))
-    judge("nodes", lambda: _check_nodes(runs, partitions, access, replaced))
+    def check_time() -> str:
+        _require_own(replaced, "time", "partition")
+        if not partitions:
+            raise _UnknownError(_NO_ANSWER)
+        limited = [(math.inf if run.time_limit_s is None else run.time_limit_s, run) for run in runs if run.time_limit]
+        if not limited:
+            return "none is set; the default of the partition applies"
+        asked, run = max(limited, key=lambda pair: pair[0])
+        own = _Bound(where, max(time_s for time_s, _ in partitions.values()))
+        lowest = _lowest(own, access.time if access else (), asked, is_lifted("PartitionTimeLimit"))
+        return _verdict(
+            run, "time_limit", asked, lowest, lambda s: "no limit" if s == math.inf else str(format_time_limit(s))
+        )
+
+    def check_nodes() -> str:
+        _require_own(replaced, "nodes", "partition")
+        if not partitions:
+            raise _UnknownError(_NO_ANSWER)
+        run = max(runs, key=lambda run: run.num_nodes)
+        own = _Bound(where, max(job_nodes for _, job_nodes in partitions.values()))
+        others = (*(access.nodes if access else ()), _Bound(where, _size_of(list(partitions)), "has"))
+        lowest = _lowest(own, others, run.num_nodes, is_lifted("PartitionMaxNodes"))
+        return _verdict(run, "num_nodes", run.num_nodes, lowest, lambda number: f"{number:g}")
+
+    judge("account", check_account)
+    judge("time limit", check_time)
+    judge("nodes", check_nodes)
     if broken and config and not plugins:
         raise BadInput("\n".join(broken))
     plugin = f"plugin {', '.join(plugins)}" if plugins else "plugins, which are unknown,"
@@ -135,44 +256,12 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
     return (*lines, *(f"{text}; {changed}" for text in broken))
 
 
-def _partitions(system: SlurmSystem) -> list[PartitionLimits]:
-    """Return the limits of the partitions where the jobs may run; the most generous one counts."""
-    try:
-        answer = run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}")
-    except ToolFailure:
-        return []
-    known = parse_partitions(answer.stdout)
-    return [known[name] for name in system.default_partition.split(",") if name in known]
-
-
-def _check_time(
-    runs: Sequence[RunPlan], partitions: Sequence[PartitionLimits], access: _Access | None, replaced: Mapping[str, str]
-) -> str:
-    """Return the verdict on the longest time limit."""
-    _require_own(replaced, "time", "partition")
-    _require_known(partitions)
-    limited = [(math.inf if run.time_limit_s is None else run.time_limit_s, run) for run in runs if run.time_limit]
-    if not limited:
-        return "none is set; the default of the partition applies"
-    asked, run = max(limited, key=lambda pair: pair[0])
-    own = _Bound(_named(partitions), max(each.time_s for each in partitions))
-    lowest = _lowest(own, access.time if access else (), asked, _lifts(access, replaced, "PartitionTimeLimit"))
-    return _verdict(run, "time_limit", asked, lowest, _time)
-
-
-def _check_nodes(
-    runs: Sequence[RunPlan], partitions: Sequence[PartitionLimits], access: _Access | None, replaced: Mapping[str, str]
-) -> str:
-    """Return the verdict on the largest number of nodes."""
-    _require_own(replaced, "nodes", "partition")
-    _require_known(partitions)
-    run = max(runs, key=lambda run: run.num_nodes)
-    own = _Bound(_named(partitions), max(each.job_nodes for each in partitions))
-    lowest = _lowest(own, access.nodes if access else (), run.num_nodes, _lifts(access, replaced, "PartitionMaxNodes"))
-    size = _size_of([each.name for each in partitions])
-    if size < (lowest.most if lowest else math.inf):
-        lowest = _Bound(own.owner, size, "has")
-    return _verdict(run, "num_nodes", run.num_nodes, lowest, lambda number: f"{number:g}")
+def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
+    """Return the lowest limit, None if unlimited. own: of the partition."""
+    if is_lifted is None and asked > own.most:
+        raise _UnknownError(f"a QOS may lift the limit of {own.owner}, which is exceeded")
+    bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
+    return min(bounds, key=lambda bound: bound.most, default=None)
 
 
 def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: Callable[[float], str]) -> str:
@@ -189,36 +278,10 @@ def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: 
     )
 
 
-def _lifts(access: _Access | None, replaced: Mapping[str, str], flag: str) -> bool | None:
-    """Return whether the QOS lifts a limit of the partition, None if unknown."""
-    return None if access is None or (not access.account and "qos" in replaced) else flag in access.flags
-
-
-def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
-    """Return the lowest limit, None if unlimited. own: of the partition."""
-    if is_lifted is None and asked > own.most:
-        raise _UnknownError(f"a QOS may lift the limit of {own.owner}, which is exceeded")
-    bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
-    return min(bounds, key=lambda bound: bound.most, default=None)
-
-
-def _named(partitions: Sequence[PartitionLimits]) -> str:
-    return f"partition {','.join(each.name for each in partitions)}"
-
-
-def _time(seconds: float) -> str:
-    return "no limit" if seconds == math.inf else str(format_time_limit(seconds))
-
-
 def _require_own(replaced: Mapping[str, str], *names: str) -> None:
     for name in names:
         if name in replaced:
             raise _UnknownError(f"extra_sbatch_args replaces --{name}")
-
-
-def _require_known(partitions: Sequence[PartitionLimits]) -> None:
-    if not partitions:
-        raise _UnknownError("sinfo does not answer")
 
 
 def _size_of(names: Sequence[str]) -> float:
@@ -229,11 +292,6 @@ def _size_of(names: Sequence[str]) -> float:
         return math.inf
     numbers = [row.get("TotalNodes", "") for row in rows]
     return max((float(number) if number.isdigit() else math.inf for number in numbers), default=math.inf)
-
-
-def _launcher_options(system: SlurmSystem, run: RunPlan) -> list[str]:
-    """Return the options of srun that Megatron-Bridge's launcher passes to sbatch."""
-    return [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
 
 
 def _replaced(options: Iterable[str]) -> dict[str, str]:
@@ -267,6 +325,12 @@ def _config() -> dict[str, str]:
     return {name.strip(): value.strip() for name, sign, value in pairs if sign}
 
 
+def has_gpu_gres() -> bool | None:
+    """Return whether Slurm has GPUs as a generic resource; None if it does not answer."""
+    types = _config().get("GresTypes")
+    return None if types is None else "gpu" in types
+
+
 def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]) -> _Access:
     """Return the account and QOS of the jobs, with their limits as far as Slurm enforces them."""
     enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
@@ -275,7 +339,11 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
     if not enforced & {"associations", "limits", "qos", "safe", "all"}:
         return _Access()
     _require_own(replaced, "partition")
-    user, cluster = _user(), config.get("ClusterName", "").lower()
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise _UnknownError(f"the user with id {os.getuid()} has no name here") from None
+    cluster = config.get("ClusterName", "").lower()
     of_user = _sacctmgr("user", _ASSOCIATION, f"user={user}", f"cluster={cluster}", "withassoc")
     row = _association([each for each in of_user if each["cluster"] == cluster], user, system, replaced)
     qos = replaced.get("qos") or row["defaultqos"] or (row["qos"] if row["qos"].count(",") == 0 else "")
@@ -283,29 +351,18 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
         raise _UnknownError(f"Slurm chooses one of the QOS {qos}")
     every_qos = _sacctmgr("qos", _QOS)
     if enforced & {"qos", "all"} and qos:
-        _require_qos(qos, row, user, {each["name"] for each in every_qos})
+        usable = row["qos"].lower().split(",")
+        # Slurm lets operators and administrators use every existing one
+        if os.getuid() == 0 or row["adminlevel"].lower() not in ("", "none"):
+            usable += [each["name"] for each in every_qos]
+        if qos.lower() not in usable:
+            raise _LimitError(
+                f"QOS {shown(qos)} is not open to {user} with account {row['account']};"
+                f" use one of {row['qos'].lower().replace(',', ', ')}"
+            )
     _require_open(system.default_partition.split(","), row["account"], qos)
     found = _limited(row, next((each for each in every_qos if each["name"] == qos.lower()), None))
     return found if enforced & {"limits", "safe", "all"} else replace(found, time=(), nodes=())
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        raise _UnknownError(f"the user with id {os.getuid()} has no name here") from None
-
-
-def _require_qos(qos: str, row: Mapping[str, str], user: str, existing: Container[str]) -> None:
-    """Require a QOS of the association; Slurm lets operators and administrators use every existing one."""
-    known = row["qos"].lower().split(",")
-    if qos.lower() in known:
-        return
-    if qos.lower() in existing and (os.getuid() == 0 or row["adminlevel"].lower() not in ("", "none")):
-        return
-    raise _LimitError(
-        f"QOS {shown(qos)} is not open to {user} with account {row['account']}; use one of {', '.join(known)}"
-    )
 
 
 def _association(

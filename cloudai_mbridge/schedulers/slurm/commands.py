@@ -1,9 +1,13 @@
-"""Read the text that Slurm's commands print, and classify every job state that Slurm documents. Pure."""
+"""Run Slurm's commands, read the text that they print, and classify every job state that Slurm documents."""
 
+import os
 import re
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
 
 # Directory and name come last: they may contain anything, except that our directories have no two slashes in a row.
@@ -14,6 +18,7 @@ SQUEUE_FORMAT = (
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList,ElapsedRaw,JobName"
 _SQUEUE_FIELDS = 7
 _SACCT_FIELDS = len(SACCT_FORMAT.split(","))
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -39,33 +44,30 @@ def parse_squeue(output: str) -> dict[str, Listed]:
     parts: dict[str, list[Listed]] = {}
     for line in output.splitlines():
         fields = line.strip().split("|", _SQUEUE_FIELDS)
-        if len(fields) == _SQUEUE_FIELDS + 1 and re.match(r"\d", fields[0]):
-            listed = _listed(fields)
-            parts.setdefault(listed.job_id, []).append(listed)
+        if len(fields) != _SQUEUE_FIELDS + 1 or not re.match(r"\d", fields[0]):
+            continue
+        job_id, state, reason, nodes, code, restarts, used, place = fields
+        directory, separator, name = place.removesuffix("|").partition(_AFTER_DIRECTORY)
+        if not separator:
+            directory, name = "", directory
+        status = JobStatus(
+            state=base_state(state),
+            job_class=classify(state),
+            reason=_word(reason),
+            nodes=_word(nodes),
+            run_time_s=parse_elapsed(used),
+            restarts=int(restarts) if restarts.isdigit() else 0,
+            hopeless=unschedulable_as(state, reason),
+        )
+        if status.is_final:
+            exit_code, signal = parse_exit_code(code)
+            status = replace(status, exit_code=exit_code, signal=signal)
+        job_id = job_id.partition("+")[0]
+        parts.setdefault(job_id, []).append(Listed(job_id, name, status, directory))
     return {
         job_id: replace(same[0], status=merge_components([each.status for each in same]))
         for job_id, same in parts.items()
     }
-
-
-def _listed(fields: list[str]) -> Listed:
-    job_id, state, reason, nodes, code, restarts, used, place = fields
-    directory, separator, name = place.removesuffix("|").partition(_AFTER_DIRECTORY)
-    if not separator:
-        directory, name = "", directory
-    exit_code, signal = parse_exit_code(code)
-    status = JobStatus(
-        state=base_state(state),
-        job_class=classify(state),
-        reason=_word(reason),
-        nodes=_word(nodes),
-        run_time_s=parse_elapsed(used),
-        restarts=int(restarts) if restarts.isdigit() else 0,
-        hopeless=unschedulable_as(state, reason),
-    )
-    if status.is_final:
-        status = replace(status, exit_code=exit_code, signal=signal)
-    return Listed(job_id.partition("+")[0], name, status, directory)
 
 
 def parse_sacct(output: str) -> list[Listed]:
@@ -213,3 +215,55 @@ def unschedulable_as(state: str, reason: str) -> JobClass | None:
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE
     return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Output of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def complaint(self) -> str:
+        """The last line of stderr, with Slurm's error message; without one, the exit code and the output."""
+        if lines := [line.strip() for line in self.stderr.splitlines() if line.strip()]:
+            return lines[-1]
+        printed = [line.strip() for line in self.stdout.splitlines() if line.strip()]
+        return f"exit code {self.returncode} and {f'the output {printed[-1]!r}' if printed else 'no output'}"
+
+
+def run_command(
+    *argv: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    keep_open: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    name: str = "",
+) -> Answer:
+    """Run a command without the variables of another Slurm job. name: for messages, if it is not a command of Slurm.
+
+    ToolFailure: it is not installed, cannot be started, or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env={**without_slurm_variables(os.environ), **(env or {})},
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between request and answer
+            pass_fds=() if keep_open is None else (keep_open,),
+        )
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename == argv[0] and not name:
+            raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
+        raise ToolFailure(f"{name or argv[0]} cannot be started: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise ToolFailure(f"{name or argv[0]} did not respond within {timeout_s:.0f} s") from None
+    return Answer(done.returncode, done.stdout, done.stderr)

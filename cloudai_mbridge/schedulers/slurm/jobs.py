@@ -1,17 +1,25 @@
-"""Submit to Slurm: one script, or an array of scripts that need the same resources."""
+"""Jobs of a run on a cluster: submitted under the token of an attempt, and found by it."""
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_key, array_script, job_name
+from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.launch.claim import LOST_CLAIM, SIXTEEN_HEX, claimed_by
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_key, array_script, job_name, slug
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.schedulers.interface import Submission, SubmitLater, SubmitOutcomeUnknown, SubmitRefused
-from cloudai_mbridge.schedulers.slurm.command import Answer
-from cloudai_mbridge.schedulers.slurm.parsing import array_spec, parse_submitted
+from cloudai_mbridge.schedulers.interface import (
+    Job,
+    JobStatus,
+    Submission,
+    SubmitLater,
+    SubmitOutcomeUnknown,
+    SubmitRefused,
+)
+from cloudai_mbridge.schedulers.slurm.commands import Answer, Listed, array_spec, parse_started, parse_submitted
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 # After these the controller may or may not have the job, and another try may do better.
@@ -69,9 +77,10 @@ _REFUSALS = (
 _NOT_SENT = re.compile(
     r"error: Invalid \S+ specification|Unable to open file|Invalid directive found|unrecognized option|invalid option"
 )
+_TOKEN = re.compile(rf"\.{SIXTEEN_HEX}")  # a site's own name may be a hash
 
 
-def command(submission: Submission, root: Path, system: SlurmSystem) -> tuple[list[str], Path]:
+def sbatch_argv(submission: Submission, root: Path, system: SlurmSystem) -> tuple[list[str], Path]:
     """Return the arguments of sbatch, and the directory to call it in."""
     first, more, excluded = submission.runs[0], [], submission.exclude_nodes
     directory, script = root / first.key, POINT_FILES.slurm_script
@@ -120,8 +129,10 @@ def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") 
     answers = _ANSWER.findall(text)
     if parse_submitted(answer.stdout) is not None or not _proves_refusal(text, answers):
         return SubmitOutcomeUnknown(complaint)
-    if is_limit := _is_limit(text, answers):
-        return SubmitLater(before + answer.complaint, is_limit=is_limit)
+    if any(words.startswith((_LIMIT_ANSWER, *_BUSY)) for words in answers):
+        limit = _SOME_LIMIT.search(text)
+        if _LIMIT.search(text) is not None or (limit is not None and limit["unnamed"] is not None):
+            return SubmitLater(before + answer.complaint, is_limit=True)  # there are too many jobs
     if any(words.startswith(_BUSY) for words in answers):
         return SubmitLater(before + answer.complaint)
     return SubmitRefused(complaint)
@@ -134,14 +145,6 @@ def _proves_refusal(text: str, answers: Sequence[str]) -> bool:
     return _NOT_SENT.search(text) is not None
 
 
-def _is_limit(text: str, answers: Sequence[str]) -> bool:
-    """Return whether jobs were refused because there are too many."""
-    if not any(words.startswith((_LIMIT_ANSWER, *_BUSY)) for words in answers):
-        return False
-    limit = _SOME_LIMIT.search(text)
-    return _LIMIT.search(text) is not None or (limit is not None and limit["unnamed"] is not None)
-
-
 def array_batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[RunPlan, ...]]:
     """Put the runs of one array together; an index at or above `max_array_size` goes singly."""
     together: dict[str, list[RunPlan]] = {}
@@ -149,3 +152,106 @@ def array_batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[Ru
         is_single = not planned.array or planned.array_index >= max_array_size
         together.setdefault(planned.key if is_single else planned.array, []).append(planned)
     return [tuple(batch) for batch in together.values()]
+
+
+class Listing:
+    """All jobs of one squeue, by token.
+
+    A job's name holds the token of the attempt that it was submitted for, whatever a site's plug-in writes around it.
+    A name without one is proven by two facts together: the id that sbatch printed, and the run's directory. The id
+    alone is never trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
+    """
+
+    def __init__(self, rows: Mapping[str, Listed]) -> None:
+        self._rows = rows
+        self._named: dict[str, list[Listed]] = {}
+
+    def of(self, job: Job) -> list[Listed]:
+        """Return the rows of a run: by its token and its place in the array; by id if it has no token.
+
+        A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name decides.
+        A row whose name was replaced is the run's if it starts in the run's directory, or in the root above it.
+        """
+        asked = self._rows.get(job.job_id)
+        if not job.token:
+            return [asked] if asked is not None else []
+        found = []
+        for row in self._with(job.token):
+            _, is_task, place = row.job_id.rpartition("_")
+            if is_task:
+                is_own = place == str(job.array_index)
+            else:
+                is_named = f"{slug(job.key)}.{job.token}" in row.name
+                is_own = is_named or row.job_id in (job.job_id, started_as(job))
+            found += [row] if is_own else []
+        if asked is not None and asked not in found and not _TOKEN.search(asked.name):
+            places = (job.directory, *job.directory.parents[: len(Path(job.key).parts)])
+            found += [asked] if Path(asked.directory) in places else []
+        return found
+
+    def has(self, token: str) -> bool:
+        """Return whether any job of a token is listed."""
+        return bool(self._with(token))
+
+    def _with(self, token: str) -> list[Listed]:
+        if token not in self._named:
+            self._named[token] = [row for row in self._rows.values() if token in row.name]
+        return self._named[token]
+
+
+def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None]:
+    """Return the id of the one job of a run that counts, and its status if it is among the rows.
+
+    One job has claimed the attempt, or none has started yet. An id without a row is a guess.
+    """
+    by_id = {row.job_id: row for row in rows}
+    asked = by_id.get(job.job_id)
+    if asked is not None and len(by_id) == 1 and not asked.status.is_final:
+        return job.job_id, asked.status  # still running: a later poll decides
+    holder = claimed_by(job.directory, job.token) if job.token else None
+    if holder is not None:
+        return holder, by_id[holder].status if holder in by_id else None
+    able = [row for row in by_id.values() if not has_lost(row.status)]
+    able.sort(key=lambda row: (row.status.is_final, row.job_id != job.job_id))
+    return (able[0].job_id, able[0].status) if able else (job.job_id, None)
+
+
+def has_lost(status: JobStatus) -> bool:
+    """Return whether a job has ended because another one has the claim."""
+    return status.is_final and status.exit_code == LOST_CLAIM
+
+
+def is_accounted(row: Listed, job: Job, same_id: Sequence[Listed]) -> bool:
+    """Return whether a row of the accounting is a job's: by its name, or by the files of its script."""
+    if job.token in row.name:
+        return True
+    is_alone = len(same_id) == 1 and not _TOKEN.search(row.name)
+    return is_alone and claimed_by(job.directory, job.token) == job.job_id
+
+
+def is_of(started: Mapping[str, str], job: Job) -> bool:
+    """Return whether the start file of a job's script was written by this job."""
+    return started.get("job") == job.job_id and _began_for(started, job.token)
+
+
+def _began_for(started: Mapping[str, str], token: str) -> bool:
+    return started.get("token") == token or token in started.get("name", "")
+
+
+def started_as(job: Job) -> str:
+    """Return the id of the job that has started under a token, "" if none has."""
+    started = read_started(job.directory)
+    return started["job"] if job.token and _began_for(started, job.token) and "job" in started else ""
+
+
+def read_started(directory: Path) -> dict[str, str]:
+    """Return the content of the file that a job's script writes when it starts; {} if it has not started."""
+    return parse_started(read_text(directory / POINT_FILES.started) or "")
+
+
+def read_text(path: Path) -> str | None:
+    """Return a file's text, None if it is missing or not a regular file."""
+    try:
+        return read_regular(path).decode(errors="replace")
+    except (FileNotFoundError, NotRegular):
+        return None

@@ -1,1 +1,0 @@
-"""The journal of a run: its submissions and their results."""
