@@ -23,10 +23,9 @@ from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections
 from cloudai_mbridge.recipes.tasks import one_name, recipe_for
 from cloudai_mbridge.recipes.user_buffers import user_buffers
 from cloudai_mbridge.training.compat.machine import GPU
-from cloudai_mbridge.training.schema.check import load_schema
+from cloudai_mbridge.training.schema.forms import load_schema, options_of, parse
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.not_done import NEEDS
-from cloudai_mbridge.training.schema.type_forms import options_of, parse
 
 _HEAD = ("of", "with", "unset", "task")
 _TASKS = ("pretrain",)

@@ -14,9 +14,9 @@ from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.errors import nearest
 from cloudai_mbridge.training.process.grid_groups import grid_groups
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
-from cloudai_mbridge.training.schema.messages import nearest
 
 M = TypeVar("M")
 _HOOKS = "_pre_wrap_hooks"

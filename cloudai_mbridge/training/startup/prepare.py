@@ -15,7 +15,7 @@ from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer, required
-from cloudai_mbridge.training.config.rules.update import runtime_config_update
+from cloudai_mbridge.training.config.rules.validate import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models import engine_layers

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, PackedSequenceSpecs
     from cloudai_mbridge.training.config.optimizer import OptimizerConfig
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
-    from cloudai_mbridge.training.config.text.describe import class_path, describe_class
+    from cloudai_mbridge.training.config.text.classes import class_path, describe_class
     from cloudai_mbridge.training.config.text.serialization import from_dict, from_yaml, to_dict, to_yaml
     from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
     from cloudai_mbridge.training.config.train import TrainingConfig
@@ -673,6 +673,6 @@ def test_a_base_class_alone_is_refused() -> None:
 
 @every("cls", [TrainingConfig, OptimizerConfig, GPTModelProvider, GPTDatasetConfig])
 def test_private_fields_are_no_keys(cls: type) -> None:
-    section = describe_class(cls).section
+    section = describe_class(cls)[0]
     assert section.path == class_path(cls)
     assert not [key for key in section.fields if key.startswith("_")]

@@ -22,15 +22,23 @@ from cloudai_mbridge.training.config import (
     TensorInspectConfig,
     TrainingConfig,
 )
-from cloudai_mbridge.training.config.rules import validate
-from cloudai_mbridge.training.config.rules.validate import DeviceInfo
+from cloudai_mbridge.training.config.rules import parallel, validate
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from tests.cases import every
 
-HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
-AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
-B200, B300 = DeviceInfo("NVIDIA B200", 10, 0), DeviceInfo("NVIDIA B300 SXM6 AC", 10, 3)
-GB200, RTX_50 = DeviceInfo("NVIDIA GB200", 10, 0), DeviceInfo("NVIDIA GeForce RTX 5090", 12, 0)
+
+class Device(NamedTuple):
+    """The properties of a GPU that the rules read."""
+
+    name: str
+    major: int
+    minor: int
+
+
+HOPPER = Device("NVIDIA H200", 9, 0)
+AMPERE, ADA, TURING = Device("NVIDIA A100", 8, 0), Device("NVIDIA L40S", 8, 9), Device("Tesla T4", 7, 5)
+B200, B300 = Device("NVIDIA B200", 10, 0), Device("NVIDIA B300 SXM6 AC", 10, 3)
+GB200, RTX_50 = Device("NVIDIA GB200", 10, 0), Device("NVIDIA GeForce RTX 5090", 12, 0)
 HALF_FP32 = ("bf16", "fp16")
 Make = Callable[..., Any]
 
@@ -196,12 +204,12 @@ LEGAL = [
     Case(
         "_validate_fine_grained_activation_offloading", {**_OFFLOADING, "te": "2.10.0", "env.NVTE_CPU_OFFLOAD_V1": "1"}
     ),
-    Case("check_full_iteration_graph", {**_LOCAL_GRAPH, "model.cuda_graph_scope": "full"}),
-    Case("check_full_iteration_graph", {"model.cuda_graph_scope": [CudaGraphScope.full_iteration]}),
-    Case("check_full_iteration_graph", _FULL_GRAPH),
+    Case("check_graphs", {**_LOCAL_GRAPH, "model.cuda_graph_scope": "full"}),
+    Case("check_graphs", {"model.cuda_graph_scope": [CudaGraphScope.full_iteration]}),
+    Case("check_graphs", _FULL_GRAPH),
     *(Case("check_graphs", {**graph, **fits}) for graph, fits, _, _ in CAPTURED),
-    Case("check_one_fsdp", {"dist.use_torch_fsdp2": True}),
-    Case("check_one_fsdp", {"dist.use_megatron_fsdp": True}),
+    Case("apply_megatron_fsdp", {"dist.use_torch_fsdp2": True}),
+    Case("apply_megatron_fsdp", {"dist.use_megatron_fsdp": True}),
     Case("apply_megatron_fsdp", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
     Case("apply_megatron_fsdp", _FSDP),
     Case("apply_megatron_fsdp", {"dist.use_tp_pp_dp_mapping": True}),
@@ -229,14 +237,14 @@ LEGAL = [
     Case("check_modelopt_fusion", {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False}),
     Case("check_modelopt_fusion", {"model.gradient_accumulation_fusion": True}),
     Case("apply_megatron_fsdp", {**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
-    Case("check_fsdp_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
-    Case("check_fsdp_format", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
-    Case("check_async_save_format", {"checkpoint.async_save": True, "checkpoint.save": "c"}),
-    Case("check_async_save_format", {"checkpoint.ckpt_format": "torch"}),
+    Case("check_checkpoint_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
+    Case("check_checkpoint_format", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
+    Case("check_checkpoint_format", {"checkpoint.async_save": True, "checkpoint.save": "c"}),
+    Case("check_checkpoint_format", {"checkpoint.ckpt_format": "torch"}),
     Case("check_decentralized_groups", {**_NO_GLOO, "dist.use_decentralized_pg": True}),
-    Case("check_gloo_free_format", {**_NO_GLOO, **_DIST_OPTIMIZER}),
-    Case("check_gloo_free_format", {**_NO_GLOO, "checkpoint.ckpt_format": "torch"}),
-    Case("check_gloo_free_format", {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}),
+    Case("check_checkpoint_format", {**_NO_GLOO, **_DIST_OPTIMIZER}),
+    Case("check_checkpoint_format", {**_NO_GLOO, "checkpoint.ckpt_format": "torch"}),
+    Case("check_checkpoint_format", {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}),
     Case("check_gather_with_step", {**_GATHER_IN_STEP, **_DIST_OPTIMIZER, **_STAGES}),
     Case("check_training_scheduler_compatibility", {"scheduler.lr_decay_iters": 1, "scheduler.lr_warmup_iters": 0}),
     Case("check_training_scheduler_compatibility", {"scheduler.lr_warmup_fraction": 0.5}),
@@ -254,11 +262,11 @@ LEGAL = [
         "check_cp_comm_type",
         {**_CP16, "model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [8, 2]},
     ),
-    Case("check_packed_micro_batch", {"dataset": _packed(32)}),
-    Case("check_packed_micro_batch", {"dataset": _packed(0), "train.micro_batch_size": 2}),
-    Case("check_packed_micro_batch", {"dataset": _finetuning(), "train.micro_batch_size": 2}),
-    Case("check_in_batch_packing", {"dataset": PackingProvider(), "train.micro_batch_size": 2}),
-    Case("check_in_batch_packing", {"dataset": PackingProvider(pack_sequences_in_batch=False)}),
+    Case("check_packing", {"dataset": _packed(32)}),
+    Case("check_packing", {"dataset": _packed(0), "train.micro_batch_size": 2}),
+    Case("check_packing", {"dataset": _finetuning(), "train.micro_batch_size": 2}),
+    Case("check_packing", {"dataset": PackingProvider(), "train.micro_batch_size": 2}),
+    Case("check_packing", {"dataset": PackingProvider(pack_sequences_in_batch=False)}),
     Case("check_peft_checkpoint", {"peft": PostInitOnly(), "checkpoint.pretrained_checkpoint": "/"}),
     Case("check_sequence_lengths", {"model.seq_length": 33, "dataset.seq_length": 33}),
     Case("check_sequence_lengths", {"model.seq_length": 33, "dataset": _finetuning(seq_length=33)}),
@@ -347,7 +355,7 @@ ILLEGAL = [
     ),
     *(
         Case(
-            "check_full_iteration_graph",
+            "check_graphs",
             {**_LOCAL_GRAPH, "model.cuda_graph_scope": scope},
             AssertionError,
             "check_for_nan_in_loss=False",
@@ -365,7 +373,7 @@ ILLEGAL = [
         for graph, fits, does_not, message in CAPTURED
     ),
     Case(
-        "check_one_fsdp",
+        "apply_megatron_fsdp",
         {"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True},
         ValueError,
         "exclude each other",
@@ -421,7 +429,7 @@ ILLEGAL = [
     ),
     *(
         Case(
-            "check_fsdp_format",
+            "check_checkpoint_format",
             {f"checkpoint.{path}": "c", "checkpoint.ckpt_format": "fsdp_dtensor"},
             AssertionError,
             "requires ddp.use_megatron_fsdp=True",
@@ -429,14 +437,14 @@ ILLEGAL = [
         for path in ("save", "load")
     ),
     Case(
-        "check_fsdp_format",
+        "check_checkpoint_format",
         {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor", "dist.use_torch_fsdp2": True},
-        (AssertionError, ValueError),  # type: ignore[arg-type]  # alone, or behind check_one_fsdp
+        (AssertionError, ValueError),  # type: ignore[arg-type]  # alone, or behind apply_megatron_fsdp
         "use_torch_fsdp2",
     ),
     *(
         Case(
-            "check_async_save_format",
+            "check_checkpoint_format",
             {"checkpoint.async_save": True, "checkpoint.save": "c", "checkpoint.ckpt_format": name},
             AssertionError,
             f"ckpt_format='torch_dist' or 'fsdp_dtensor', got '{name}'",
@@ -451,7 +459,7 @@ ILLEGAL = [
         "no groups for model.hierarchical_context_parallel_sizes",
     ),
     Case(
-        "check_gloo_free_format",
+        "check_checkpoint_format",
         {**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
         AssertionError,
         "got 'torch'",
@@ -514,12 +522,12 @@ ILLEGAL = [
         r"\[4, 2\] is 8, but context_parallel_size is 16",
     ),
     Case(
-        "check_packed_micro_batch",
+        "check_packing",
         {"dataset": _packed(32), "train.micro_batch_size": 2, "train.global_batch_size": 8},
         ValueError,
         r"micro_batch_size=1, train.global_batch_size=4 \(now 8\), packed_sequence_size=64 \(now 32\)",
     ),
-    Case("check_in_batch_packing", {"dataset": PackingProvider()}, ValueError, "greater than 1"),
+    Case("check_packing", {"dataset": PackingProvider()}, ValueError, "greater than 1"),
     Case("check_peft_checkpoint", {"peft": PostInitOnly()}, AssertionError, "checkpoint.pretrained_checkpoint"),
     Case(
         "check_sequence_lengths", {"model.seq_length": 64}, AssertionError, r"\(64\) must equal dataset.seq_length \(32"
@@ -542,7 +550,7 @@ def _set(config: Any, values: dict[str, Any], patch: pytest.MonkeyPatch) -> None
     for key, value in sorted(values.items(), key=lambda item: "." in item[0]):  # whole sections first
         section, _, name = key.partition(".")
         if key == "gpu":
-            patch.setattr(validate, "current_device_info", lambda device=value: device)
+            patch.setattr(parallel, "current_gpu", lambda device=value: device)
         elif key == "te":
             patch.setattr(validate, "te_is_at_least", lambda minimum, version=value: _parts(version) >= _parts(minimum))
         elif section == "env":
@@ -764,7 +772,7 @@ def test_average_in_collective_under_fsdp(
 ) -> None:
     config.ddp.use_megatron_fsdp, config.ddp.average_in_collective = fsdp, average
     config.ddp.disable_symmetric_registration = no_registration
-    validate.drop_what_fsdp_lacks(config)
+    validate.apply_megatron_fsdp(config)
     assert config.ddp.average_in_collective is expected
     assert ("average_in_collective" in capsys.readouterr().out) is (average and not expected)
 
@@ -774,7 +782,7 @@ def test_average_in_collective_under_fsdp(
 def test_the_mxfp8_buffer_under_fsdp(section: str, fsdp: bool, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     config.ddp.use_megatron_fsdp = fsdp
     getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag = True
-    validate.drop_what_fsdp_lacks(config)
+    validate.apply_megatron_fsdp(config)
     assert getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag is not fsdp
     assert ("reuse_grad_buf" in capsys.readouterr().out) is fsdp
 
@@ -784,7 +792,7 @@ def test_other_ranks_do_not_print(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     config.ddp.use_megatron_fsdp = config.ddp.average_in_collective = True
-    validate.drop_what_fsdp_lacks(config)
+    validate.apply_megatron_fsdp(config)
     assert capsys.readouterr().out == ""
 
 
@@ -908,23 +916,11 @@ def test_the_methods_are_the_rules(config: Any) -> None:
         config._validate_training_scheduler_compatibility()
 
 
-def test_no_gpu_means_no_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert validate.current_device_info() is None
-
-
-def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert validate.current_device_info() == HOPPER
-
-
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
 def test_other_dispatchers_run_anywhere(dispatcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimpleNamespace(moe_token_dispatcher_type=dispatcher, moe_flex_dispatcher_backend="deepep")
-    monkeypatch.setattr(validate, "current_device_info", lambda: TURING)
-    validate.check_flex_dispatcher(SimpleNamespace(model=model))
+    monkeypatch.setattr(parallel, "current_gpu", lambda: TURING)
+    parallel.check_flex_dispatcher(SimpleNamespace(model=model))
 
 
 def test_the_format_that_fsdp_alone_writes_is_refused_before_async_save_is(config: Any) -> None:
@@ -958,7 +954,6 @@ CHANGES_ONLY = {
     "_validate_and_sync_distributed_optimizer_settings": "tests/training/config/test_update.py",
     "let_the_loss_scale_find_overflow": "tests/training/config/test_update.py",
     "clear_unused_graph_scope": test_the_scope_of_graphs_that_are_on_is_kept,
-    "drop_what_fsdp_lacks": test_average_in_collective_under_fsdp,
     "default_tensor_inspect": test_where_tensor_inspection_writes,
     "sync_cpu_initialization": test_effects_on_the_model,
     "move_deprecated_validation_fields": test_deprecated_validation_fields_are_moved,

@@ -14,9 +14,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.messages import show
-from cloudai_mbridge.training.schema.plain import MAX_DEPTH
+from cloudai_mbridge.training.errors import ConfigError, show
+from cloudai_mbridge.training.schema.check import MAX_DEPTH
 
 MAX_CHARS = 1 << 20  # a config is a few KiB
 MAX_VALUES = 100_000  # after aliases are expanded
