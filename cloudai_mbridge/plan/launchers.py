@@ -18,9 +18,8 @@ from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.effects import NOT_EMBEDDED, not_upstream, set_without_effect
 from cloudai_mbridge.plan.process import mounts_of, node_commands_of, profiler_of, variables_of
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
-from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
-from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
+from cloudai_mbridge.recipes.apply import core_release, lacking, refuse_hidden_steps, training_config
+from cloudai_mbridge.recipes.arguments import DETERMINISTIC
 from cloudai_mbridge.sweep import SweepPoint
 
 if TYPE_CHECKING:

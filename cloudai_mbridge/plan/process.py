@@ -8,8 +8,7 @@ from itertools import pairwise
 
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.test_definition import NsysConfiguration
-from cloudai_mbridge.training.startup.binding import BINDING
-from cloudai_mbridge.training.startup.variables import DUMP
+from cloudai_mbridge.training.startup.variables import BINDING, DUMP
 
 # Extent and time of profiling as in upstream's launcher and NeMo-Run; CUPTI's hardware tracing does not work there
 _NSYS = {"sample": "none", "trace": "cuda-sw,nvtx", "force_overwrite": True, "cuda_graph_trace": "node"}

@@ -17,12 +17,12 @@ from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.loop import graphs, param_hooks
 from cloudai_mbridge.training.loop.attention_logits import max_attention_logit
 from cloudai_mbridge.training.loop.paged_stash import with_second_try
-from cloudai_mbridge.training.process.collectives import (
+from cloudai_mbridge.training.process.device import (
     largest,
     logical_and_across_model_parallel_group,
     reduce_max_stat_across_model_parallel_group,
 )
-from cloudai_mbridge.training.process.grid_groups import grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups
 from cloudai_mbridge.training.state import GlobalState
 
 StepResult = tuple[dict[str, torch.Tensor], int, bool, bool, int, float | None, int | None]

@@ -5,8 +5,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from cloudai_mbridge.training.upstream import ServedModule
-from cloudai_mbridge.training.upstream.absent import refusal
+from cloudai_mbridge.training.upstream import ServedModule, refusal
 from cloudai_mbridge.upstream.recipes import RecipeModule
 from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
 

@@ -9,7 +9,7 @@ from cloudai_mbridge.megatron_bridge.presets.find import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import training_config
-from cloudai_mbridge.recipes.tasks import recipe_for
+from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.sweep.checked import recipe_of, with_recipe
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.peft.config import LoRA

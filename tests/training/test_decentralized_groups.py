@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.startup import prepare
+from cloudai_mbridge.training.startup import unsupported
 from cloudai_mbridge.training.startup.prepare import refuse_unsupported
 from tests.training.conftest import Train
 
@@ -39,7 +39,7 @@ def test_the_losses_of_global_groups(train: Train, layout: dict[str, Any]) -> No
 
 
 def test_what_the_grid_has_no_settings_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_lacking", set)
+    monkeypatch.setattr(unsupported, "_lacking", set)
     config = ConfigContainer.from_dict(tiny({"dist": GRID}))
     refuse_unsupported(config)
     config.dist.use_tp_pp_dp_mapping = config.dist.use_sharp = True

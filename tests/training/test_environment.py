@@ -204,7 +204,7 @@ def test_every_number_is_the_largest_ranks(ranks: Callable[..., Finished]) -> No
         2,
         """
         import torch.distributed as dist
-        from cloudai_mbridge.training.process.collectives import largest
+        from cloudai_mbridge.training.process.device import largest
         from cloudai_mbridge.training.process.log_lines import write_line
         dist.init_process_group("gloo")
         calls, reduce = [], dist.all_reduce

@@ -13,8 +13,8 @@ from cloudai_mbridge.recipes.container import container_data  # noqa: E402
 from cloudai_mbridge.training import initialize  # noqa: E402
 from cloudai_mbridge.training.config import ConfigContainer, DistributedInitConfig  # noqa: E402
 from cloudai_mbridge.training.process.device import bind_local_device  # noqa: E402
-from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder  # noqa: E402
-from cloudai_mbridge.training.startup import prepare  # noqa: E402
+from cloudai_mbridge.training.process.groups import set_flight_recorder  # noqa: E402
+from cloudai_mbridge.training.startup import unsupported  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "use_sharp": True,
@@ -38,8 +38,8 @@ def test_settings_of_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
     train = {"train_iters": 2, "micro_batch_size": 3, "global_batch_size": 6}
     sections = {"model": model, "train": train, "optimizer": {"lr": 1e-3}, "dist": SETTINGS}
     config = ConfigContainer.from_dict(container_data(sections))
-    monkeypatch.setattr(prepare, "_lacking", set)
-    prepare.refuse_unsupported(config)
+    monkeypatch.setattr(unsupported, "_lacking", set)
+    unsupported.refuse_unsupported(config)
     config.model.hierarchical_context_parallel_sizes = [2, 2]
     initialize.initialize_megatron(config)
     (call,) = make.call_args_list

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.training.startup.hosts import host_facts, in_short
+from cloudai_mbridge.training.startup.environment import host_facts, in_short
 
 SMI = "580.82, NVIDIA GB200, 189471, 2062, 3996, Enabled, 1200.00, 16\n"
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from cloudai_mbridge.training.credentials.shapes import REFERENCE
+from cloudai_mbridge.training.credentials.find import REFERENCE
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 HOME = r"\A~(?=/|\Z)"

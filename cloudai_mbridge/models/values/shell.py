@@ -8,8 +8,7 @@ expanded: no command substitution, no `${NAME:-default}`, and no value is split 
 import re
 
 from cloudai_mbridge.models.values.references import HOME, name_in
-from cloudai_mbridge.training.credentials.find import is_secret
-from cloudai_mbridge.training.credentials.shapes import REFERENCE
+from cloudai_mbridge.training.credentials.find import REFERENCE, is_secret
 
 _SAFE = r"[A-Za-z0-9_@%+=:,./-]"
 _AS_CLOUDAI = re.compile(rf"(?:{HOME})?(?:{_SAFE}|{REFERENCE})*")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.compat.models import NULL
 
 _PLACES = ("{input}", "{output}")
 

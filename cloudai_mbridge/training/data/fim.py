@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.compat.models import NULL
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.errors import ConfigError

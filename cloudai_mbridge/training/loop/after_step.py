@@ -12,8 +12,7 @@ from megatron.core import parallel_state as mpu
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
-from cloudai_mbridge.training.process.collectives import largest
-from cloudai_mbridge.training.process.device import current_device, synchronize
+from cloudai_mbridge.training.process.device import current_device, largest, synchronize
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.profiling import handle_profiling_stop
 from cloudai_mbridge.training.reporting.step_flops import flops_of_batch

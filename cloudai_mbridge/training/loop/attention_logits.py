@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from cloudai_mbridge.training.process.collectives import largest
+from cloudai_mbridge.training.process.device import largest
 
 
 def max_attention_logit(model: list[Any], config: Any) -> float | None:

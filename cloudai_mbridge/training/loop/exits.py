@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import CheckpointSaveContext, save_checkpoint
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
-from cloudai_mbridge.training.process.collectives import largest
+from cloudai_mbridge.training.process.device import largest
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.reporting.progress_log import compute_throughputs_and_append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance

@@ -19,7 +19,7 @@ from megatron.core.transformer.multi_token_prediction import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from cloudai_mbridge.training.compat.hybrid_models import HybridStack, HybridStackSubmodules
+from cloudai_mbridge.training.compat.models import HybridStack, HybridStackSubmodules
 from cloudai_mbridge.training.models.attention import TorchNorm
 from cloudai_mbridge.training.models.layer_specs import put_on_torch
 

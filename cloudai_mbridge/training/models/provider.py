@@ -15,7 +15,7 @@ from megatron.core import parallel_state as mpu
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
 from cloudai_mbridge.training.errors import nearest
-from cloudai_mbridge.training.process.grid_groups import grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
 
 M = TypeVar("M")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from cloudai_mbridge.training.compat.moe_metrics import report_router_losses
+from cloudai_mbridge.training.compat.models import report_router_losses
 from cloudai_mbridge.training.reporting.step_scalars import attempt
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.process.collectives import reduce_max_memory_across_pp_group
+from cloudai_mbridge.training.process.device import reduce_max_memory_across_pp_group
 from cloudai_mbridge.training.process.log_lines import StepReport, write_line
 from cloudai_mbridge.training.reporting.loggers import SERVICES
 from cloudai_mbridge.training.reporting.reports import (

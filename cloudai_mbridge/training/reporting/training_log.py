@@ -12,8 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.process.collectives import largest, reduce_max_stat_across_model_parallel_group
-from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.device import current_device, largest, reduce_max_stat_across_model_parallel_group
 from cloudai_mbridge.training.process.log_lines import (
     StepReport,
     render_iteration,

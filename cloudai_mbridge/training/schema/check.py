@@ -4,8 +4,8 @@ Standard library only: programs without torch look classes and enums up in `sche
 """
 
 import difflib
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -117,8 +117,8 @@ def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) 
     """
     if depth > MAX_DEPTH:
         fail(where, f"nested deeper than {MAX_DEPTH} levels")
-    if is_tagged(value):
-        _check_target(value, form, where)
+    if is_tagged(value):  # nothing has been imported yet
+        _check_target(value["_target_"], form, where)
     candidates = _fitting(form, value, catalog)
     if len(candidates) == 1:
         return _CHECKS[candidates[0].kind](candidates[0], value, where, catalog, depth)
@@ -139,9 +139,8 @@ def _fitting(form: Form, value: Any, catalog: Catalog) -> list[Form]:
     return sorted(options, key=lambda option: option.kind not in _EXACT)
 
 
-def _check_target(value: Mapping[str, Any], form: Form, where: str) -> None:
-    """Refuse a `_target_` that neither the tables nor the annotation names; nothing has been imported yet."""
-    target = value["_target_"]
+def _check_target(target: object, form: Form, where: str) -> None:
+    """Refuse a `_target_` that neither the tables nor the annotation names."""
     named = [option.args[0] for option in options_of(form, "config", "enum")]
     if target in named or kind_of_target(target):
         return
@@ -180,7 +179,7 @@ def _scalar_fits(form: Form, value: Any, catalog: Catalog) -> bool:
     if kind in _PLAIN_TYPES:
         return type(value) is _PLAIN_TYPES[kind]  # the type itself: True is not an int here
     if kind == "float":
-        return type(value) is float or (type(value) is int and _fits_float(value))
+        return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
     if kind == "literal":
         return any(type(choice) is type(value) and choice == value for choice in form.args)
     if type(value) is not str:
@@ -192,13 +191,6 @@ def _scalar_fits(form: Form, value: Any, catalog: Catalog) -> bool:
     if kind == "enum":
         return value in catalog.members(form.args[0])
     return kind == "path"
-
-
-def _fits_float(value: int) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
 
 
 def _fail_type(form: Form, value: Any, where: str, catalog: Catalog) -> NoReturn:
@@ -310,8 +302,10 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             catalog.dropped[at] = item
             continue
         if name is None:
-            elsewhere = why_missing(section.path, str(key), catalog.release)
-            fail(at, elsewhere or f"unknown key; {_valid_keys(section, value, key)}")
+            cls = section.path.rpartition(".")[2]
+            hint = nearest(key, section.keys(), f"valid keys of {cls}") if section.fields else f"{cls} has no keys"
+            hint += "" if is_tagged(value) else f" (read as {cls}: `_target_` is missing)"
+            fail(at, why_missing(section.path, str(key), catalog.release) or f"unknown key; {hint}")
         entry = section.fields[name]
         if entry.computed:
             if not foreign:  # tables of Megatron-Bridge may carry them
@@ -350,12 +344,6 @@ def _refuse_request(section: Section, table: Mapping[Any, Any], key: str, where:
     variants = variants_of(section.path, key)
     if variants and item not in [variant["default"] for variant in variants if "default" in variant]:
         fail(where, f"{show(item)} {why_missing(section.path, key, catalog.release)}")
-
-
-def _valid_keys(section: Section, value: Mapping[Any, Any], key: object) -> str:
-    name = section.path.rpartition(".")[2]
-    hint = nearest(key, section.keys(), f"valid keys of {name}") if section.fields else f"{name} has no keys"
-    return hint if is_tagged(value) else f"{hint} (read as {name}: `_target_` is missing)"
 
 
 def _check_leaf(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 from cloudai_mbridge.training.compat.versions import RELEASES
 
-SIMPLE = ("any", "none", "bool", "int", "float", "str", "path", "dtype", "callable")
-_NAMES = dict(zip(SIMPLE, ("Any", "None", "bool", "int", "float", "str", "Path", "dtype", "Callable"), strict=True))
+_NAMES = {"any": "Any", "none": "None", "path": "Path", "callable": "Callable"}
+_NAMES |= {name: name for name in ("bool", "int", "float", "str", "dtype")}
 _KINDS = {text: kind for kind, text in _NAMES.items()}
 _NAMED = {"config": "Config", "enum": "Enum", "opaque": "Opaque"}
 _NAMED_KINDS = {text: kind for kind, text in _NAMED.items()}

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 def check_graphs(config: "ConfigContainer") -> None:
-    """Check that graphs can hold the captured modules.
+    """Check that graphs can hold the captured modules; if they are off, nothing downstream finds a request.
 
     AssertionError: the loss is read back inside a graph of the whole iteration.
     ValueError: every other conflicting field, and the remedy.
     """
     kind = cuda_graphs.implementation(config.model)
+    if getattr(config.model, "cuda_graph_impl", None) == "none":
+        cuda_graphs.capture_nothing(config.model)
     assert kind != cuda_graphs.FULL_ITERATION or not config.rerun_state_machine.check_for_nan_in_loss, (
         "a full_iteration CUDA graph cannot look at the loss; set rerun_state_machine.check_for_nan_in_loss=False"
     )

@@ -23,11 +23,9 @@ from cloudai_mbridge.training.config.rules.parallel import (
     check_cp_comm_type,
     check_decentralized_groups,
     check_flex_dispatcher,
+    check_fp8_weights,
     check_gather_with_step,
-    check_mxfp8_gather,
-    check_optimizer_of_delayed_scaling,
     check_sequence_split,
-    check_sharding_of_fp8_weights,
 )
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
@@ -92,17 +90,21 @@ def validate(config: "ConfigContainer") -> None:
         check(config)
 
 
-def mark_packed_sequences(config: "ConfigContainer") -> None:
-    """Set the model's flag of packed batches, which it needs before it is finalized."""
+def finalize_sections(config: "ConfigContainer") -> None:
+    """Finalize the sections, or repeat the post-init of those without a method for it: they see later changes.
+
+    The model needs the flag of packed batches before; the data-parallel size is computed if it is not set.
+    """
     packed = bool(getattr(config.dataset, "pack_sequences_in_batch", False))
     if packed or hasattr(config.model, "_pack_sequences_in_batch"):
         config.model._pack_sequences_in_batch = packed
-
-
-def finalize_sections(config: "ConfigContainer") -> None:
-    """Finalize the sections that have a method for it."""
     _finalize(config, "dataset", "ddp", "optimizer", "model", "logger", "train", "scheduler", "checkpoint")
     _finalize(config, "profiling", "nvrx_straggler", "tensor_inspect", "peft")
+    for section in (getattr(config, each.name) for each in fields(config)):
+        if hasattr(section, "__post_init__") and not hasattr(section, "finalize"):
+            section.__post_init__()
+    if getattr(config, "data_parallel_size", None) is None:
+        config.set_data_parallel_size()
 
 
 def sync_te_rng_tracker(config: "ConfigContainer") -> None:
@@ -115,20 +117,6 @@ def sync_te_rng_tracker(config: "ConfigContainer") -> None:
     is_graphed = cuda_graphs.implementation(model) and model.transformer_impl == "transformer_engine"
     if config.rng.te_rng_tracker or getattr(model, "use_te_rng_tracker", False) or is_graphed:
         config.rng.te_rng_tracker = config.model.use_te_rng_tracker = True
-
-
-def rerun_post_inits(config: "ConfigContainer") -> None:
-    """Repeat the post-init of the sections that have no finalize, so that theirs too sees later changes."""
-    for f in fields(config):
-        section = getattr(config, f.name)
-        if hasattr(section, "__post_init__") and not hasattr(section, "finalize"):
-            section.__post_init__()
-
-
-def ensure_data_parallel_size(config: "ConfigContainer") -> None:
-    """Compute the data-parallel size if it is not set."""
-    if getattr(config, "data_parallel_size", None) is None:
-        config.set_data_parallel_size()
 
 
 def apply_deterministic_mode(config: "ConfigContainer") -> None:
@@ -220,12 +208,6 @@ def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> N
     )
 
 
-def clear_unused_graph_scope(config: "ConfigContainer") -> None:
-    """Empty the scope of CUDA graphs that are off, so that nothing downstream takes it for a request."""
-    if getattr(config.model, "cuda_graph_impl", None) == "none":
-        cuda_graphs.capture_nothing(config.model)
-
-
 def check_modelopt_fusion(config: "ConfigContainer") -> None:
     """Check that quantized layers do not accumulate gradients in a fused kernel."""
     if getattr(config.model, "restore_modelopt_state", False):
@@ -234,9 +216,13 @@ def check_modelopt_fusion(config: "ConfigContainer") -> None:
         )
 
 
-def default_tensor_inspect(config: "ConfigContainer") -> None:
-    """Write the inspected tensors next to the checkpoints, counted from the step that is loaded."""
-    inspect = config.tensor_inspect
+def fill_in_defaults(config: "ConfigContainer") -> None:
+    """Initialise weights on the CPU if process groups come later, since a GPU's generator needs them.
+
+    Inspected tensors are written next to the checkpoints, counted from the step that is loaded.
+    """
+    model, inspect = config.model, config.tensor_inspect
+    model.use_cpu_initialization = getattr(model, "use_cpu_initialization", False) or config.dist.lazy_mpu_init
     if inspect is None or not inspect.enabled:
         return
     if inspect.log_dir is None:
@@ -245,30 +231,28 @@ def default_tensor_inspect(config: "ConfigContainer") -> None:
         inspect.init_training_step = int(config.checkpoint.ckpt_step)
 
 
-def sync_cpu_initialization(config: "ConfigContainer") -> None:
-    """Initialise weights on the CPU when process groups come later: a GPU's generator needs them."""
-    config.model.use_cpu_initialization = (
-        getattr(config.model, "use_cpu_initialization", False) or config.dist.lazy_mpu_init
-    )
+def check_data(config: "ConfigContainer") -> None:
+    """Check that samples are as long as the model expects, and that a pack, which is a batch, comes alone.
 
+    A dataset of the user's own may have no length.
 
-def check_packing(config: "ConfigContainer") -> None:
-    """Check that a pack, which already is a batch, comes alone in its micro-batch, and that others have sequences.
-
-    ValueError: the sizes, and those of the same work.
+    AssertionError: the lengths. ValueError: the sizes of packed batches.
     """
-    train = config.train
+    model, dataset, train = config.model, config.dataset, config.train
     mbs, gbs = train.micro_batch_size, train.global_batch_size
-    if getattr(config.dataset, "pack_sequences_in_batch", False) and mbs == 1:
+    if getattr(dataset, "pack_sequences_in_batch", False) and mbs == 1:
         raise ValueError("dataset.pack_sequences_in_batch requires train.micro_batch_size greater than 1")
-    specs = config.dataset.packed_sequence_specs if isinstance(config.dataset, FinetuningDatasetConfig) else None
-    if specs is None or specs.packed_sequence_size <= 0 or mbs is None or mbs <= 1:
-        return
-    raise ValueError(
-        f"packed sequences require train.micro_batch_size=1, got {mbs}. The same work is: train.micro_batch_size=1, "
-        f"train.global_batch_size={(gbs or 0) // mbs} (now {gbs}), "
-        f"packed_sequence_size={specs.packed_sequence_size * mbs} (now {specs.packed_sequence_size})"
-    )
+    specs = dataset.packed_sequence_specs if isinstance(dataset, FinetuningDatasetConfig) else None
+    if specs is not None and specs.packed_sequence_size > 0 and mbs is not None and mbs > 1:
+        raise ValueError(
+            f"packed sequences require train.micro_batch_size=1, got {mbs}. The same work is: "
+            f"train.micro_batch_size=1, train.global_batch_size={(gbs or 0) // mbs} (now {gbs}), "
+            f"packed_sequence_size={specs.packed_sequence_size * mbs} (now {specs.packed_sequence_size})"
+        )
+    if isinstance(dataset, GPTDatasetConfig | FinetuningDatasetConfig):
+        assert model.seq_length == dataset.seq_length, (
+            f"model.seq_length ({model.seq_length}) must equal dataset.seq_length ({dataset.seq_length})"
+        )
 
 
 def check_peft_checkpoint(config: "ConfigContainer") -> None:
@@ -276,14 +260,6 @@ def check_peft_checkpoint(config: "ConfigContainer") -> None:
     assert config.peft is None or config.checkpoint.pretrained_checkpoint is not None, (
         "peft requires checkpoint.pretrained_checkpoint"
     )
-
-
-def check_sequence_lengths(config: "ConfigContainer") -> None:
-    """Check that the data is as long as the model expects; a dataset of the user's own may have no length."""
-    if isinstance(config.dataset, GPTDatasetConfig | FinetuningDatasetConfig):
-        assert config.model.seq_length == config.dataset.seq_length, (
-            f"model.seq_length ({config.model.seq_length}) must equal dataset.seq_length ({config.dataset.seq_length})"
-        )
 
 
 def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
@@ -302,35 +278,27 @@ def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
 
 CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     check_epochs,
-    mark_packed_sequences,
     finalize_sections,
     sync_te_rng_tracker,
-    rerun_post_inits,
-    ensure_data_parallel_size,
     apply_deterministic_mode,
     _validate_and_sync_distributed_optimizer_settings,
     _validate_mixed_precision_consistency,
     let_the_loss_scale_find_overflow,
     _validate_fine_grained_activation_offloading,
     check_graphs,
-    clear_unused_graph_scope,
     apply_megatron_fsdp,
-    check_mxfp8_gather,
-    check_optimizer_of_delayed_scaling,
-    check_sharding_of_fp8_weights,
+    check_fp8_weights,
     check_modelopt_fusion,
     check_checkpoint_format,
-    default_tensor_inspect,
-    sync_cpu_initialization,
+    fill_in_defaults,
     check_decentralized_groups,
     check_gather_with_step,
     check_training_scheduler_compatibility,
     calculate_scheduler_steps,
     check_sequence_split,
     check_cp_comm_type,
-    check_packing,
+    check_data,
     check_peft_checkpoint,
-    check_sequence_lengths,
     check_flex_dispatcher,
     move_deprecated_validation_fields,
 )

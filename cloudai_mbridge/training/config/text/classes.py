@@ -101,16 +101,13 @@ class LiveCatalog(Catalog):
             case "enum":
                 return self._enum_class(form.args[0])[enum_member(form, value, where, self)]
             case "config":
-                return self._make_config(form.args[0], value, where)
+                if (cls := self.find_class(form.args[0])) is None:
+                    fail(where, f"{form.args[0]} is not part of this installation")
+                try:
+                    return cls(**value)
+                except Exception as error:  # any error of the class's rules is a fault of the values
+                    fail(where, f"{cls.__name__} refuses these values: {error or type(error).__name__}")
         return value
-
-    def _make_config(self, path: str, value: Any, where: str) -> Any:
-        if (cls := self.find_class(path)) is None:
-            fail(where, f"{path} is not part of this installation")
-        try:
-            return cls(**value)
-        except Exception as error:  # any error of the class's rules is a fault of the values
-            fail(where, f"{cls.__name__} refuses these values: {error or type(error).__name__}")
 
 
 def _make_callable(value: Any, where: str) -> Any:

@@ -139,7 +139,11 @@ class _Builder:
         if depth > MAX_DEPTH:
             raise ConfigError(f"{_at(event)}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event)
+            if event.anchor not in self._anchors:
+                raise ConfigError(f"{_at(event)}: the alias *{event.anchor} stands before or inside its anchor")
+            value, size = self._anchors[event.anchor]
+            self._count(size, event)
+            return copy.deepcopy(value)
         before = self._values
         value = self._new_value(event, depth)
         if event.anchor is not None:
@@ -150,13 +154,6 @@ class _Builder:
         self._values += values
         if self._values > MAX_VALUES:
             raise ConfigError(f"{_at(event)}: more than {MAX_VALUES} values")
-
-    def _alias(self, event: Any) -> Any:
-        if event.anchor not in self._anchors:
-            raise ConfigError(f"{_at(event)}: the alias *{event.anchor} stands before or inside its anchor")
-        value, size = self._anchors[event.anchor]
-        self._count(size, event)
-        return copy.deepcopy(value)
 
     def _new_value(self, event: Any, depth: int) -> Any:
         is_scalar = isinstance(event, yaml.ScalarEvent)
