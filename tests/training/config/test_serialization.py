@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.config.optimizer import OptimizerConfig
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
     from cloudai_mbridge.training.config.text.classes import class_path, describe_class
-    from cloudai_mbridge.training.config.text.serialization import from_dict, from_yaml, to_dict, to_yaml
+    from cloudai_mbridge.training.config.text.serialization import from_dict, from_yaml, resolved_yaml, to_dict, to_yaml
     from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
     from cloudai_mbridge.training.config.train import TrainingConfig
     from cloudai_mbridge.training.errors import ConfigError
@@ -627,3 +627,16 @@ def test_private_fields_are_no_keys(cls: type) -> None:
     section = describe_class(cls)[0]
     assert section.path == class_path(cls)
     assert not [key for key in section.fields if key.startswith("_")]
+
+
+def test_a_resolved_configuration_holds_no_secret() -> None:
+    config = gpt_container()
+    config.logger.comet_api_key = "s3cret-1"
+    config.logger.mlflow_tracking_uri = "https://user:s3cret-2@host/path"
+    config.tokenizer.hf_tokenizer_kwargs = {"token": "s3cret-3", "use_fast": True}
+    text = resolved_yaml(config)
+    assert "s3cret" not in text
+    assert "https://host/path" in text
+    assert "use_fast" in text
+    assert config.logger.mlflow_tracking_uri == "https://user:s3cret-2@host/path"
+    assert config.tokenizer.hf_tokenizer_kwargs["token"] == "s3cret-3"
