@@ -63,23 +63,18 @@ _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
 
 def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return the set arguments that the embedded loop would have to ignore, with their values."""
-    return {
-        name: value
-        for name in sorted(args.model_fields_set)
-        if ARGUMENTS[name].refused or _is_idle(name, args)
-        if (value := getattr(args, name)) is not None and value not in ARGUMENTS[name].harmless
-    }
+    found = {}
+    for name in sorted(args.model_fields_set):
+        argument, value = ARGUMENTS[name], getattr(args, name)
+        is_idle = bool(argument.needs) and not any(getattr(args, other) for other in argument.needs)
+        if (argument.refused or is_idle) and value is not None and value not in argument.harmless:
+            found[name] = value
+    return found
 
 
 def why_unsupported(name: str) -> str:
     """Return why the embedded loop would have to ignore an argument, or the setting to use instead."""
     return ARGUMENTS[name].refused or f"no effect without {' or '.join(ARGUMENTS[name].needs)}"
-
-
-def _is_idle(name: str, args: ResolvedCmdArgs) -> bool:
-    """Return whether an argument belongs to a feature that is not enabled."""
-    needs = ARGUMENTS[name].needs
-    return bool(needs) and not any(getattr(args, other) for other in needs)
 
 
 def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
@@ -242,7 +237,10 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
     if predicted == 0 and (layout := model["pipeline_model_parallel_layout"]):  # a preset's has its stage still
         model["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)
-    _choose_dispatcher(model)
+    if (backend := model.get(_BACKEND)) is not None:  # the dispatcher with backends, or all-to-all for "None"
+        model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
+        if backend in _ALL_TO_ALL:
+            del model[_BACKEND]
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
         model["recompute_modules"] = names_in(modules)
@@ -270,15 +268,6 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
     model["cuda_graph_impl"] = kind
     if scopes:
         model["cuda_graph_scope"] = scopes
-
-
-def _choose_dispatcher(model: dict[str, Any]) -> None:
-    """Select the dispatcher with backends for a backend, and all-to-all for "None"."""
-    if (backend := model.get("moe_flex_dispatcher_backend")) is None:
-        return
-    if backend in _ALL_TO_ALL:
-        del model["moe_flex_dispatcher_backend"]
-    model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
 
 
 def _overlap_experts(data: dict[str, Any]) -> None:
