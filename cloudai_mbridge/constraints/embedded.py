@@ -8,8 +8,7 @@ from cloudai_mbridge.megatron_bridge.presets import loop_preset, why_no_variant
 from cloudai_mbridge.models.cmd_args import FP8, IN_16_OR_32_BITS, QUANTIZED
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.recipes.apply import lacked_by, lacking, unsupported_args, why_unsupported
-from cloudai_mbridge.recipes.data_arguments import wrong_data
-from cloudai_mbridge.recipes.launcher_arguments import wrong_value
+from cloudai_mbridge.recipes.arguments import wrong_data, wrong_value
 
 _DTYPES = (*IN_16_OR_32_BITS, *QUANTIZED)
 _OF_SLURM = {
@@ -223,7 +222,7 @@ def e11_sharded_parameters_have_checkpoints(point: Point) -> Answer:
     Pass: use_megatron_fsdp=true, save_dir="/ckpt" on Megatron-Core 0.19. Fail: the same on 0.18, or with
     num_distributed_optimizer_instances=2; checkpoint.save of `extra_cmd_args` alike. Not evaluated: the release is not
     known.
-    Source: `cloudai_mbridge.training.startup.sharding`.
+    Source: `cloudai_mbridge.training.startup.unsupported`.
     """
     if not (point.is_embedded and point.use_megatron_fsdp):
         return None
@@ -265,7 +264,7 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
 
     Pass: use_megatron_fsdp=true, num_gpus=2 on Megatron-Core 0.16; num_gpus=1 on 0.19. Fail: num_gpus=1 on 0.16.
     Not evaluated: unknown release, or `extra_cmd_args` set ddp.data_parallel_sharding_strategy.
-    Source: `cloudai_mbridge.training.startup.sharding`.
+    Source: `cloudai_mbridge.training.startup.unsupported`.
     """
     if not (point.is_embedded and point.use_megatron_fsdp and (part := _on_one_rank(point))):
         return None

@@ -16,8 +16,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import MAPPED, parse_value
 from cloudai_mbridge.recipes.container import HYBRID, MODEL_DEFAULTS
-from cloudai_mbridge.recipes.load import Recipe
-from cloudai_mbridge.recipes.patterns import fit_pattern
+from cloudai_mbridge.recipes.load import Recipe, fit_pattern
 
 PerLayer = int | tuple[int, ...] | None
 

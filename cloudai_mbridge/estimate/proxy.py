@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import LAYER_LISTS
 from cloudai_mbridge.models.pipeline_layout import parse_layout
-from cloudai_mbridge.recipes.load import Recipe
-from cloudai_mbridge.recipes.patterns import BLOCKS
+from cloudai_mbridge.recipes.load import BLOCKS, Recipe
 
 # Of these the embedding and the loss take the place of a layer each
 _STAGE_PLACES = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

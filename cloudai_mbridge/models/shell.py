@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudai_mbridge.training.credentials.find import is_secret
-from cloudai_mbridge.training.credentials.shapes import REFERENCE
+from cloudai_mbridge.training.credentials.find import REFERENCE, is_secret
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 HOME = r"\A~(?=/|\Z)"

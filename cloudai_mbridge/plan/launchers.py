@@ -23,12 +23,10 @@ from cloudai_mbridge.models.scenario import RunnerConfig, TestRun, TestScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, Partition, SlurmSystem, System, slurm_of
 from cloudai_mbridge.models.test_definition import GitRepo, NsysConfiguration, TestDefinition, TrainingReportConfig
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
-from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
-from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
+from cloudai_mbridge.recipes.apply import core_release, lacking, refuse_hidden_steps, training_config
+from cloudai_mbridge.recipes.arguments import DETERMINISTIC
 from cloudai_mbridge.sweep import SweepPoint
-from cloudai_mbridge.training.startup.binding import BINDING
-from cloudai_mbridge.training.startup.variables import DUMP
+from cloudai_mbridge.training.startup.variables import BINDING, DUMP
 
 if TYPE_CHECKING:
     from cloudai_mbridge.plan.run_plan import RunPlan

@@ -1,32 +1,23 @@
-"""From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` maps arguments to fields."""
+"""From a recipe and a point's `cmd_args` to a training config; `models.cmd_args` maps arguments to fields.
+
+Overrides of either launcher are refused if they prevent a run's success, or change the steps behind its logged rates.
+"""
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, QUANTIZED, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.recipes.arguments import check_adapters, set_companions
 from cloudai_mbridge.recipes.container import container_data, gather_in_large_buckets, use_precision_aware_adam
-from cloudai_mbridge.recipes.data_arguments import set_data
-from cloudai_mbridge.recipes.launcher_arguments import (
-    leave_on_signal,
-    limit_experts,
-    register_buffers,
-    set_dense_layers,
-    set_deterministic,
-    set_optimizer,
-)
-from cloudai_mbridge.recipes.load import Recipe
-from cloudai_mbridge.recipes.patterns import fit_pattern
+from cloudai_mbridge.recipes.load import Recipe, fit_pattern
 from cloudai_mbridge.recipes.presets import sections_of
-from cloudai_mbridge.recipes.sharding import offload_layers, shard_parameters
-from cloudai_mbridge.recipes.tasks import check_adapters, set_adapters
-from cloudai_mbridge.training.compat import machine
-from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
-from cloudai_mbridge.training.compat.versions import installed_release
+from cloudai_mbridge.training.compat import versions
+from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE, installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema import check_section_values
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
@@ -71,23 +62,18 @@ _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
 
 def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return the set arguments that the embedded loop would have to ignore, with their values."""
-    return {
-        name: value
-        for name in sorted(args.model_fields_set)
-        if ARGUMENTS[name].refused or _is_idle(name, args)
-        if (value := getattr(args, name)) is not None and value not in ARGUMENTS[name].harmless
-    }
+    found = {}
+    for name in sorted(args.model_fields_set):
+        argument, value = ARGUMENTS[name], getattr(args, name)
+        is_idle = bool(argument.needs) and not any(getattr(args, other) for other in argument.needs)
+        if (argument.refused or is_idle) and value is not None and value not in argument.harmless:
+            found[name] = value
+    return found
 
 
 def why_unsupported(name: str) -> str:
     """Return why the embedded loop would have to ignore an argument, or the setting to use instead."""
     return ARGUMENTS[name].refused or f"no effect without {' or '.join(ARGUMENTS[name].needs)}"
-
-
-def _is_idle(name: str, args: ResolvedCmdArgs) -> bool:
-    """Return whether an argument belongs to a feature that is not enabled."""
-    needs = ARGUMENTS[name].needs
-    return bool(needs) and not any(getattr(args, other) for other in needs)
 
 
 def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
@@ -112,8 +98,8 @@ def core_release(system: System | None) -> str | None:
 
 
 def lacking(system: System | None) -> frozenset[str]:
-    """Return which of `machine.GPU` and `machine.TRANSFORMER_ENGINE` this system's machine certainly lacks."""
-    return machine.lacking() if _is_this_environment(system) else frozenset()
+    """Return which of `GPU` and `TRANSFORMER_ENGINE` this system's machine certainly lacks."""
+    return versions.lacking() if _is_this_environment(system) else frozenset()
 
 
 def _is_this_environment(system: System | None) -> bool:
@@ -158,19 +144,12 @@ def training_config(
         sections["model"]["mtp_num_layers"] = parse_value(predicted)
     _derive(sections["model"], recipe)
     _capture(sections)
-    set_dense_layers(sections["model"], args.first_k_dense_replace)
+    if (dense := args.first_k_dense_replace) is not None:
+        sections["model"]["moe_layer_freq"] = [int(layer >= dense) for layer in range(sections["model"]["num_layers"])]
     data = container_data(sections, core)
     _overlap_experts(data)
-    set_adapters(data, args.task)
-    set_data(data, args)
-    set_optimizer(data, args.optimizer_type)
-    set_deterministic(data, args.deterministic)
-    leave_on_signal(data, args.preempt_time)
     has_checkpoints = bool(args.save_dir or args.load_dir or {"checkpoint.save", "checkpoint.load"} & extra.keys())
-    shard_parameters(data, has_checkpoints=has_checkpoints)
-    offload_layers(data["model"])
-    register_buffers(data["ddp"])
-    limit_experts(data["model"], args.use_tokendrop)
+    set_companions(data, args, has_checkpoints=has_checkpoints)
     for name, (section, field) in PASSED_ON.items():
         if (value := getattr(args, name)) not in (None, "", *ARGUMENTS[name].harmless):
             if f"{section}.{field}" in extra:
@@ -257,7 +236,10 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
     if predicted == 0 and (layout := model["pipeline_model_parallel_layout"]):  # a preset's has its stage still
         model["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)
-    _choose_dispatcher(model)
+    if (backend := model.get(_BACKEND)) is not None:  # the dispatcher with backends, or all-to-all for "None"
+        model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
+        if backend in _ALL_TO_ALL:
+            del model[_BACKEND]
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
         model["recompute_modules"] = names_in(modules)
@@ -287,15 +269,6 @@ def _capture(sections: dict[str, dict[str, Any]]) -> None:
         model["cuda_graph_scope"] = scopes
 
 
-def _choose_dispatcher(model: dict[str, Any]) -> None:
-    """Select the dispatcher with backends for a backend, and all-to-all for "None"."""
-    if (backend := model.get("moe_flex_dispatcher_backend")) is None:
-        return
-    if backend in _ALL_TO_ALL:
-        del model["moe_flex_dispatcher_backend"]
-    model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
-
-
 def _overlap_experts(data: dict[str, Any]) -> None:
     """Add the companion settings of the overlapped expert exchange, as upstream's launcher does."""
     name, overlap = "overlap_moe_expert_parallel_comm", data.get("comm_overlap", {})
@@ -322,3 +295,50 @@ def parse_value(text: str) -> Any:
     except ValueError:  # not TOML, or a number of thousands of digits
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+# value, number of steps (None: the launcher decides) -> whether steps are missing from the log
+_IsHiding = Callable[[Any, int | None], bool]
+
+
+def _ends_early(interval: Any, num_steps: int | None) -> bool:
+    """Return whether a training that exits after the first iteration divisible by `interval` exits early."""
+    is_number = isinstance(interval, int | float) and not isinstance(interval, bool)
+    return is_number and interval > 0 and num_steps is not None and interval < num_steps
+
+
+def _is_on(value: Any, _: int | None) -> bool:
+    return value not in (False, None, 0, [], "false", "False", "null", "None")
+
+
+_NOT_PRINTED = "steps are measured by the lines that they print"
+_HIDING: Mapping[str, tuple[_IsHiding, str]] = {
+    "logger.log_interval": (lambda value, _: value != 1, f"prints no line for some steps, and {_NOT_PRINTED}"),
+    "train.exit_interval": (_ends_early, "ends the training before max_steps"),
+    "train.exit_duration_in_mins": (_is_on, "may end the training before max_steps; use a time limit instead"),
+    "train.iterations_to_skip": (_is_on, f"leaves steps out, and {_NOT_PRINTED}"),
+    "train.train_samples": (_is_on, "is a second length; cmd_args.max_steps is the first"),
+    "train.skip_train": (_is_on, "trains no step"),
+    "validation.skip_train": (_is_on, "trains no step"),
+}
+_RESIZING = ("train.rampup_batch_size", "train.step_batch_size_schedule")
+# The embedded loop writes its records anyway
+_HIDING_UPSTREAM: Mapping[str, tuple[_IsHiding, str]] = {
+    "logger.skip_train_metrics_log": (_is_on, f"prints no line for any step, and {_NOT_PRINTED}")
+}
+
+
+def refuse_hidden_steps(extra: Mapping[str, str], num_steps: int | None, *, is_upstream: bool) -> None:
+    """Raise BadInput for `extra_cmd_args` that keep steps out of the log, or vary the size of its steps.
+
+    num_steps: None if the launcher decides.
+    """
+    table = {**_HIDING, **_HIDING_UPSTREAM} if is_upstream else _HIDING
+    for key, text in extra.items():
+        is_hiding, why = table.get(key.lstrip("+"), (None, ""))
+        if is_hiding is not None and is_hiding(parse_value(text), num_steps):
+            raise BadInput(f"extra_cmd_args: {key!r} = {text} {why}: such a run fails; remove it")
+        if key.lstrip("+") in _RESIZING and _is_on(parse_value(text), num_steps):
+            raise BadInput(
+                f"extra_cmd_args: {key!r} = {text} varies the batch size, and rates are of cmd_args.gb; remove it"
+            )

@@ -116,8 +116,11 @@ def container_data(sections: Mapping[str, Mapping[str, Any]], core: str | None =
         model = {name: value for name, value in model.items() if name not in _LATENT_ONLY}
     if model.get("num_moe_experts") is None:
         model = {name: value for name, value in model.items() if not name.startswith("moe_")}
+    provider = "gpt_provider.MLAModelProvider" if is_latent else "gpt_provider.GPTModelProvider"
+    if is_hybrid:
+        provider = "hybrid_provider.HybridModelProvider"
     data: dict[str, Any] = {
-        "model": {"_target_": f"{_MODELS}.{_provider(model)}", **model},
+        "model": {"_target_": f"{_MODELS}.{provider}", **model},
         "mixed_precision": mixed_precision(precision, core),
     }
     if data["mixed_precision"]:
@@ -138,12 +141,6 @@ def mixed_precision(dtype: str, core: str | None = None) -> dict[str, Any] | Non
     return section
 
 
-def _provider(model: Mapping[str, Any]) -> str:
-    if "hybrid_layer_pattern" in model:
-        return "hybrid_provider.HybridModelProvider"
-    return f"gpt_provider.{'MLAModelProvider' if model.get('multi_latent_attention') else 'GPTModelProvider'}"
-
-
 def use_precision_aware_adam(data: dict[str, Any]) -> None:
     """Use the precision-aware optimizer in bf16, as upstream's launcher does with Adam.
 
@@ -153,7 +150,8 @@ def use_precision_aware_adam(data: dict[str, Any]) -> None:
     """
     optimizer, precision = data["optimizer"], data["mixed_precision"]
     is_adam = optimizer.get("optimizer", "adam") == "adam"
-    is_delayed = precision and precision.get("fp8_recipe") == "delayed" and keeps_fp8_weights(precision)
+    keeps_fp8 = precision and precision.get("fp8") and precision.get("fp8_param_gather", precision.get("fp8_param"))
+    is_delayed = keeps_fp8 and precision.get("fp8_recipe") == "delayed"
     if precision and is_adam and data["ddp"]["use_distributed_optimizer"] and not is_delayed:
         if not precision.get("fp8") and not precision.get("fp4"):
             optimizer.setdefault("use_precision_aware_optimizer", True)
@@ -183,11 +181,6 @@ def gather_in_large_buckets(data: dict[str, Any], num_gpus: int) -> None:
         return
     if optimizer.get("optimizer", "adam") == "adam":
         optimizer.setdefault("overlap_param_gather_with_optimizer_step", True)
-
-
-def keeps_fp8_weights(precision: Mapping[str, Any]) -> bool:
-    """Return whether the weights are FP8 themselves, by either name."""
-    return bool(precision.get("fp8") and precision.get("fp8_param_gather", precision.get("fp8_param")))
 
 
 _LATENT_ONLY = (

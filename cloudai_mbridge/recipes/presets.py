@@ -12,35 +12,41 @@ Source: the containers of Megatron-Bridge 0.6.0's launcher. `make interop` compa
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
-from cloudai_mbridge.recipes.load import Block, Chosen, Recipe, Sections
-from cloudai_mbridge.recipes.tasks import one_name, recipe_for
-from cloudai_mbridge.recipes.user_buffers import user_buffers
-from cloudai_mbridge.training.compat.machine import GPU
-from cloudai_mbridge.training.schema.check import load_schema
+from cloudai_mbridge.recipes.load import Block, Recipe, Sections, one_name, recipe_for
+from cloudai_mbridge.training.compat.versions import GPU
+from cloudai_mbridge.training.schema.forms import load_schema, options_of, parse
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.not_done import NEEDS
-from cloudai_mbridge.training.schema.type_forms import options_of, parse
 
 _HEAD = ("of", "with", "unset", "task")
 _TASKS = ("pretrain",)
 _WORDS = 4  # GPU, number format, variant, GPUs of the job
 _OFF: tuple[Any, ...] = ("", "none", "None", [])
+_CONFIG = "cloudai_mbridge.training.comm_overlap.user_buffers"
+# Precision, GPU, hidden size and sizes of the layout -> SMs of qkv_dgrad, qkv_wgrad, fc1_dgrad and fc1_wgrad, and of
+# proj_fprop and fc2_fprop in chunks; without the last two these pass a ring, as the all-gathers do
+_TUNED: dict[str, tuple[int, ...]] = {
+    "bf16_h100_h8192_tp4_mbs1_seqlen8192": (4, 24, 2, 4, 24, 16),
+    "fp8_h100_h8192_tp4_mbs1_seqlen8192": (4, 24, 2, 4),
+    "bf16_b200_h8192_tp2_mbs1_seqlen8192": (16, 24, 2, 4, 32, 16),
+    "fp8_b200_h8192_tp2_mbs1_seqlen8192": (4, 24, 2, 4),
+    "bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": (2, 24, 2, 2, 24, 8),
+    "fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": (2, 24, 2, 2),
+    "bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": (8, 24, 2, 2, 32, 8),
+    "fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": (8, 32, 2, 8),
+}
+TUNED = tuple(_TUNED)
 _NEEDS = {**NEEDS, "model.moe_flex_dispatcher_backend": (GPU, (None,))}
 
 
-@dataclass(frozen=True)
-class _Trained:
-    recipe: str
-    task: str
-    label: str
-    own: Mapping[str, Any] = field(compare=False)
+_made: dict[tuple[str, str, str], Recipe] = {}
 
 
 def with_preset_of(recipe: Recipe, preset: Preset | None) -> Recipe:
@@ -48,19 +54,18 @@ def with_preset_of(recipe: Recipe, preset: Preset | None) -> Recipe:
     if preset is None or not recipe.blocks:
         return recipe
     row = preset.row
-    label = f"{row.gpu} {row.compute_dtype} {row.variant or '-'} {row.num_gpus}"
-    return _with_blocks(_Trained(recipe.name, one_name(row.task), label, preset.values))
-
-
-@lru_cache(maxsize=4096)
-def _with_blocks(trained: _Trained) -> Recipe:
-    recipe = recipe_for(trained.recipe, trained.task)
-    blocks = tuple(
-        block
-        for block in recipe.blocks
-        if trained.task in block.get("task", _TASKS) and any(_fits(trained.label, of) for of in block.get("of", ("*",)))
-    )
-    return replace(recipe, sections=_joined(recipe.sections, blocks), chosen=Chosen(recipe, blocks, trained.own))
+    task, label = one_name(row.task), f"{row.gpu} {row.compute_dtype} {row.variant or '-'} {row.num_gpus}"
+    key = (recipe.name, task, label)
+    if key not in _made:
+        base = recipe_for(recipe.name, task)
+        blocks = tuple(
+            block
+            for block in base.blocks
+            if task in block.get("task", _TASKS) and any(_fits(label, of) for of in block.get("of", ("*",)))
+        )
+        sections = _joined(base.sections, blocks)
+        _made[key] = replace(base, sections=sections, base=base, chosen=blocks, own=preset.values)
+    return _made[key]
 
 
 def _fits(label: str, pattern: str) -> bool:
@@ -75,12 +80,10 @@ def sections_of(recipe: Recipe, args: ResolvedCmdArgs, core: str | None, lacking
     core: the release of Megatron-Core; None: a new release. lacking: capabilities that the machine certainly lacks.
     Unsupported settings fall back if a recipe chose them, and are rejected if a user names them.
     """
-    if (chosen := recipe.chosen) is None:
-        return {name: dict(values) for name, values in recipe.sections.items()}
-    changed = {name for block in chosen.blocks for name in block.get("with", ()) if _is_changed(name, args, recipe)}
-    blocks = [block for block in chosen.blocks if changed.isdisjoint(block.get("with", ()))]
+    changed = {name for block in recipe.chosen for name in block.get("with", ()) if _is_changed(name, args, recipe)}
+    blocks = [block for block in recipe.chosen if changed.isdisjoint(block.get("with", ()))]
     able = [block for block in blocks if core is None or all(_is_field(path, core) for path, _ in _fields(block))]
-    return _joined(chosen.recipe.sections, [block for block in able if not _needs(block, lacking)])
+    return _joined((recipe.base or recipe).sections, [block for block in able if not _needs(block, lacking)])
 
 
 @cache
@@ -94,8 +97,7 @@ def _is_field(path: str, core: str) -> bool:
 def _is_changed(name: str, args: ResolvedCmdArgs, recipe: Recipe) -> bool:
     """Return whether a point's value of an argument differs from its preset's, or from the recipe's with it."""
     section, _, field_name = (ARGUMENTS[name].config or "").partition(".")
-    own = recipe.chosen.own if recipe.chosen else {}
-    return bool(_plain(getattr(args, name)) != _plain(own.get(name, recipe.default(section, field_name))))
+    return bool(_plain(getattr(args, name)) != _plain(recipe.own.get(name, recipe.default(section, field_name))))
 
 
 def _plain(value: Any) -> Any:
@@ -125,3 +127,21 @@ def _joined(sections: Mapping[str, Mapping[str, Any]], blocks: Collection[Block]
             is_name = name == "tp_comm_overlap_cfg" and isinstance(value, str)
             joined.setdefault(section, {})[name] = user_buffers(value) if is_name else value
     return joined
+
+
+def user_buffers(name: str) -> dict[str, Any]:
+    """Return tuned user buffers of tensor parallelism, by a name of `TUNED`, in the form of a training config.
+
+    `training.comm_overlap.presets` has them as classes.
+    """
+    bulk, chunks = _TUNED[name][:4], _TUNED[name][4:]
+    ring = {"_target_": f"{_CONFIG}.RingExchangeOverlapCfg"}
+    slots: dict[str, Any] = {slot: {**ring} for slot in ("qkv_fprop", "proj_dgrad", "fc1_fprop", "fc2_dgrad")}
+    for slot, num_sm in zip(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), bulk, strict=True):
+        slots[slot] = {"_target_": f"{_CONFIG}.BulkOverlapCfg", "num_sm": num_sm, "cga_size": 2, "set_sm_margin": False}
+    for i, slot in enumerate(("proj_fprop", "fc2_fprop")):
+        slots[slot] = {**ring, "set_sm_margin": True}
+        if chunks:
+            slots[slot] |= {"_target_": f"{_CONFIG}.PipelineOverlapCfg", "num_sm": chunks[i]}
+            slots[slot] |= {"cga_size": 2, "num_splits": 4}
+    return {"_target_": f"{_CONFIG}.TransformerLayerTPOverlapCfg", **slots}

@@ -11,8 +11,8 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
-from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
 from cloudai_mbridge.sweep.grid import Values
 from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key

@@ -9,8 +9,7 @@ from pathlib import Path
 from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
-from cloudai_mbridge.training.startup.binding import bind
-from cloudai_mbridge.training.startup.variables import dump_variables, set_variables_of_file
+from cloudai_mbridge.training.startup.variables import bind, dump_variables, set_variables_of_file
 
 
 def main() -> int:

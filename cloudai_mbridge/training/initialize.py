@@ -16,12 +16,11 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from cloudai_mbridge.training.comm_overlap.user_buffers import start_user_buffers
 from cloudai_mbridge.training.compat import cuda_graphs
-from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
+from cloudai_mbridge.training.compat.batches import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
-from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder
-from cloudai_mbridge.training.process.grid_groups import grid_groups, make_grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups, make_grid_groups, set_flight_recorder
 from cloudai_mbridge.training.process.loopback import use_loopback
 from cloudai_mbridge.training.upstream import missing
 

@@ -19,7 +19,7 @@ from cloudai_mbridge.training.config.optimizer import (
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 from cloudai_mbridge.training.models.data_parallel import shards_between_instances
 from cloudai_mbridge.training.process.device import current_device
-from cloudai_mbridge.training.process.grid_groups import grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups
 
 logger = logging.getLogger(__name__)
 

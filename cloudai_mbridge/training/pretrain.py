@@ -14,6 +14,7 @@ from cloudai_mbridge.training.comm_overlap.user_buffers import stop_user_buffers
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.config.logger import set_up_logging
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
 from cloudai_mbridge.training.errors import ConfigError
@@ -31,9 +32,7 @@ from cloudai_mbridge.training.reporting.reports import flops_per_step, memory_ki
 from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
 from cloudai_mbridge.training.resilience.packages import check_packages
 from cloudai_mbridge.training.setup import SetupOutput, setup
-from cloudai_mbridge.training.startup.environment import describe_environment
-from cloudai_mbridge.training.startup.hosts import gather_host_facts
-from cloudai_mbridge.training.startup.logging_setup import set_up_logging
+from cloudai_mbridge.training.startup.environment import describe_environment, gather_host_facts
 from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.startup.variables import set_variables
 from cloudai_mbridge.training.state import GlobalState

@@ -19,12 +19,12 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.loop import graphs, param_hooks
-from cloudai_mbridge.training.process.collectives import (
+from cloudai_mbridge.training.process.device import (
     largest,
     logical_and_across_model_parallel_group,
     reduce_max_stat_across_model_parallel_group,
 )
-from cloudai_mbridge.training.process.grid_groups import grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups
 from cloudai_mbridge.training.state import GlobalState
 
 StepResult = tuple[dict[str, torch.Tensor], int, bool, bool, int, float | None, int | None]

@@ -47,7 +47,7 @@ from cloudai_mbridge.training.loop.param_hooks import (
 from cloudai_mbridge.training.models.data_parallel import register_buffers
 from cloudai_mbridge.training.models.param_norm import calc_params_l2_norm
 from cloudai_mbridge.training.process import hang
-from cloudai_mbridge.training.process.collectives import logical_and_across_model_parallel_group
+from cloudai_mbridge.training.process.device import logical_and_across_model_parallel_group
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.profiling import (
     finish_profiling,

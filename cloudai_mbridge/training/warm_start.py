@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.training.compat.machine import GPU_DRIVERS
+from cloudai_mbridge.training.compat.versions import GPU_DRIVERS
 from cloudai_mbridge.training.process.hang import TIMEOUT_VARIABLE
 from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 

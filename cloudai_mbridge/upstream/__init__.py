@@ -1,6 +1,6 @@
 """Modules of Megatron-Bridge outside `training`, under this package's name, for scripts with renamed imports.
 
-`tables` maps served names to their modules; `training.upstream.absent` lists the missing modules, with reasons. A
+`tables` maps served names to their modules; `training.upstream` lists the missing modules, with reasons. A
 module of this package precedes a Megatron-Bridge module with the same name.
 """
 

@@ -6,8 +6,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from cloudai_mbridge.training.upstream import ServedModule, missing
-from cloudai_mbridge.training.upstream.absent import refusal
+from cloudai_mbridge.training.upstream import ServedModule, missing, refusal
 from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
 
 _PRETRAIN, _FINETUNE = "_pretrain_config", ("_sft_config", "_peft_config")

@@ -28,8 +28,8 @@ def trained(given: dict[str, Any]) -> dict[str, Any]:
     from cloudai_mbridge.megatron_bridge.release import Release
     from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
     from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+    from cloudai_mbridge.recipes.load import recipe_for
     from cloudai_mbridge.recipes.presets import with_preset_of
-    from cloudai_mbridge.recipes.tasks import recipe_for
     from cloudai_mbridge.training.config.container import ConfigContainer
     from cloudai_mbridge.training.startup.prepare import prepare
 

@@ -13,7 +13,7 @@ import pytest
 
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.architectures import ARCHITECTURES
+from cloudai_mbridge.training.schema.foreign import ARCHITECTURES
 
 WRITER = Path(__file__).with_name("real_files.py")
 # The Megatron-Core of 0.6 beside that of the environment, as in test_presets

@@ -17,7 +17,7 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
+from cloudai_mbridge.recipes.apply import refuse_hidden_steps
 from tests.runs import loaded_scenario, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")

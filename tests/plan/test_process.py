@@ -11,7 +11,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import NsysConfiguration
 from cloudai_mbridge.plan.launchers import EMBEDDED, node_commands_of, profiler_of, variables_of
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.startup import binding
+from cloudai_mbridge.training.startup import variables
 from cloudai_mbridge.training.startup.variables import DUMP, dump_variables
 
 DEFAULT = (
@@ -72,7 +72,7 @@ def test_clocks() -> None:
 )
 def test_cores(gpu: str, args: dict[str, Any], expected: str) -> None:
     given = ResolvedCmdArgs.model_validate({"enable_pct_binding": True, **args})
-    assert variables_of(given, gpu) == {binding.BINDING: expected}
+    assert variables_of(given, gpu) == {variables.BINDING: expected}
 
 
 def test_variables_and_mounts() -> None:
@@ -88,22 +88,22 @@ def test_variables_and_mounts() -> None:
 )
 def test_a_rank_is_bound(text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(binding.shutil, "which", lambda name: name)
-    monkeypatch.setattr(binding.os, "execvp", lambda name, words: started.append(words))
-    env = {binding.BINDING: text, "LOCAL_RANK": "5"}
-    binding.bind(env, ["python", "-m", "x"])
+    monkeypatch.setattr(variables.shutil, "which", lambda name: name)
+    monkeypatch.setattr(variables.os, "execvp", lambda name, words: started.append(words))
+    env = {variables.BINDING: text, "LOCAL_RANK": "5"}
+    variables.bind(env, ["python", "-m", "x"])
     assert started == [["numactl", *expected, "python", "-m", "x"]]
     assert env == {"LOCAL_RANK": "5"}, "it would be bound again"
-    binding.bind(env, [])
+    variables.bind(env, [])
     assert len(started) == 1
 
 
 def test_a_rank_that_cannot_be_bound_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding.shutil, "which", lambda name: None)
+    monkeypatch.setattr(variables.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="numactl is not installed"):
-        binding.bind({binding.BINDING: "4"}, [])
+        variables.bind({variables.BINDING: "4"}, [])
     with pytest.raises(ConfigError, match="'0' is not RANKS"):
-        binding.bind({binding.BINDING: "0"}, [])
+        variables.bind({variables.BINDING: "0"}, [])
 
 
 def test_the_environment_is_written_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

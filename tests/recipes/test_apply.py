@@ -12,7 +12,7 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import MAPPED, lacked_by, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
-from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 from tests.cases import every
@@ -339,6 +339,7 @@ def test_what_goes_with_sharding_and_offloading() -> None:
         >= {
             "use_distributed_optimizer": True,
             "data_parallel_sharding_strategy": "optim_grads_params",
+            "keep_fp8_transpose_cache": False,
             "average_in_collective": False,
             "fsdp_manual_registration": True,
         }.items()
@@ -351,16 +352,9 @@ def test_what_goes_with_sharding_and_offloading() -> None:
     assert _config("llama3_8b", activation_offload_layers=0) == _config("llama3_8b")
 
 
-def test_at_most_ten_arguments_are_refused() -> None:
-    assert len([name for name, argument in ARGUMENTS.items() if argument.refused]) <= 10
-
-
 @every(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
 def test_ranks_to_profile(text: Any, ranks: list[int]) -> None:
     assert _config(DENSE, profiling_ranks=text)["profiling"]["profile_ranks"] == ranks
-
-
-def test_ranks_that_are_none() -> None:
     with pytest.raises(BadInput, match="'all' is not a list of ranks such as '0,3'"):
         _config(DENSE, profiling_ranks="all")
 
@@ -368,7 +362,7 @@ def test_ranks_that_are_none() -> None:
 def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
     data = _config(MOE, moe_a2a_overlap=True, ep=2)
     assert data["comm_overlap"].items() >= {"delay_wgrad_compute": True, "tp_comm_overlap": False}.items()
-    assert data["model"]["moe_shared_expert_overlap"] is False
+    assert (data["model"]["moe_shared_expert_overlap"], data["model"]["num_moe_experts"]) == (False, 4)
     assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
 
 
@@ -378,19 +372,6 @@ def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
     assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
     with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
         training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
-
-
-def test_shards_and_offloaded_layers_as_upstreams_launcher_sets_them() -> None:
-    data = _config(DENSE, use_megatron_fsdp=True)
-    beside = {"data_parallel_sharding_strategy": "optim_grads_params", "keep_fp8_transpose_cache": False}
-    assert data["ddp"].items() >= {"average_in_collective": False, **beside}.items()
-    assert data["model"].items() >= {"init_model_with_meta_device": True, "gradient_accumulation_fusion": True}.items()
-    assert "ckpt_format" not in data["checkpoint"]
-    assert _config(DENSE, use_megatron_fsdp=True, save_dir="c")["checkpoint"]["ckpt_format"] == "fsdp_dtensor"
-    assert _config(DENSE, use_megatron_fsdp=False) == _config(DENSE)
-    offloaded = _config(DENSE, activation_offload_layers=2)["model"]
-    assert offloaded.items() >= {"cpu_offloading": True, "cpu_offloading_weights": False}.items()
-    assert _config(DENSE, activation_offload_layers=0) == _config(DENSE)
 
 
 @pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
@@ -454,12 +435,8 @@ def test_what_the_loop_does_not_do_is_reported(name: str, value: Any) -> None:
     assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {name: value}
 
 
-def test_defaults_of_the_schema_are_not_reported() -> None:
-    assert unsupported_args(ResolvedCmdArgs()) == {}
-
-
-def test_none_asks_for_nothing() -> None:
-    assert unsupported_args(ResolvedCmdArgs(dataset_name=None)) == {}
+def test_defaults_ask_for_nothing() -> None:
+    assert unsupported_args(ResolvedCmdArgs()) == unsupported_args(ResolvedCmdArgs(dataset_name=None)) == {}
 
 
 def test_the_recipe_fills_in_what_the_user_left_open() -> None:
@@ -494,6 +471,7 @@ def test_sequence_parallelism_follows_tensor_parallelism(tp: int | None, expecte
 def test_recomputing_layers_means_full_recompute_of_a_block() -> None:
     model = _config(DENSE, recompute_num_layers=2)["model"]
     assert (model["recompute_granularity"], model["recompute_method"]) == ("full", "block")
+    assert _config(DENSE, recompute_num_layers=0)["model"].get("recompute_granularity") is None
 
 
 @every("text", ["core_attn,mlp", "[core_attn, mlp]", "['core_attn', \"mlp\"]", " core_attn ,, mlp "])
@@ -515,11 +493,6 @@ def test_backends_of_a_gpu_are_not_replaced_without_one() -> None:
     assert lacked_by(args, {GPU}) == {"moe_flex_dispatcher_backend": GPU}
     assert lacked_by(args, {TRANSFORMER_ENGINE}) == lacked_by(ResolvedCmdArgs(), {GPU}) == {}
     assert lacked_by(ResolvedCmdArgs(moe_flex_dispatcher_backend="None"), {GPU}) == {}
-
-
-def test_without_recompute_nothing_is_recomputed() -> None:
-    model = _config(DENSE, recompute_num_layers=0)["model"]
-    assert model.get("recompute_granularity") is None
 
 
 @every(("layers", "expected"), [(2, [0, 0]), (4, [0, 0, 0, 1]), (61, [0] * 3 + [1] * 58), (64, [0] * 3 + [1] * 61)])
@@ -559,6 +532,7 @@ def test_an_extra_argument_is_typed(key: str, text: str, expected: Any) -> None:
         ("model.qk_layernorm", "True", "model.qk_layernorm: 'True' is a str, bool is needed"),
         ("scheduler.lr_decay_style", "quick", "scheduler.lr_decay_style: 'quick'"),
         ("model.activation_func.x", "1", "unknown key"),
+        ("optimizer.clip_grad", "0.5\nadam_eps = 0.1", "is a str, float is needed"),  # not a silent rest
     ],
 )
 def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> None:
@@ -567,17 +541,7 @@ def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> 
     assert expected in str(caught.value)
 
 
-def test_an_extra_argument_holds_one_value() -> None:
-    """The rest of the text must not be dropped without a word."""
-    with pytest.raises(BadInput):
-        _config(DENSE, {"optimizer.clip_grad": "0.5\nadam_eps = 0.1"})
-
-
 def test_the_expert_pattern_of_the_config_fits_its_layers() -> None:
     recipe: Recipe = load_recipe(DEEPSEEK)
     args = ResolvedCmdArgs(model_recipe_name=DEEPSEEK, num_layers=5)
     assert moe_layer_pattern(ConfigContainer.from_dict(training_config(recipe, args, {})).model) == [0, 0, 0, 1, 1]
-
-
-def test_a_mixture_of_experts_recipe_keeps_its_experts() -> None:
-    assert _config(MOE, ep=2)["model"]["num_moe_experts"] == 4

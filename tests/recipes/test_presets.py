@@ -10,11 +10,10 @@ from cloudai_mbridge.megatron_bridge.presets import loop_preset, newest_release,
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-from cloudai_mbridge.recipes.presets import with_preset_of
-from cloudai_mbridge.recipes.tasks import recipe_for
-from cloudai_mbridge.recipes.user_buffers import TUNED, user_buffers
+from cloudai_mbridge.recipes.load import recipe_for
+from cloudai_mbridge.recipes.presets import TUNED, user_buffers, with_preset_of
 from cloudai_mbridge.training import comm_overlap
-from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE
 from tests.cases import every
 
 QWEN = {"model_recipe_name": "qwen3_30b_a3b", "gpu_type": "gb200", "compute_dtype": "fp8_mx", "num_gpus": 8}
@@ -48,8 +47,8 @@ def test_every_block_is_of_a_preset_and_sets_fields_that_exist() -> None:
             given |= {"task": row.task, "pretrained_checkpoint": "/c"}
             recipe, args = _recipe(**given, num_gpus=row.num_gpus)
             assert recipe is _recipe(**given, num_gpus=row.num_gpus)[0]  # estimates are cached by it
-            assert recipe.chosen
-            seen |= set(map(id, recipe.chosen.blocks))
+            assert recipe.base
+            seen |= set(map(id, recipe.chosen))
             training_config(recipe, args, {})
         assert seen == set(map(id, load_recipe(name).blocks)), name
 

@@ -19,13 +19,8 @@ pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from cloudai_mbridge.training.compat import cuda_graphs
-    from cloudai_mbridge.training.compat.batch_sizes import (
-        batch_size_calculator,
-        check_ramp,
-        samples_after,
-        steps_of_ramp,
-    )
-    from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
+    from cloudai_mbridge.training.compat.batches import batch_size_calculator, check_ramp, samples_after, steps_of_ramp
+    from cloudai_mbridge.training.compat.models import build_null_tokenizer
     from cloudai_mbridge.training.compat.versions import RELEASES, TESTED, installed_release, why_unsupported
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider

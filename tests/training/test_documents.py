@@ -13,7 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # noqa
 
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
-from cloudai_mbridge.training.startup import documents  # noqa: E402
+from cloudai_mbridge.training.startup import unsupported  # noqa: E402
 from cloudai_mbridge.training.startup.prepare import refuse_unsupported  # noqa: E402
 from tests.training.conftest import Train  # noqa: E402
 
@@ -66,7 +66,7 @@ def test_a_mask_reaches_every_stage_and_every_part_of_a_sequence(train: Train, s
 def test_what_masks_nothing_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ConfigContainer.from_dict(tiny({"dataset": {**DATA, **MASKS, "sequence_length": LENGTH}}))
     refuse_unsupported(config)
-    monkeypatch.setattr(documents, "has_transformer_engine", lambda: True)
+    monkeypatch.setattr(unsupported, "has_transformer_engine", lambda: True)
     with pytest.raises(ConfigError, match=r"reset_attention_mask = True \(use False: causal attention of"):
         refuse_unsupported(config)
     monkeypatch.undo()

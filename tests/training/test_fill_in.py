@@ -18,7 +18,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs  # noqa: E402
 from cloudai_mbridge.recipes import load_recipe  # noqa: E402
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults  # noqa: E402
 from cloudai_mbridge.training.config.container import ConfigContainer  # noqa: E402
-from cloudai_mbridge.training.config.rules.update import runtime_config_update  # noqa: E402
+from cloudai_mbridge.training.config.rules.validate import runtime_config_update  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.mixed_precision import MIXED_PRECISION_RECIPES  # noqa: E402
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider  # noqa: E402

@@ -1,4 +1,7 @@
-"""What Megatron-Core is given to make its groups; the settings of NCCL have no effect without GPUs."""
+"""What Megatron-Core is given to make its groups, and groups of a grid of ranks, handed to it function by function.
+
+The settings of NCCL have no effect without GPUs.
+"""
 
 from typing import Any
 from unittest import mock
@@ -12,9 +15,11 @@ from megatron.core import parallel_state as mpu  # noqa: E402
 from cloudai_mbridge.recipes.container import container_data  # noqa: E402
 from cloudai_mbridge.training import initialize  # noqa: E402
 from cloudai_mbridge.training.config import ConfigContainer, DistributedInitConfig  # noqa: E402
+from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.process.device import bind_local_device  # noqa: E402
-from cloudai_mbridge.training.process.flight_recorder import set_flight_recorder  # noqa: E402
-from cloudai_mbridge.training.startup import prepare  # noqa: E402
+from cloudai_mbridge.training.process.groups import set_flight_recorder  # noqa: E402
+from cloudai_mbridge.training.startup import unsupported  # noqa: E402
+from tests.training.conftest import Train  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "use_sharp": True,
@@ -23,6 +28,11 @@ SETTINGS: dict[str, Any] = {
     "high_priority_stream_groups": ["ep", "dp_cp"],
     "distributed_timeout_minutes": 7,
 }
+
+GRID = {"use_decentralized_pg": True, "use_gloo_process_groups": False}
+SMALL = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 32, "seq_length": 16}
+STAGES = {"pipeline_model_parallel_size": 2, "share_embeddings_and_output_weights": True}
+EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 32, "expert_model_parallel_size": 2}
 
 
 def test_settings_of_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +48,8 @@ def test_settings_of_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
     train = {"train_iters": 2, "micro_batch_size": 3, "global_batch_size": 6}
     sections = {"model": model, "train": train, "optimizer": {"lr": 1e-3}, "dist": SETTINGS}
     config = ConfigContainer.from_dict(container_data(sections))
-    monkeypatch.setattr(prepare, "_lacking", set)
-    prepare.refuse_unsupported(config)
+    monkeypatch.setattr(unsupported, "_lacking", set)
+    unsupported.refuse_unsupported(config)
     config.model.hierarchical_context_parallel_sizes = [2, 2]
     initialize.initialize_megatron(config)
     (call,) = make.call_args_list
@@ -76,3 +86,32 @@ def test_the_flight_recorder_yields_to_the_environment(caplog: pytest.LogCapture
     env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "theirs"}
     set_flight_recorder(config, env)
     assert env["TORCH_FR_DUMP_TEMP_FILE"] == "theirs"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "layout",
+    [{**STAGES, "tensor_model_parallel_size": 2}, {**EXPERTS, "context_parallel_size": 2}],
+    ids=["tp2-pp2", "cp2-ep2"],
+)
+def test_the_losses_of_global_groups(train: Train, layout: dict[str, Any]) -> None:
+    """Also in a run that goes on with the other groups."""
+    checkpoint = {"save": "ckpt", "load": "ckpt"}
+    sections = {
+        "model": {**SMALL, **layout},
+        "train": {"train_iters": 4, "exit_interval": 2, "micro_batch_size": 1, "global_batch_size": 4},
+        "optimizer": {"lr": 1e-2, "min_lr": 1e-2, "use_distributed_optimizer": True},
+    }
+    whole = train(4, {**sections, "train": {**sections["train"], "exit_interval": 4}})
+    first = train(4, {**sections, "checkpoint": checkpoint, "dist": GRID})
+    assert first.losses | train(4, {**sections, "checkpoint": checkpoint}).losses == whole.losses
+    assert first.records[1]["grad_norm"] == whole.records[1]["grad_norm"]
+
+
+def test_what_the_grid_has_no_settings_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsupported, "_lacking", set)
+    config = ConfigContainer.from_dict(tiny({"dist": GRID}))
+    unsupported.refuse_unsupported(config)
+    config.dist.use_tp_pp_dp_mapping = config.dist.use_sharp = True
+    with pytest.raises(ConfigError, match=r"dist.use_tp_pp_dp_mapping = True with .* \(use False\); dist.use_sharp = "):
+        unsupported.refuse_unsupported(config)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training.compat.hybrid_models import has_unified_patterns
+from cloudai_mbridge.training.compat.models import has_unified_patterns
 from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from tests.training.conftest import Train
 

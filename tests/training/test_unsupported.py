@@ -16,15 +16,15 @@ from cloudai_mbridge.training.config import (
     TensorInspectConfig,
     runtime_config_update,
 )
-from cloudai_mbridge.training.config.text.describe import class_path
+from cloudai_mbridge.training.config.text.classes import class_path
 from cloudai_mbridge.training.config.text.overrides import apply_overrides
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.peft.config import LoRA
 from cloudai_mbridge.training.resilience import packages
+from cloudai_mbridge.training.schema.forms import why_missing
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, NEEDS
-from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
-from cloudai_mbridge.training.startup import prepare
+from cloudai_mbridge.training.startup import prepare, unsupported
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
 from tests.cases import every
 from tests.training.conftest import run_ranks
@@ -59,7 +59,7 @@ def test_every_field_is_one_and_is_refused_by_name(path: str) -> None:
     config.ft = FaultToleranceConfig()
     if (target := getattr(config, section)) is None:
         return  # which asks for nothing
-    if why_missing(load_all_releases(), class_path(type(target)), name, "this release") and not hasattr(target, name):
+    if why_missing(class_path(type(target)), name, "this release") and not hasattr(target, name):
         return  # this release of Megatron-Core has no such field
     assert hasattr(target, name) or section == "model"
     setattr(target, name, "something")
@@ -85,7 +85,7 @@ def test_what_only_other_machines_can_train_is_refused_by_name(path: str, monkey
     setattr(target, name, harmless[0])
     refuse_unsupported(config)
     setattr(target, name, "something")
-    monkeypatch.setattr(prepare, "_lacking", set)
+    monkeypatch.setattr(unsupported, "_lacking", set)
     refuse_unsupported(config)
 
 
@@ -120,7 +120,7 @@ def test_local_layers_beside_transformer_engine(config: ConfigContainer, monkeyp
     model: Any = config.model
     model.transformer_layer_spec = local_layer_spec
     refuse_unsupported(config)
-    monkeypatch.setattr(prepare, "has_transformer_engine", lambda: True)
+    monkeypatch.setattr(unsupported, "has_transformer_engine", lambda: True)
     with pytest.raises(ConfigError, match=r"model\.transformer_layer_spec = local_layer_spec \(Transformer Engine"):
         refuse_unsupported(config)
 

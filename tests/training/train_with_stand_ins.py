@@ -33,7 +33,7 @@ from cloudai_mbridge.training.loop import param_hooks
 from cloudai_mbridge.training.loop.between_steps import EarlyExit
 from cloudai_mbridge.training.pretrain import pretrain
 from cloudai_mbridge.training.process.log_lines import write_line
-from cloudai_mbridge.training.startup import prepare
+from cloudai_mbridge.training.startup import unsupported
 
 
 def say(text: str) -> None:
@@ -107,7 +107,7 @@ gpu.get_device_capability = lambda device=None: (10, 0)
 full_cuda_graph.get_all_rng_states = dict
 get_cuda_rng_tracker().use_cudagraphable_rng = True
 layer_graphs.TECudaGraphHelper = Helper
-prepare._lacking = set
+unsupported._lacking = set
 step.get_forward_backward_func = lambda: schedule
 validate.CHECKS = tuple(check for check in validate.CHECKS if check.__name__ != "sync_te_rng_tracker")
 

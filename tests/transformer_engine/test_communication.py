@@ -60,7 +60,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand for the package deep_ep."""
     find = importlib.util.find_spec
     found: Callable[..., Any] = lambda name, *_: object() if name == "deep_ep" else find(name)  # noqa: E731
-    monkeypatch.setattr("cloudai_mbridge.training.startup.prepare.find_spec", found)
+    monkeypatch.setattr("cloudai_mbridge.training.startup.unsupported.find_spec", found)
     for name in ("fused_dispatch", "fused_combine", "hybrid_ep_dispatch", "hybrid_ep_combine", "set_deepep_num_sms"):
         monkeypatch.setattr(token_dispatcher, name, lambda *_: None)
 

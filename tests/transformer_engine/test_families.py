@@ -6,7 +6,7 @@ from tests.transformer_engine.engine import FAMILIES, build, configure, gpu, on_
 
 # isort: split
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.startup import kernels
+from cloudai_mbridge.training.startup import unsupported
 
 # Family -> a layer's part -> its class
 PARTS = {
@@ -72,7 +72,7 @@ def test_weights_of_mixers_have_their_own_distributions() -> None:
 
 @pytest.mark.parametrize(("family", "package"), [("nemotron_h", "mamba_ssm"), ("qwen3_next", "fla")])
 def test_a_missing_package_is_named(family: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None if name == package else name)
+    monkeypatch.setattr(unsupported, "find_spec", lambda name: None if name == package else name)
     with gpu(), pytest.raises(ConfigError, match=rf"kernels of {package} are not installed; install cloudai-mbridge\["):
         build(configure(family))
 

@@ -40,8 +40,8 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
-from cloudai_mbridge.recipes.tasks import recipe_for
 from cloudai_mbridge.sweep.pinned import overridden_by
 from cloudai_mbridge.training.flops import Formula
 

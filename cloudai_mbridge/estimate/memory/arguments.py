@@ -10,9 +10,8 @@ from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
-from cloudai_mbridge.recipes.launcher_arguments import OPTIMIZERS
-from cloudai_mbridge.recipes.load import Recipe
-from cloudai_mbridge.recipes.tasks import adapters_of_task
+from cloudai_mbridge.recipes.arguments import OPTIMIZERS
+from cloudai_mbridge.recipes.load import Recipe, adapters_of_task
 
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 

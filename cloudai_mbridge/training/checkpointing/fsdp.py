@@ -22,7 +22,7 @@ from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state,
 from cloudai_mbridge.training.checkpointing.verify import on_each_rank, read_metadata
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.errors import CheckpointError
-from cloudai_mbridge.training.process.collectives import largest
+from cloudai_mbridge.training.process.device import largest
 
 Tree = dict[str, Any]
 METADATA = {

@@ -21,7 +21,7 @@ from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch.distributed.tensor import DTensor
 
 from cloudai_mbridge.training.checkpointing.verify import read_common
-from cloudai_mbridge.training.compat.optimizer_groups import KIND, found_by_kind, kind_of
+from cloudai_mbridge.training.compat.checkpoints import KIND, found_by_kind, kind_of
 from cloudai_mbridge.training.errors import CheckpointError
 
 _CLASSES = ("cpu_optimizer_cls", "gpu_optimizer_cls")  # in the groups of an offloaded optimizer

@@ -1,13 +1,14 @@
 """Reading and writing Megatron-Core's distributed checkpoints.
 
 The common part, equal on all ranks, is a file, common.pt, up to 0.18, and another sharded object from 0.19 on;
-every release reads both here.
+every release reads both here. From 0.19 on, Megatron-Core finds a parameter group also by its learning rates, so that
+another rate stops with a KeyError: while a state is loaded, groups are found by their kind, as in older releases.
 """
 
 import inspect
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ from megatron.core.dist_checkpointing.strategies import common as common_strateg
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, PersistentAsyncCaller
+from megatron.core.optimizer import distrib_optimizer, optimizer
 from torch.distributed.checkpoint.metadata import Metadata
 
 COMMON_FILE = "common.pt"
@@ -36,6 +38,11 @@ HASHES = "verify_integrity"  # the option of saving and loading that Megatron-Co
 _SAVE_OPTIONS = inspect.signature(dist_checkpointing.save).parameters
 HAS_HASHES = HASHES in _SAVE_OPTIONS
 _WRITER_OPTIONS = inspect.signature(torch_strategies.TorchDistSaveShardedStrategy).parameters
+
+_MODULES_OF_GROUPS = (optimizer, distrib_optimizer)
+_KEYS = "param_group_identifier_keys"
+# Keys that distinguish groups in every release
+KIND = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")
 
 
 def writer(*, thread_count: int, cached_metadata: bool) -> Any:
@@ -126,3 +133,28 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", module="torch.distributed.*")
         yield
+
+
+def kind_of(group: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a group's kind, in the order of `KIND`; NeMo's names of the multipliers are accepted, too."""
+    return tuple(group.get(key, group.get(f"pre_{key}")) for key in KIND)
+
+
+@contextmanager
+def found_by_kind(*groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Let optimizers find their groups by kind; by all of Megatron's keys if two groups of an optimizer share a kind.
+
+    groups: each optimizer's groups, and each saved optimizer's groups in the checkpoint.
+    """
+    kinds = [[kind_of(group) for group in of_one] for of_one in groups]
+    if any(len(set(of_one)) < len(of_one) for of_one in kinds):
+        yield
+        return
+    originals = [getattr(module, _KEYS) for module in _MODULES_OF_GROUPS]
+    for module in _MODULES_OF_GROUPS:
+        setattr(module, _KEYS, KIND)
+    try:
+        yield
+    finally:
+        for module, original in zip(_MODULES_OF_GROUPS, originals, strict=True):
+            setattr(module, _KEYS, original)

@@ -4,8 +4,6 @@ Without it, Megatron-Core 0.16 has no version and its own test fails; newer rele
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,16 +39,10 @@ def load_weights(chunk: torch.nn.Module, weights: dict[str, Any], *, strict: boo
         if f"{name}._extra_state1" in weights:
             for hook in module._load_state_dict_pre_hooks.values():
                 hook(weights, f"{name}.", {}, strict, [], [], [])
-    with _taking_pickles():
-        chunk.load_state_dict(weights, strict=strict)
-
-
-@contextmanager
-def _taking_pickles() -> Iterator[None]:
     was_there = _TAKES_PICKLES in os.environ
     os.environ.setdefault(_TAKES_PICKLES, "1")
     try:
-        yield
+        chunk.load_state_dict(weights, strict=strict)
     finally:
         if not was_there:
             del os.environ[_TAKES_PICKLES]

@@ -1,4 +1,4 @@
-"""Supported releases of Megatron-Core.
+"""Supported releases of Megatron-Core, and the hardware and libraries that a machine lacks for training.
 
 Standard library only: planning works without torch. Code that depends on a feature of a release checks the feature,
 not the number.
@@ -14,6 +14,8 @@ PACKAGE = "megatron-core"
 # Release -> the version that all tests have passed with
 TESTED = {"0.16": "0.16.1", "0.17": "0.17.1", "0.18": "0.18.2", "0.19": "0.19.2"}
 RELEASES = tuple(TESTED)
+GPU, TRANSFORMER_ENGINE = "a GPU", "Transformer Engine and a GPU"
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _NVRX, _NVRX_CODE = "nvidia-resiliency-ext", "dist_checkpointing/strategies/nvrx.py"
 
 
@@ -50,13 +52,12 @@ def why_unusable() -> str | None:
 
     None if it can, or if it is missing.
     """
-    found = installed_version()
-    return None if found is None else why_unsupported(found) or _why_not_imported(found)
-
-
-def _why_not_imported(found: str) -> str | None:
-    """Compare nvidia-resiliency-ext with the version that Megatron-Core asserts while it is imported, since 0.17."""
-    core = _core()
+    found, core = installed_version(), _core()
+    if found is None:
+        return None
+    if reason := why_unsupported(found):
+        return reason
+    # The version of nvidia-resiliency-ext that Megatron-Core asserts while it is imported, since 0.17
     wanted = re.search(r'^NVRX_MIN_VERSION = "([\d.]+)"', _text(core / _NVRX_CODE) if core else "", flags=re.MULTILINE)
     try:
         beside = version(_NVRX)
@@ -90,3 +91,10 @@ def why_unsupported(found: str) -> str | None:
         return None
     *others, last = TESTED.values()
     return f"{PACKAGE} {found} is not supported; install {', '.join(others)} or {last}, or a later patch of one of them"
+
+
+def lacking() -> frozenset[str]:
+    """Return which of GPU and TRANSFORMER_ENGINE this machine certainly lacks."""
+    if not any(Path(driver).exists() for driver in GPU_DRIVERS):
+        return frozenset({GPU, TRANSFORMER_ENGINE})
+    return frozenset() if find_spec("transformer_engine") else frozenset({TRANSFORMER_ENGINE})

@@ -42,14 +42,12 @@ if TYPE_CHECKING:
         StragglerDetectionConfig,
     )
     from cloudai_mbridge.training.config.rng import RNGConfig
-    from cloudai_mbridge.training.config.rules.update import (
-        _validate_and_sync_distributed_optimizer_settings,
-        mimo_runtime_config_update,
-        runtime_config_update,
-    )
     from cloudai_mbridge.training.config.rules.validate import (
+        _validate_and_sync_distributed_optimizer_settings,
         _validate_fine_grained_activation_offloading,
         _validate_mixed_precision_consistency,
+        mimo_runtime_config_update,
+        runtime_config_update,
     )
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
     from cloudai_mbridge.training.config.text.summary import (
@@ -109,11 +107,11 @@ _HOME_OF = {name: f"{_TRAINING}.{module}" for module, names in CONFIG_MODULES.it
     "_get_key_config_values": f"{__name__}.text.summary",
     "_get_mcore_transformer_parent": f"{__name__}.text.summary",
     "_get_non_default_values": f"{__name__}.text.summary",
-    "_validate_and_sync_distributed_optimizer_settings": f"{__name__}.rules.update",
+    "_validate_and_sync_distributed_optimizer_settings": f"{__name__}.rules.validate",
     "_validate_fine_grained_activation_offloading": f"{__name__}.rules.validate",
     "_validate_mixed_precision_consistency": f"{__name__}.rules.validate",
-    "mimo_runtime_config_update": f"{__name__}.rules.update",
-    "runtime_config_update": f"{__name__}.rules.update",
+    "mimo_runtime_config_update": f"{__name__}.rules.validate",
+    "runtime_config_update": f"{__name__}.rules.validate",
 }
 
 

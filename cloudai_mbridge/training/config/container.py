@@ -24,13 +24,12 @@ from cloudai_mbridge.training.config.resilience import (
     StragglerDetectionConfig,
 )
 from cloudai_mbridge.training.config.rng import RNGConfig
-from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type
+from cloudai_mbridge.training.config.rules.parallel import check_cp_comm_type
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
     check_training_scheduler_compatibility,
 )
-from cloudai_mbridge.training.config.rules.update import apply_deterministic_mode
-from cloudai_mbridge.training.config.rules.validate import validate
+from cloudai_mbridge.training.config.rules.validate import apply_deterministic_mode, validate
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 from cloudai_mbridge.training.config.text.summary import log_non_default_values
 from cloudai_mbridge.training.config.train import TrainingConfig, ValidationConfig

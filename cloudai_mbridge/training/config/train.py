@@ -58,7 +58,11 @@ class TrainingConfig:
         """
         samples, batch = self.train_samples, self.global_batch_size
         if self.num_epochs is not None:
-            self._check_epochs()
+            epochs = self.num_epochs
+            assert 0 < epochs < math.inf, f"num_epochs={epochs} must be positive"
+            for name in ("train_samples", "rampup_batch_size"):
+                assert getattr(self, name) is None, f"num_epochs={epochs} and {name} do not go together: use one"
+            assert batch is not None, "num_epochs needs global_batch_size: the samples of one iteration"
             return
         if samples is None:
             assert self.train_iters is not None, "train_iters, train_samples or num_epochs is needed: how long to train"
@@ -76,13 +80,6 @@ class TrainingConfig:
         if iters != self._derived_train_iters and os.getenv("RANK", "0") == "0":
             logger.info("train_iters is %d: %d samples // %s", iters, samples, batch)
         self.train_iters = self._derived_train_iters = iters
-
-    def _check_epochs(self) -> None:
-        epochs = self.num_epochs or 0
-        assert 0 < epochs < math.inf, f"num_epochs={self.num_epochs} must be positive"
-        for name in ("train_samples", "rampup_batch_size"):
-            assert getattr(self, name) is None, f"num_epochs={epochs} and {name} do not go together: use one"
-        assert self.global_batch_size is not None, "num_epochs needs global_batch_size: the samples of one iteration"
 
     def resolve_epochs(self, samples: int) -> None:
         """Derive `train_iters` of `num_epochs` passes over that many samples; a partial last batch counts.

@@ -12,8 +12,13 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from cloudai_mbridge.training.credentials.find import SHORT_OPTIONS, credential_spans, is_assigned_credential
-from cloudai_mbridge.training.credentials.shapes import HOST, PRIVATE_KEY
+from cloudai_mbridge.training.credentials.find import (
+    HOST,
+    PRIVATE_KEY,
+    SHORT_OPTIONS,
+    credential_spans,
+    is_assigned_credential,
+)
 
 MASK = "***"
 _SHORT = 200  # characters

@@ -17,7 +17,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 
-from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.compat.models import NULL
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig as GPTConfig
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig

@@ -11,7 +11,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.rerun_state_machine import RerunDataIterator
 
-from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
+from cloudai_mbridge.training.compat.batches import batch_size_calculator
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import (
     DatasetBuildContext,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.compat.models import NULL
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.atomic import write_file
 

@@ -18,8 +18,7 @@ from cloudai_mbridge.training.checkpointing import CheckpointSaveContext, save_c
 from cloudai_mbridge.training.compat import quantized
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
-from cloudai_mbridge.training.process.collectives import largest
-from cloudai_mbridge.training.process.device import current_device, synchronize
+from cloudai_mbridge.training.process.device import current_device, largest, synchronize
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.profiling import handle_profiling_stop
 from cloudai_mbridge.training.reporting.progress_log import compute_throughputs_and_append_to_progress_log

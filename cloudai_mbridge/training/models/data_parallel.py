@@ -8,7 +8,7 @@ from megatron.core.distributed import DistributedDataParallel
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.models.provider import FUSES_WEIGHT_GRADIENT
-from cloudai_mbridge.training.process.grid_groups import grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups
 
 
 def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
-from cloudai_mbridge.training.compat.hybrid_models import build_hybrid, has_unified_patterns, te_stack_spec
+from cloudai_mbridge.training.compat.models import build_hybrid, has_unified_patterns, te_stack_spec
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine, local_stack_spec
 from cloudai_mbridge.training.models.provider import (
     Deferred,

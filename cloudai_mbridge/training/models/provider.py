@@ -14,10 +14,10 @@ from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.errors import nearest
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
-from cloudai_mbridge.training.process.grid_groups import grid_groups
+from cloudai_mbridge.training.process.groups import grid_groups
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
-from cloudai_mbridge.training.schema.messages import nearest
 
 M = TypeVar("M")
 # Errors of a missing Transformer Engine: 0.16 compares its version with None, newer releases name it

@@ -1,10 +1,17 @@
-"""The one device rule: the process group's backend decides. NCCL means the current GPU, all others the CPU."""
+"""This rank's device, and agreement on numbers across ranks.
 
+The process group's backend decides the device: NCCL means the current GPU, all others the CPU. Every rank of a group
+has to call a collective; a group of one rank costs nothing.
+"""
+
+import math
 import os
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,3 +56,57 @@ def describe_device() -> str:
             model = " ".join(named[1].split())
     model = model or platform.processor()  # its architecture, empty if unknown
     return f"CPU{f' {model}' if model else ''} ({torch.get_num_threads()} threads per rank)"
+
+
+def reduce_max_stat_across_model_parallel_group(stat: float | None, mp_group: Any) -> float | None:
+    """Return the greatest value of the group's ranks; NaN if any has NaN, None if none has a value.
+
+    A flag next to the value marks its presence, so that no number is a sentinel. A collective.
+    """
+    if mp_group.size() == 1:
+        return None if stat is None else float(stat)
+    value = -math.inf if stat is None or math.isnan(stat) else float(stat)
+    is_nan = stat is not None and math.isnan(stat)
+    greatest, has_value, has_nan = _greatest((value, stat is not None, is_nan), mp_group)
+    if not has_value:
+        return None
+    return math.nan if has_nan else greatest
+
+
+def logical_and_across_model_parallel_group(input: bool, mp_group: Any) -> bool:
+    """Return whether `input` is truthy on every rank of the group. A collective."""
+    if mp_group.size() == 1:
+        return bool(input)
+    return not _greatest([not input], mp_group)[0]
+
+
+def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_group: Any) -> dict[str, int | float]:
+    """Return the report with the greatest value of the group's ranks for every key, in one collective.
+
+    All ranks must have the same keys in the same order. Integers come back as integers, exact up to 2^53. The same
+    object comes back if nothing is to be reduced.
+    """
+    if not memory_report or not dist.is_available() or not dist.is_initialized():
+        return memory_report
+    size = getattr(pp_group, "size", None)
+    if not callable(size) or size() <= 1:
+        return memory_report
+    return {
+        key: round(greatest) if isinstance(value, int) and not isinstance(value, bool) else greatest
+        for (key, value), greatest in zip(
+            memory_report.items(), _greatest(memory_report.values(), pp_group), strict=True
+        )
+    }
+
+
+def largest(*values: float, group: Any = None) -> list[float]:
+    """Return the largest of any rank of the group (None: of all), value by value, in one collective."""
+    if dist.get_world_size(group) == 1:
+        return [float(value) for value in values]
+    return _greatest(values, group)
+
+
+def _greatest(values: Iterable[float], group: Any) -> list[float]:
+    reduced = torch.tensor([float(value) for value in values], dtype=torch.float64, device=current_device())
+    dist.all_reduce(reduced, op=dist.ReduceOp.MAX, group=group)
+    return list(reduced.tolist())

@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from cloudai_mbridge.training.compat.moe_metrics import report_router_losses
+from cloudai_mbridge.training.compat.models import report_router_losses
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.process import collectives, log_lines
 from cloudai_mbridge.training.process.device import current_device

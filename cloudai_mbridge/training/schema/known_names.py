@@ -5,7 +5,7 @@ A file can make the loader neither import nor call anything else. Extend these t
 
 from collections.abc import Mapping
 
-from cloudai_mbridge.training.schema.architectures import ARCHITECTURES
+from cloudai_mbridge.training.schema.foreign import ARCHITECTURES
 
 _PACKAGE = "cloudai_mbridge.training"
 

@@ -1,9 +1,9 @@
 """Features that a valid configuration may request and this loop lacks. Standard library only: planning reads it too."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from cloudai_mbridge.training.compat.machine import GPU, TRANSFORMER_ENGINE
+from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE
 
 _MISSING = object()
 
@@ -85,39 +85,8 @@ def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
         value = get(section, name, _MISSING)
         if value is not _MISSING and value not in row[1]:
             yield f"{path} = {value!r} ({remedy(row)})"
-    yield from _sharded_twice(get)
-    yield from _without_groups(get)
-
-
-# section.field -> its default, and the value that is harmless with decentralized groups
-_NOT_IN_A_GRID: dict[str, tuple[Any, Any]] = {
-    "dist.use_gloo_process_groups": (True, False),
-    "dist.use_tp_pp_dp_mapping": (False, False),
-    "dist.use_sharp": (False, False),
-    "dist.nccl_communicator_config_path": (None, None),
-    "dist.high_priority_stream_groups": (None, None),
-    "model.pipeline_model_parallel_comm_backend": (None, None),
-    "model.hierarchical_context_parallel_sizes": (None, None),
-    "ddp.num_distributed_optimizer_instances": (1, 1),
-}
-
-
-def _without_groups(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
-    """Yield features that the process groups of a grid lack; Megatron-Bridge would silently ignore most of them."""
-    if not get("dist", "use_decentralized_pg", False):
-        return
-    for path, (default, harmless) in _NOT_IN_A_GRID.items():
-        section, _, name = path.partition(".")
-        if (value := get(section, name, default)) not in (harmless, []):
-            yield f"{path} = {value!r} with dist.use_decentralized_pg = True (use {harmless!r})"
-
-
-def _sharded_twice(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
-    """Yield a distributed optimizer of another kind than Adam or SGD.
-
-    Measured with Megatron-Core 0.19.2: two ranks with `muon` leave the curve of one by 4e-3 in the third step, since
-    each updates whole weights from the gradients of its shard; layer-wise, the optimizer is not built.
-    """
+    # Measured with Megatron-Core 0.19.2: two ranks with `muon` leave the curve of one by 4e-3 in the third step, since
+    # each updates whole weights from the gradients of its shard; layer-wise, the optimizer is not built
     name = get("optimizer", "optimizer", "adam")
     for section in ("optimizer", "ddp") if name not in ("adam", "sgd") else ():
         if get(section, "use_distributed_optimizer", False):
@@ -125,6 +94,32 @@ def _sharded_twice(get: Callable[[str, str, Any], Any]) -> Iterator[str]:
                 f"{section}.use_distributed_optimizer = True with optimizer.optimizer = {name!r}"
                 " (use False; Megatron-Core reduces each gradient to one rank and steps it on all)"
             )
+    if get("dist", "use_decentralized_pg", False):  # Megatron-Bridge would silently ignore most of these
+        combined = " with dist.use_decentralized_pg = True"
+        if get("dist", "use_gloo_process_groups", True):
+            yield f"dist.use_gloo_process_groups = True{combined} (use False)"
+        yield from other_than(_NOT_IN_A_GRID, get, combined)
+
+
+# section.field -> the value that is harmless with decentralized groups
+_NOT_IN_A_GRID: dict[str, Any] = {
+    "dist.use_tp_pp_dp_mapping": False,
+    "dist.use_sharp": False,
+    "dist.nccl_communicator_config_path": None,
+    "dist.high_priority_stream_groups": None,
+    "model.pipeline_model_parallel_comm_backend": None,
+    "model.hierarchical_context_parallel_sizes": None,
+    "ddp.num_distributed_optimizer_instances": 1,
+}
+
+
+def other_than(fields: Mapping[str, Any], get: Callable[[str, str, Any], Any], combined: str = "") -> Iterator[str]:
+    """Yield a message for every field with another value than the harmless one that `fields` has. get: as above."""
+    for path, harmless in fields.items():
+        section, _, name = path.partition(".")
+        value = get(section, name, harmless)
+        if value != harmless and (value or harmless):
+            yield f"{path} = {value!r}{combined} (use {harmless!r})"
 
 
 def remedy(row: tuple[str, tuple[Any, ...]]) -> str:
@@ -135,10 +130,12 @@ def remedy(row: tuple[str, tuple[Any, ...]]) -> str:
 
 def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Iterator[str]:
     """Yield a message for every field that needs a feature the machine lacks. get: as in `asked_for`."""
+    tp = get("model", "tensor_model_parallel_size", 1) or 1
+    is_one_rank = tp < 2 or not get("model", "sequence_parallel", False)
     for path, (what, harmless) in NEEDS.items():
         section, _, name = path.partition(".")
         value = get(section, name, _MISSING) if what in lacking else _MISSING
-        if value is not _MISSING and value not in harmless and not (path == _IN_GROUPS and _is_one_rank(get)):
+        if value is not _MISSING and value not in harmless and not (path == _IN_GROUPS and is_one_rank):
             yield f"{path} = {value!r} needs {what} (use {' or '.join(map(repr, harmless))})"
     modules = get("model", "recompute_modules", None) if TRANSFORMER_ENGINE in lacking else None
     is_selective = get("model", "recompute_granularity", None) == "selective"
@@ -153,7 +150,3 @@ def needed(get: Callable[[str, str, Any], Any], lacking: Collection[str]) -> Ite
 RECOMPUTED_BY_ENGINE = ("layernorm", "moe_act")
 # Switched off, with a warning, without anything to overlap with
 _IN_GROUPS = "comm_overlap.tp_comm_overlap"
-
-
-def _is_one_rank(get: Callable[[str, str, Any], Any]) -> bool:
-    return (get("model", "tensor_model_parallel_size", 1) or 1) < 2 or not get("model", "sequence_parallel", False)

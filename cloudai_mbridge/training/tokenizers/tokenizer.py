@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.core.tokenizers import MegatronTokenizer
 
-from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
+from cloudai_mbridge.training.compat.models import build_null_tokenizer
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 

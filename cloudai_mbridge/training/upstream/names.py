@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 import torch
 
 from cloudai_mbridge.training.checkpointing.layout import LATEST_ITERATION, RUN_CONFIG, TRAIN_STATE
-from cloudai_mbridge.training.config.logger import LoggerConfig
+from cloudai_mbridge.training.config.logger import LoggerConfig, set_up_logging
 from cloudai_mbridge.training.config.text import overrides
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.reporting.reports import flops_of_batch
-from cloudai_mbridge.training.startup.logging_setup import set_up_logging
 from cloudai_mbridge.training.state import TrainState
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from cloudai_mbridge.training.checkpointing import (  # noqa: E402
     save_checkpoint,
 )
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
-from cloudai_mbridge.training.config.rules.update import runtime_config_update  # noqa: E402
+from cloudai_mbridge.training.config.rules.validate import runtime_config_update  # noqa: E402
 from cloudai_mbridge.training.initialize import initialize, initialize_megatron  # noqa: E402
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler  # noqa: E402
 from cloudai_mbridge.training.setup import build_model  # noqa: E402

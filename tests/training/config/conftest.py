@@ -22,6 +22,7 @@ if HAS_MEGATRON:
 
         import cloudai_mbridge.training.config as configs
         from cloudai_mbridge.training.compat import cuda_graphs
+        from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 
     @dataclass
     class StandInProvider(TransformerConfig):  # type: ignore[misc]
@@ -37,6 +38,21 @@ if HAS_MEGATRON:
             """Run Megatron-Core's own checks."""
             cuda_graphs.use_new_names(self)
             super().__post_init__()
+
+
+def gpt_container(**changes: Any) -> Any:
+    """Return a container with a GPT model and made-up data; sections are replaced by name."""
+    sections: dict[str, Any] = {
+        "model": GPTModelProvider(num_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=128),
+        "train": configs.TrainingConfig(train_iters=10, micro_batch_size=1, global_batch_size=8),
+        "optimizer": configs.OptimizerConfig(lr=1e-4),
+        "scheduler": configs.SchedulerConfig(),
+        "dataset": configs.MockGPTDatasetConfig(seq_length=128, random_seed=1),
+        "logger": configs.LoggerConfig(),
+        "tokenizer": configs.TokenizerConfig(),
+        "checkpoint": configs.CheckpointConfig(),
+    }
+    return configs.ConfigContainer(**{**sections, **changes})
 
 
 @pytest.fixture(autouse=True)

@@ -88,13 +88,6 @@ def test_positional(cls: Any) -> None:
     assert not any(field.kw_only for field in fields(cls))
 
 
-@every("cls", [*KEYWORD_ONLY, *POSITIONAL])
-def test_mutable_defaults_belong_to_one_instance(cls: Any) -> None:
-    for field in fields(cls):
-        if field.default_factory is not MISSING and isinstance(value := field.default_factory(), list | dict):
-            assert field.default_factory() is not value, field.name
-
-
 @pytest.mark.parametrize(
     ("context", "name"),
     [

@@ -29,7 +29,6 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.config.resilience import NVRxStragglerDetectionConfig
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
     from cloudai_mbridge.training.config.train import TrainingConfig
-    from cloudai_mbridge.training.errors import ConfigError
 
 
 def _nvrx(**fields: Any) -> NVRxStragglerDetectionConfig:
@@ -372,7 +371,3 @@ def test_mxfp8_without_buffer_reuse_warns() -> None:
     with pytest.warns(UserWarning, match="mxfp8 without using reuse_grad_buf_for_mxfp8_param_ag"):
         OptimizerConfig(fp8_recipe="mxfp8").finalize()
     OptimizerConfig(fp8_recipe="mxfp8", reuse_grad_buf_for_mxfp8_param_ag=True).finalize()
-
-
-def test_a_config_error_is_a_value_error() -> None:
-    assert issubclass(ConfigError, ValueError)

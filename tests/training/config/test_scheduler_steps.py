@@ -148,38 +148,26 @@ def test_defaults_are_written_into_the_fields(train: dict[str, Any], style: str,
     assert {name: getattr(config.scheduler, name) for name in filled} == filled
 
 
-def test_a_default_follows_the_training_length() -> None:
-    """In Megatron-Bridge the decay keeps the length of the first call, and the learning rate then ends too early."""
-    config = _container(ITERS, {"lr_decay_style": "WSD"})
+@every(
+    ("scheduler", "train_iters", "between", "expected"),
+    [
+        # In Megatron-Bridge the decay keeps the length of the first call, and the learning rate then ends too early
+        ({"lr_decay_style": "WSD"}, 200, {}, (1600, 0, 1600, 1600)),
+        ({"lr_decay_iters": 100}, 200, {}, (800, 0, 1600, None)),
+        ({}, 100, {"lr_decay_iters": 50}, (400, 0, 800, None)),
+        ({"lr_wsd_decay_iters": 5}, 100, {"lr_wsd_decay_iters": None}, (800, 0, 800, None)),
+    ],
+)
+def test_changes_before_a_second_call(
+    scheduler: dict[str, Any], train_iters: int, between: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    config = _container(ITERS, scheduler)
     calculate_scheduler_steps(config)
-    config.train.train_iters = 200
+    config.train.train_iters = train_iters
+    for name, value in between.items():
+        setattr(config.scheduler, name, value)
     calculate_scheduler_steps(config)
-    assert (config.scheduler.lr_decay_iters, config.scheduler.lr_wsd_decay_iters) == (200, 200)
-    assert _steps(config) == (1600, 0, 1600, 1600)
-
-
-def test_what_is_given_is_kept_when_the_training_length_changes() -> None:
-    config = _container(ITERS, {"lr_decay_iters": 100})
-    calculate_scheduler_steps(config)
-    config.train.train_iters = 200
-    calculate_scheduler_steps(config)
-    assert config.scheduler.lr_decay_iters == 100
-
-
-def test_what_is_given_after_the_first_call_is_kept() -> None:
-    config = _container(ITERS, {})
-    calculate_scheduler_steps(config)
-    config.scheduler.lr_decay_iters = 50
-    calculate_scheduler_steps(config)
-    assert _steps(config) == (400, 0, 800, None)
-
-
-def test_an_anneal_that_is_taken_away_is_gone() -> None:
-    config = _container(ITERS, {"lr_wsd_decay_iters": 5})
-    calculate_scheduler_steps(config)
-    config.scheduler.lr_wsd_decay_iters = None
-    calculate_scheduler_steps(config)
-    assert config.scheduler.wsd_decay_steps is None
+    assert _steps(config) == expected
 
 
 def test_a_default_that_was_filled_in_does_not_make_two_schedulers_unequal() -> None:

@@ -20,13 +20,13 @@ with warnings.catch_warnings():
     import cloudai_mbridge.training.models.hybrid_provider
     from cloudai_mbridge.training.compat.versions import RELEASES, installed_release
     from cloudai_mbridge.training.config.container import ConfigContainer
-    from cloudai_mbridge.training.config.text.schema_file import generate_schema
     from cloudai_mbridge.training.config.text.serialization import from_dict
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
     from cloudai_mbridge.training.schema import SCHEMA_FILE, check_section_values, load_schema
+    from cloudai_mbridge.training.schema.__main__ import generate_schema
+    from cloudai_mbridge.training.schema.forms import Form, parse, render, union
     from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, CONTAINER, ENUMS, FUNCTIONS
-    from cloudai_mbridge.training.schema.type_forms import Form, parse, render, union
 
 REPOSITORY = Path(__file__).parents[3]
 GOOD: dict[str, Any] = {

@@ -22,15 +22,24 @@ from cloudai_mbridge.training.config import (
     TensorInspectConfig,
     TrainingConfig,
 )
-from cloudai_mbridge.training.config.rules import validate
-from cloudai_mbridge.training.config.rules.validate import DeviceInfo
+from cloudai_mbridge.training.config.rules import parallel, validate
+from cloudai_mbridge.training.config.rules.cuda_graphs import check_graphs
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from tests.cases import every
 
-HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
-AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
-B200, B300 = DeviceInfo("NVIDIA B200", 10, 0), DeviceInfo("NVIDIA B300 SXM6 AC", 10, 3)
-GB200, RTX_50 = DeviceInfo("NVIDIA GB200", 10, 0), DeviceInfo("NVIDIA GeForce RTX 5090", 12, 0)
+
+class Device(NamedTuple):
+    """The properties of a GPU that the rules read."""
+
+    name: str
+    major: int
+    minor: int
+
+
+HOPPER = Device("NVIDIA H200", 9, 0)
+AMPERE, ADA, TURING = Device("NVIDIA A100", 8, 0), Device("NVIDIA L40S", 8, 9), Device("Tesla T4", 7, 5)
+B200, B300 = Device("NVIDIA B200", 10, 0), Device("NVIDIA B300 SXM6 AC", 10, 3)
+GB200, RTX_50 = Device("NVIDIA GB200", 10, 0), Device("NVIDIA GeForce RTX 5090", 12, 0)
 HALF_FP32 = ("bf16", "fp16")
 Make = Callable[..., Any]
 
@@ -58,13 +67,15 @@ class PostInitOnly:
         self.alpha = 2 * self.dim
 
 
-class Case(NamedTuple):
-    """Values to set (`section.field`, `env.NAME`, or `gpu`), and what the rule then does."""
+class Rule(NamedTuple):
+    """What a rule raises, and values to set (`section.field`, `env.NAME`, `te` or `gpu`): legal, and others -> message.
 
-    rule: str
-    values: dict[str, Any]
-    error: type[Exception] | None = None
-    message: str = ""
+    An error of its own stands in front of a message.
+    """
+
+    error: type[Exception]
+    legal: list[dict[str, Any]]
+    illegal: list[tuple[Any, ...]]
 
 
 def _finetuning(**values: Any) -> FinetuningDatasetConfig:
@@ -176,373 +187,293 @@ CAPTURED = [
     ),
 ]
 
-LEGAL = [
-    Case("check_epochs", {"dataset": _finetuning(), "train.num_epochs": 2.5, "train.train_iters": None}),
-    Case("ensure_data_parallel_size", {"env.WORLD_SIZE": "4", "model.tensor_model_parallel_size": 4}),
-    Case("apply_deterministic_mode", _DETERMINISTIC),
-    *(Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": a}) for a in ("Tree", "CollnetDirect")),
-    *(Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": a}) for a in ("CollnetChain", "^NVLS")),
-    Case("apply_deterministic_mode", {**_DETERMINISTIC, "model.attention_backend": AttnBackend.fused}),
-    Case("apply_deterministic_mode", {"model.attention_backend": AttnBackend.flash}),
-    *(Case("_validate_mixed_precision_consistency", {f"model.{h}": True, f"optimizer.{h}": True}) for h in HALF_FP32),
-    Case("_validate_mixed_precision_consistency", {"model.bf16": True}),
-    *(
-        Case("_validate_mixed_precision_consistency", {**_PRECISION_AWARE, f"model.{h}": True, f"optimizer.{h}": True})
-        for h in HALF_FP32
-    ),
-    Case("_validate_mixed_precision_consistency", _PRECISION_AWARE),
-    Case("_validate_fine_grained_activation_offloading", _OFFLOADING),
-    Case("_validate_fine_grained_activation_offloading", {**_OFFLOADING, "te": "2.9.0"}),
-    Case(
-        "_validate_fine_grained_activation_offloading", {**_OFFLOADING, "te": "2.10.0", "env.NVTE_CPU_OFFLOAD_V1": "1"}
-    ),
-    Case("check_full_iteration_graph", {**_LOCAL_GRAPH, "model.cuda_graph_scope": "full"}),
-    Case("check_full_iteration_graph", {"model.cuda_graph_scope": [CudaGraphScope.full_iteration]}),
-    Case("check_full_iteration_graph", _FULL_GRAPH),
-    *(Case("check_graphs", {**graph, **fits}) for graph, fits, _, _ in CAPTURED),
-    Case("check_one_fsdp", {"dist.use_torch_fsdp2": True}),
-    Case("check_one_fsdp", {"dist.use_megatron_fsdp": True}),
-    Case("apply_megatron_fsdp", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
-    Case("apply_megatron_fsdp", _FSDP),
-    Case("apply_megatron_fsdp", {"dist.use_tp_pp_dp_mapping": True}),
-    Case("check_mxfp8_gather", {**_NO_REUSE, **_FSDP}),
-    Case("check_mxfp8_gather", {"mixed_precision": MixedPrecisionConfig(fp8_recipe="delayed", fp8_param=True)}),
-    *(
-        Case("check_sharding_of_fp8_weights", {**_WHOLE_FP8_WEIGHTS, **others})
-        for others in (
-            {"model.fp8_param": False},
-            {"model.fp8_recipe": "mxfp8"},
-            {"ddp.data_parallel_sharding_strategy": "optim_grads_params"},
-            {"ddp.use_megatron_fsdp": False},
-        )
-    ),
-    *(
-        Case("check_optimizer_of_delayed_scaling", {**_DELAYED_SCALING, **others})
-        for others in (
-            {"model.fp8": None},
-            {"model.fp8_recipe": "tensorwise"},
-            {"model.fp8_param": False},
-            {"optimizer.use_precision_aware_optimizer": False},
-            {"optimizer.store_param_remainders": False},
-        )
-    ),
-    Case("check_modelopt_fusion", {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False}),
-    Case("check_modelopt_fusion", {"model.gradient_accumulation_fusion": True}),
-    Case("apply_megatron_fsdp", {**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
-    Case("check_fsdp_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
-    Case("check_fsdp_format", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
-    Case("check_async_save_format", {"checkpoint.async_save": True, "checkpoint.save": "c"}),
-    Case("check_async_save_format", {"checkpoint.ckpt_format": "torch"}),
-    Case("check_decentralized_groups", {**_NO_GLOO, "dist.use_decentralized_pg": True}),
-    Case("check_gloo_free_format", {**_NO_GLOO, **_DIST_OPTIMIZER}),
-    Case("check_gloo_free_format", {**_NO_GLOO, "checkpoint.ckpt_format": "torch"}),
-    Case("check_gloo_free_format", {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}),
-    Case("check_gather_with_step", {**_GATHER_IN_STEP, **_DIST_OPTIMIZER, **_STAGES}),
-    Case("check_training_scheduler_compatibility", {"scheduler.lr_decay_iters": 1, "scheduler.lr_warmup_iters": 0}),
-    Case("check_training_scheduler_compatibility", {"scheduler.lr_warmup_fraction": 0.5}),
-    Case("check_training_scheduler_compatibility", {**_SAMPLES, "scheduler.lr_decay_samples": 9}),
-    Case("check_training_scheduler_compatibility", {**_SAMPLES, "scheduler.lr_warmup_samples": 9}),
-    Case("calculate_scheduler_steps", {"scheduler.lr_decay_iters": 1}),
-    Case("check_sequence_split", _CP2),
-    Case("check_sequence_split", {**_CP4, "model.seq_length": 40, "dataset.seq_length": 40}),
-    Case("check_sequence_split", _FINETUNING_CP2),
-    Case("check_sequence_split", {"dataset": _finetuning(), "ddp.average_in_collective": True}),
-    Case("check_cp_comm_type", {**_CP2, "model.cp_comm_type": "p2p"}),
-    Case("check_cp_comm_type", {**_CP2, "model.cp_comm_type": ["p2p", "a2a", "p2p", "all_gather"]}),
-    Case("check_cp_comm_type", {"model.cp_comm_type": ["p2p"]}),
-    Case(
-        "check_cp_comm_type",
-        {**_CP16, "model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [8, 2]},
-    ),
-    Case("check_packed_micro_batch", {"dataset": _packed(32)}),
-    Case("check_packed_micro_batch", {"dataset": _packed(0), "train.micro_batch_size": 2}),
-    Case("check_packed_micro_batch", {"dataset": _finetuning(), "train.micro_batch_size": 2}),
-    Case("check_in_batch_packing", {"dataset": PackingProvider(), "train.micro_batch_size": 2}),
-    Case("check_in_batch_packing", {"dataset": PackingProvider(pack_sequences_in_batch=False)}),
-    Case("check_peft_checkpoint", {"peft": PostInitOnly(), "checkpoint.pretrained_checkpoint": "/"}),
-    Case("check_sequence_lengths", {"model.seq_length": 33, "dataset.seq_length": 33}),
-    Case("check_sequence_lengths", {"model.seq_length": 33, "dataset": _finetuning(seq_length=33)}),
-    Case("check_sequence_lengths", {"model.seq_length": 33, "dataset": PackingProvider(pack_sequences_in_batch=False)}),
-    *(Case("check_flex_dispatcher", {**_DEEPEP, "gpu": gpu}) for gpu in (AMPERE, ADA, HOPPER, B200, B300, None)),
-    *(Case("check_flex_dispatcher", {**_HYBRIDEP, "gpu": gpu}) for gpu in (AMPERE, HOPPER, B200, GB200, None)),
-    Case("check_flex_dispatcher", {"gpu": TURING}),
-]
-
-ILLEGAL = [
-    Case(
-        "check_epochs",
-        {"dataset": PackingProvider(), "train.num_epochs": 2.5},
+_SAME_WORK = r"micro_batch_size=1, train.global_batch_size=4 \(now 8\), packed_sequence_size=64 \(now 32\)"
+_OTHERWISE = {**_DEEPEP, "gpu": TURING}
+_ASYNC = {"checkpoint.async_save": True, "checkpoint.save": "c"}
+_SIZES = "model.hierarchical_context_parallel_sizes"
+RULES = {
+    "check_epochs": Rule(
         ValueError,
-        "num_epochs = 2.5 needs fine-tuning data",
+        [{"dataset": _finetuning(), "train.num_epochs": 2.5, "train.train_iters": None}],
+        [({"dataset": PackingProvider(), "train.num_epochs": 2.5}, "num_epochs = 2.5 needs fine-tuning data")],
     ),
-    Case(
-        "finalize_sections", {"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, AssertionError, "Reuse grad buffer only"
-    ),
-    Case(
-        "ensure_data_parallel_size",
-        {"env.WORLD_SIZE": "6", "model.tensor_model_parallel_size": 4},
+    "finalize_sections": Rule(
         AssertionError,
-        r"world size \(6\) is not divisible by 4",
+        [{"env.WORLD_SIZE": "4", "model.tensor_model_parallel_size": 4}],
+        [
+            ({"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, "Reuse grad buffer only"),
+            ({"env.WORLD_SIZE": "6", "model.tensor_model_parallel_size": 4}, r"world size \(6\) is not divisible by 4"),
+        ],
     ),
-    Case(
-        "apply_deterministic_mode",
-        {**_DETERMINISTIC, "model.attention_backend": AttnBackend.flash},
+    "apply_deterministic_mode": Rule(
         AssertionError,
-        "flash attention",
+        [
+            *({**_DETERMINISTIC, "env.NCCL_ALGO": each} for each in validate.NCCL_ALGORITHMS),
+            {**_DETERMINISTIC, "model.attention_backend": AttnBackend.fused},
+            {"model.attention_backend": AttnBackend.flash},
+        ],
+        [
+            ({**_DETERMINISTIC, "model.attention_backend": AttnBackend.flash}, "flash attention"),
+            ({**_DETERMINISTIC, "model.cross_entropy_loss_fusion": True}, "fused cross entropy"),
+            *(({**_DETERMINISTIC, "env.NCCL_ALGO": a}, "NCCL_ALGO") for a in ("ring", "Ring,Tree", "NVLS", "", None)),
+        ],
     ),
-    Case(
-        "apply_deterministic_mode",
-        {**_DETERMINISTIC, "model.cross_entropy_loss_fusion": True},
+    "_validate_mixed_precision_consistency": Rule(
         AssertionError,
-        "fused cross entropy",
+        [
+            *({f"model.{half}": True, f"optimizer.{half}": True} for half in HALF_FP32),
+            *({**_PRECISION_AWARE, f"model.{half}": True, f"optimizer.{half}": True} for half in HALF_FP32),
+            {"model.bf16": True},
+            _PRECISION_AWARE,
+        ],
+        [
+            ({**_NO_MODEL_CHECK, "model.bf16": True, "model.fp16": True}, "model: bf16 and fp16 are both True"),
+            ({"optimizer.bf16": True, "optimizer.fp16": True}, "optimizer: bf16 and fp16 are both True"),
+            *(({**_PRECISION_AWARE, f"model.{half}": True}, f"requires optimizer.{half}=True") for half in HALF_FP32),
+            *(({**_PRECISION_AWARE, f"optimizer.{half}": True}, "fp32 model requires") for half in HALF_FP32),
+        ],
     ),
-    *(
-        Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": algorithm}, AssertionError, "NCCL_ALGO")
-        for algorithm in ("ring", "Ring,Tree", "NVLS", "", None)
-    ),
-    Case(
-        "_validate_mixed_precision_consistency",
-        {**_NO_MODEL_CHECK, "model.bf16": True, "model.fp16": True},
-        AssertionError,
-        "model: bf16 and fp16 are both True",
-    ),
-    Case(
-        "_validate_mixed_precision_consistency",
-        {"optimizer.bf16": True, "optimizer.fp16": True},
-        AssertionError,
-        "optimizer: bf16 and fp16 are both True",
-    ),
-    *(
-        Case(
-            "_validate_mixed_precision_consistency",
-            {**_PRECISION_AWARE, f"model.{half}": True},
-            AssertionError,
-            f"requires optimizer.{half}=True",
-        )
-        for half in HALF_FP32
-    ),
-    *(
-        Case(
-            "_validate_mixed_precision_consistency",
-            {**_PRECISION_AWARE, f"optimizer.{half}": True},
-            AssertionError,
-            "fp32 model requires",
-        )
-        for half in HALF_FP32
-    ),
-    Case(
-        "_validate_fine_grained_activation_offloading",
-        {**_OFFLOADING, "model.transformer_impl": "local"},
+    "_validate_fine_grained_activation_offloading": Rule(
         ValueError,
-        "got 'local'",
+        [_OFFLOADING, {**_OFFLOADING, "te": "2.9.0"}, {**_OFFLOADING, "te": "2.10.0", "env.NVTE_CPU_OFFLOAD_V1": "1"}],
+        [
+            ({**_OFFLOADING, "model.transformer_impl": "local"}, "got 'local'"),
+            ({**_OFFLOADING, "te": "2.10.0", "env.NVTE_CPU_OFFLOAD_V1": None}, "requires NVTE_CPU_OFFLOAD_V1=1"),
+            ({**_OFFLOADING, "te": "2.11.0", "env.NVTE_CPU_OFFLOAD_V1": "0"}, "requires NVTE_CPU_OFFLOAD_V1=1"),
+        ],
     ),
-    *(
-        Case(
-            "_validate_fine_grained_activation_offloading",
-            {**_OFFLOADING, "te": version, "env.NVTE_CPU_OFFLOAD_V1": value},
-            ValueError,
-            "requires NVTE_CPU_OFFLOAD_V1=1",
-        )
-        for version, value in (("2.10.0", None), ("2.11.0", "0"))
-    ),
-    *(
-        Case(
-            "check_full_iteration_graph",
-            {**_LOCAL_GRAPH, "model.cuda_graph_scope": scope},
-            AssertionError,
-            "check_for_nan_in_loss=False",
-        )
-        for scope in (
-            "full_iteration",
-            "attn,full_iteration",
-            CudaGraphScope.full_iteration,
-            ["full_iteration"],
-            [CudaGraphScope.attn, CudaGraphScope.full_iteration],
-        )
-    ),
-    *(
-        Case("check_graphs", {**graph, **fits, **does_not}, ValueError, message)
-        for graph, fits, does_not, message in CAPTURED
-    ),
-    Case(
-        "check_one_fsdp",
-        {"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True},
+    "check_graphs": Rule(
         ValueError,
-        "exclude each other",
+        [
+            {**_LOCAL_GRAPH, "model.cuda_graph_scope": "full"},
+            {"model.cuda_graph_scope": [CudaGraphScope.full_iteration]},
+            _FULL_GRAPH,
+            *({**graph, **fits} for graph, fits, _, _ in CAPTURED),
+        ],
+        [
+            *(
+                ({**_LOCAL_GRAPH, "model.cuda_graph_scope": scope}, AssertionError, "check_for_nan_in_loss=False")
+                for scope in (
+                    "full_iteration",
+                    "attn,full_iteration",
+                    CudaGraphScope.full_iteration,
+                    ["full_iteration"],
+                    [CudaGraphScope.attn, CudaGraphScope.full_iteration],
+                )
+            ),
+            *(({**graph, **fits, **does_not}, message) for graph, fits, does_not, message in CAPTURED),
+        ],
     ),
-    *(
-        Case(
-            "apply_megatron_fsdp",
-            {f"{section}.use_megatron_fsdp": True, "dist.use_tp_pp_dp_mapping": True},
-            AssertionError,
-            "use_tp_pp_dp_mapping=False",
-        )
-        for section in ("ddp", "dist")
-    ),
-    Case("apply_megatron_fsdp", {**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "1"}, AssertionError, "greater than 1"),
-    Case("apply_megatron_fsdp", {**_FSDP, "ddp.fsdp_manual_registration": True}, AssertionError, "ddp.nccl_ub=True"),
-    Case(
-        "apply_megatron_fsdp",
-        {
-            **_FSDP,
-            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
-            "train.check_weight_hash_across_dp_replicas_interval": 5,
-        },
+    "apply_megatron_fsdp": Rule(
         AssertionError,
-        "have no replicas",
+        [
+            {"dist.use_torch_fsdp2": True},
+            {"dist.use_megatron_fsdp": True},
+            {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"},
+            _FSDP,
+            {"dist.use_tp_pp_dp_mapping": True},
+            {**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+        ],
+        [
+            ({"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True}, ValueError, "exclude each other"),
+            *(
+                ({f"{each}.use_megatron_fsdp": True, "dist.use_tp_pp_dp_mapping": True}, "use_tp_pp_dp_mapping=False")
+                for each in ("ddp", "dist")
+            ),
+            ({**_FSDP, "env.CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "greater than 1"),
+            ({**_FSDP, "ddp.fsdp_manual_registration": True}, "ddp.nccl_ub=True"),
+            (
+                {
+                    **_FSDP,
+                    "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+                    "train.check_weight_hash_across_dp_replicas_interval": 5,
+                },
+                "have no replicas",
+            ),
+            *(
+                ({**_FSDP, f"checkpoint.{path}": "c"}, "ckpt_format='fsdp_dtensor', got 'torch_dist'")
+                for path in ("save", "load")
+            ),
+        ],
     ),
-    *(
-        Case(
-            "apply_megatron_fsdp",
-            {**_FSDP, f"checkpoint.{path}": "c"},
-            AssertionError,
-            "ckpt_format='fsdp_dtensor', got 'torch_dist'",
-        )
-        for path in ("save", "load")
-    ),
-    Case(
-        "check_mxfp8_gather",
-        _NO_REUSE,
-        AssertionError,
-        "requires mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=True",
-    ),
-    Case("check_optimizer_of_delayed_scaling", _DELAYED_SCALING, ValueError, "cannot update FP8 weights with delayed"),
-    Case(
-        "check_sharding_of_fp8_weights",
-        {**_WHOLE_FP8_WEIGHTS, "checkpoint.ckpt_format": "fsdp_dtensor"},
+    "check_fp8_weights": Rule(
         ValueError,
-        "wrong gradients with FP8 weights; use 'optim_",
+        [
+            {**_NO_REUSE, **_FSDP},
+            {"mixed_precision": MixedPrecisionConfig(fp8_recipe="delayed", fp8_param=True)},
+            {**_WHOLE_FP8_WEIGHTS, "model.fp8_param": False},
+            {**_WHOLE_FP8_WEIGHTS, "model.fp8_recipe": "mxfp8"},
+            {**_WHOLE_FP8_WEIGHTS, "ddp.data_parallel_sharding_strategy": "optim_grads_params"},
+            {**_WHOLE_FP8_WEIGHTS, "ddp.use_megatron_fsdp": False},
+            {**_DELAYED_SCALING, "model.fp8": None},
+            {**_DELAYED_SCALING, "model.fp8_recipe": "tensorwise"},
+            {**_DELAYED_SCALING, "model.fp8_param": False},
+            {**_DELAYED_SCALING, "optimizer.use_precision_aware_optimizer": False},
+            {**_DELAYED_SCALING, "optimizer.store_param_remainders": False},
+        ],
+        [
+            (_NO_REUSE, AssertionError, "requires mixed_precision.reuse_grad_buf_for_mxfp8_param_ag=True"),
+            (_DELAYED_SCALING, "cannot update FP8 weights with delayed"),
+            ({**_WHOLE_FP8_WEIGHTS, "checkpoint.ckpt_format": "fsdp_dtensor"}, "with FP8 weights; use 'optim_"),
+        ],
     ),
-    Case(
-        "check_modelopt_fusion",
-        {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
+    "check_modelopt_fusion": Rule(
         AssertionError,
-        "gradient_accumulation_fusion=False",
+        [
+            {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False},
+            {"model.gradient_accumulation_fusion": True},
+        ],
+        [
+            (
+                {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
+                "gradient_accumulation_fusion=False",
+            )
+        ],
     ),
-    *(
-        Case(
-            "check_fsdp_format",
-            {f"checkpoint.{path}": "c", "checkpoint.ckpt_format": "fsdp_dtensor"},
-            AssertionError,
-            "requires ddp.use_megatron_fsdp=True",
-        )
-        for path in ("save", "load")
-    ),
-    Case(
-        "check_fsdp_format",
-        {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor", "dist.use_torch_fsdp2": True},
-        (AssertionError, ValueError),  # type: ignore[arg-type]  # alone, or behind check_one_fsdp
-        "use_torch_fsdp2",
-    ),
-    *(
-        Case(
-            "check_async_save_format",
-            {"checkpoint.async_save": True, "checkpoint.save": "c", "checkpoint.ckpt_format": name},
-            AssertionError,
-            f"ckpt_format='torch_dist' or 'fsdp_dtensor', got '{name}'",
-        )
-        for name in ("torch", "torch_dcp")
-    ),
-    Case("check_decentralized_groups", {"dist.use_decentralized_pg": True}, AssertionError, "use_gloo_process_groups"),
-    Case(
-        "check_decentralized_groups",
-        {**_NO_GLOO, "dist.use_decentralized_pg": True, "model.hierarchical_context_parallel_sizes": [2, 2]},
-        NotImplementedError,
-        "no groups for model.hierarchical_context_parallel_sizes",
-    ),
-    Case(
-        "check_gloo_free_format",
-        {**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
+    "check_checkpoint_format": Rule(
         AssertionError,
-        "got 'torch'",
+        [
+            {"checkpoint.ckpt_format": "fsdp_dtensor"},
+            {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"},
+            _ASYNC,
+            {"checkpoint.ckpt_format": "torch"},
+            {**_NO_GLOO, **_DIST_OPTIMIZER},
+            {**_NO_GLOO, "checkpoint.ckpt_format": "torch"},
+            {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
+        ],
+        [
+            *(
+                ({f"checkpoint.{path}": "c", "checkpoint.ckpt_format": "fsdp_dtensor"}, "ddp.use_megatron_fsdp=True")
+                for path in ("save", "load")
+            ),
+            (
+                {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor", "dist.use_torch_fsdp2": True},
+                (AssertionError, ValueError),  # alone, or behind apply_megatron_fsdp
+                "use_torch_fsdp2",
+            ),
+            *(({**_ASYNC, "checkpoint.ckpt_format": kind}, f"got '{kind}'") for kind in ("torch", "torch_dcp")),
+            ({**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}, "got 'torch'"),
+        ],
     ),
-    *(
-        Case("check_gather_with_step", {**_GATHER_IN_STEP, **others}, ValueError, "needs virtual pipeline stages")
-        for others in (_DIST_OPTIMIZER, _STAGES)
+    "check_decentralized_groups": Rule(
+        AssertionError,
+        [{**_NO_GLOO, "dist.use_decentralized_pg": True}],
+        [
+            ({"dist.use_decentralized_pg": True}, "use_gloo_process_groups"),
+            ({**_NO_GLOO, "dist.use_decentralized_pg": True, _SIZES: [2, 2]}, NotImplementedError, _SIZES),
+        ],
     ),
-    *(
-        Case("check_training_scheduler_compatibility", values, AssertionError, message)
-        for values, message in (
+    "check_gather_with_step": Rule(
+        ValueError,
+        [{**_GATHER_IN_STEP, **_DIST_OPTIMIZER, **_STAGES}],
+        [({**_GATHER_IN_STEP, **others}, "needs virtual pipeline") for others in (_DIST_OPTIMIZER, _STAGES)],
+    ),
+    "check_training_scheduler_compatibility": Rule(
+        AssertionError,
+        [
+            {"scheduler.lr_decay_iters": 1, "scheduler.lr_warmup_iters": 0},
+            {"scheduler.lr_warmup_fraction": 0.5},
+            {**_SAMPLES, "scheduler.lr_decay_samples": 9},
+            {**_SAMPLES, "scheduler.lr_warmup_samples": 9},
+        ],
+        [
             ({"scheduler.lr_decay_samples": 40}, "use scheduler.lr_decay_iters, not lr_decay_samples"),
             ({"scheduler.lr_warmup_samples": 1}, "use scheduler.lr_warmup_iters, not lr_warmup_samples"),
             ({"scheduler.lr_warmup_iters": 1, "scheduler.lr_warmup_fraction": 0.1}, "lr_warmup_fraction"),
             ({**_SAMPLES, "scheduler.lr_decay_iters": 9}, "use scheduler.lr_decay_samples, not lr_decay_iters"),
             ({**_SAMPLES, "scheduler.lr_warmup_iters": 1}, "use scheduler.lr_warmup_samples, not lr_warmup_iters"),
             ({**_SAMPLES, "scheduler.lr_warmup_samples": 1, "scheduler.lr_warmup_fraction": 0.1}, "lr_warmup_fraction"),
-        )
+        ],
     ),
-    Case("calculate_scheduler_steps", {"train.global_batch_size": None}, ValueError, "train.global_batch_size"),
-    Case("calculate_scheduler_steps", {"scheduler.lr_decay_iters": 0}, ValueError, "decays over 0 samples"),
-    Case("check_sequence_split", {**_CP4, "model.seq_length": 36, "dataset.seq_length": 36}, AssertionError, r"\(36\)"),
-    Case(
-        "check_sequence_split",
-        {**_FINETUNING_CP2, "model.calculate_per_token_loss": False},
-        AssertionError,
-        "calculate_per_token_loss=True",
-    ),
-    Case(
-        "check_sequence_split",
-        {**_FINETUNING_CP2, "ddp.average_in_collective": True},
-        AssertionError,
-        "average_in_collective=False",
-    ),
-    Case(
-        "check_cp_comm_type",
-        {"model.cp_comm_type": "a2a+p2p"},
-        AssertionError,
-        "requires model.hierarchical_context_parallel_sizes",
-    ),
-    Case(
-        "check_cp_comm_type",
-        {**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ["p2p"] * 3},
-        AssertionError,
-        "has 3 entries, but there are 4 layers",
-    ),
-    Case(
-        "check_cp_comm_type", {**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ("p2p",)}, AssertionError, "got tuple"
-    ),
-    Case(
-        "check_cp_comm_type",
-        {"model.cp_comm_type": ["p2p", "a2a+p2p"]},
-        AssertionError,
-        "requires model.hierarchical_context_parallel_sizes",
-    ),
-    Case(
-        "check_cp_comm_type",
-        {**_CP16, "model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [4, 2]},
-        AssertionError,
-        r"\[4, 2\] is 8, but context_parallel_size is 16",
-    ),
-    Case(
-        "check_packed_micro_batch",
-        {"dataset": _packed(32), "train.micro_batch_size": 2, "train.global_batch_size": 8},
+    "calculate_scheduler_steps": Rule(
         ValueError,
-        r"micro_batch_size=1, train.global_batch_size=4 \(now 8\), packed_sequence_size=64 \(now 32\)",
+        [{"scheduler.lr_decay_iters": 1}],
+        [
+            ({"train.global_batch_size": None}, "train.global_batch_size"),
+            ({"scheduler.lr_decay_iters": 0}, "decays over 0 samples"),
+        ],
     ),
-    Case("check_in_batch_packing", {"dataset": PackingProvider()}, ValueError, "greater than 1"),
-    Case("check_peft_checkpoint", {"peft": PostInitOnly()}, AssertionError, "checkpoint.pretrained_checkpoint"),
-    Case(
-        "check_sequence_lengths", {"model.seq_length": 64}, AssertionError, r"\(64\) must equal dataset.seq_length \(32"
+    "check_sequence_split": Rule(
+        AssertionError,
+        [
+            _CP2,
+            {**_CP4, "model.seq_length": 40, "dataset.seq_length": 40},
+            _FINETUNING_CP2,
+            {"dataset": _finetuning(), "ddp.average_in_collective": True},
+        ],
+        [
+            ({**_CP4, "model.seq_length": 36, "dataset.seq_length": 36}, r"\(36\)"),
+            ({**_FINETUNING_CP2, "model.calculate_per_token_loss": False}, "calculate_per_token_loss=True"),
+            ({**_FINETUNING_CP2, "ddp.average_in_collective": True}, "average_in_collective=False"),
+        ],
     ),
-    Case("check_sequence_lengths", {"dataset": _finetuning(seq_length=33)}, AssertionError, r"seq_length \(33\)"),
-    *(
-        Case(
-            "check_flex_dispatcher", {**_DEEPEP, "gpu": gpu}, ValueError, f"'deepep' runs on .* this one is {gpu.name}"
-        )
-        for gpu in (TURING, GB200, RTX_50)
+    "check_cp_comm_type": Rule(
+        AssertionError,
+        [
+            {**_CP2, "model.cp_comm_type": "p2p"},
+            {**_CP2, "model.cp_comm_type": ["p2p", "a2a", "p2p", "all_gather"]},
+            {"model.cp_comm_type": ["p2p"]},
+            {**_CP16, "model.cp_comm_type": "a2a+p2p", _SIZES: [8, 2]},
+        ],
+        [
+            ({"model.cp_comm_type": "a2a+p2p"}, f"requires {_SIZES}"),
+            ({**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ["p2p"] * 3}, "has 3 entries, but there are 4 layers"),
+            ({**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ("p2p",)}, "got tuple"),
+            ({"model.cp_comm_type": ["p2p", "a2a+p2p"]}, f"requires {_SIZES}"),
+            (
+                {**_CP16, "model.cp_comm_type": "a2a+p2p", _SIZES: [4, 2]},
+                r"\[4, 2\] is 8, but context_parallel_size is 16",
+            ),
+        ],
     ),
-    *(
-        Case("check_flex_dispatcher", {**_HYBRIDEP, "gpu": gpu}, ValueError, "'hybridep' runs on")
-        for gpu in (TURING, RTX_50)
+    "check_peft_checkpoint": Rule(
+        AssertionError,
+        [{"peft": PostInitOnly(), "checkpoint.pretrained_checkpoint": "/"}],
+        [({"peft": PostInitOnly()}, "checkpoint.pretrained_checkpoint")],
     ),
-]
+    "check_data": Rule(
+        ValueError,
+        [
+            {"dataset": _packed(32)},
+            {"dataset": _packed(0), "train.micro_batch_size": 2},
+            {"dataset": _finetuning(), "train.micro_batch_size": 2},
+            {"dataset": PackingProvider(), "train.micro_batch_size": 2},
+            {"dataset": PackingProvider(pack_sequences_in_batch=False)},
+            {"model.seq_length": 33, "dataset.seq_length": 33},
+            {"model.seq_length": 33, "dataset": _finetuning(seq_length=33)},
+            {"model.seq_length": 33, "dataset": PackingProvider(pack_sequences_in_batch=False)},
+        ],
+        [
+            ({"dataset": _packed(32), "train.micro_batch_size": 2, "train.global_batch_size": 8}, _SAME_WORK),
+            ({"dataset": PackingProvider()}, "greater than 1"),
+            ({"model.seq_length": 64}, AssertionError, r"\(64\) must equal dataset.seq_length \(32"),
+            ({"dataset": _finetuning(seq_length=33)}, AssertionError, r"seq_length \(33\)"),
+        ],
+    ),
+    "check_flex_dispatcher": Rule(
+        ValueError,
+        [
+            *({**_DEEPEP, "gpu": gpu} for gpu in (AMPERE, ADA, HOPPER, B200, B300, None)),
+            *({**_HYBRIDEP, "gpu": gpu} for gpu in (AMPERE, HOPPER, B200, GB200, None)),
+            *({**_OTHERWISE, "model.moe_token_dispatcher_type": each} for each in ("alltoall", "allgather")),
+            {"gpu": TURING},
+        ],
+        [
+            *(
+                ({**_DEEPEP, "gpu": gpu}, f"'deepep' runs on .* this one is {gpu.name}")
+                for gpu in (TURING, GB200, RTX_50)
+            ),
+            *(({**_HYBRIDEP, "gpu": gpu}, "'hybridep' runs on") for gpu in (TURING, RTX_50)),
+        ],
+    ),
+}
 
 
 def _set(config: Any, values: dict[str, Any], patch: pytest.MonkeyPatch) -> None:
     for key, value in sorted(values.items(), key=lambda item: "." in item[0]):  # whole sections first
         section, _, name = key.partition(".")
         if key == "gpu":
-            patch.setattr(validate, "current_device_info", lambda device=value: device)
+            patch.setattr(parallel, "current_gpu", lambda device=value: device)
         elif key == "te":
             patch.setattr(validate, "te_is_at_least", lambda minimum, version=value: _parts(version) >= _parts(minimum))
         elif section == "env":
@@ -557,25 +488,26 @@ def _parts(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def _rule(name: str) -> Callable[[ConfigContainer], None]:
-    return {rule.__name__: rule for rule in validate.CHECKS}[name]
-
-
-@every("case", LEGAL)
-def test_the_last_legal_value(case: Case, make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@every(("name", "values"), [(name, values) for name, rule in RULES.items() for values in rule.legal])
+def test_the_last_legal_value(
+    name: str, values: dict[str, Any], make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make_config()
-    _set(config, case.values, monkeypatch)
+    _set(config, values, monkeypatch)
     config.validate()
 
 
-@every("case", ILLEGAL)
-def test_the_first_illegal_value(case: Case, make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert case.error is not None
-    for rule in (_rule(case.rule), ConfigContainer.validate):
+@every(("name", "case"), [(name, case) for name, rule in RULES.items() for case in rule.illegal])
+def test_the_first_illegal_value(
+    name: str, case: tuple[Any, ...], make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, *own, message = case
+    rule = next(rule for rule in validate.CHECKS if rule.__name__ == name)
+    for check in (rule, ConfigContainer.validate):
         config = make_config()
-        _set(config, case.values, monkeypatch)
-        with pytest.raises(case.error, match=case.message):
-            rule(config)
+        _set(config, values, monkeypatch)
+        with pytest.raises(own[0] if own else RULES[name].error, match=message):
+            check(config)
 
 
 EFFECTS = [
@@ -584,7 +516,7 @@ EFFECTS = [
     ({f"model.{cuda_graphs.FIELD}": "attn"}, {cuda_graphs.FIELD: []}),
     ({"dist.lazy_mpu_init": True}, {"use_cpu_initialization": True}),
     ({"model.use_cpu_initialization": True}, {"use_cpu_initialization": True}),
-    ({}, {"use_cpu_initialization": False}),
+    ({}, {"use_cpu_initialization": False, "use_te_rng_tracker": False}),
 ]
 
 
@@ -606,35 +538,22 @@ def test_packing_is_known_before_the_model_is_finalized(config: Any) -> None:
     assert seen == [True]
 
 
-def test_packing_that_is_turned_off_again_is_off_in_the_model(config: Any) -> None:
+def test_packing_that_is_turned_off_again_is_off_in_the_model(config: Any, make_config: Make) -> None:
     """Megatron-Bridge leaves the model's mark as it was."""
     config.dataset, config.train.micro_batch_size = PackingProvider(), 2
     config.validate()
     config.dataset.pack_sequences_in_batch = False
     config.validate()
     assert config.model._pack_sequences_in_batch is False
-
-
-def test_a_model_without_packing_gets_no_mark(config: Any) -> None:
-    config.validate()
-    assert not hasattr(config.model, "_pack_sequences_in_batch")
+    other = make_config()
+    other.validate()
+    assert not hasattr(other.model, "_pack_sequences_in_batch")
 
 
 def test_every_section_is_finalized_once_and_in_order(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config.tensor_inspect, config.nvrx_straggler = TensorInspectConfig(), NVRxStragglerDetectionConfig()
-    order = [
-        "dataset",
-        "ddp",
-        "optimizer",
-        "model",
-        "logger",
-        "train",
-        "scheduler",
-        "checkpoint",
-        "profiling",
-        "nvrx_straggler",
-        "tensor_inspect",
-    ]
+    order = [*("dataset", "ddp", "optimizer", "model", "logger", "train", "scheduler", "checkpoint")]
+    order += ["profiling", "nvrx_straggler", "tensor_inspect"]
     called: list[str] = []
     for name in order:
         monkeypatch.setattr(getattr(config, name), "finalize", lambda name=name: called.append(name), raising=False)
@@ -648,12 +567,6 @@ def test_sections_that_may_be_absent(name: str, config: Any) -> None:
     config.validate()
 
 
-def test_finalize_sees_what_was_changed_after_construction(config: Any) -> None:
-    config.ddp.reuse_grad_buf_for_mxfp8_param_ag = True
-    with pytest.raises(AssertionError, match="Reuse grad buffer only"):
-        config.validate()
-
-
 def test_a_section_without_finalize_has_its_post_init_repeated(config: Any) -> None:
     config.peft, config.checkpoint.pretrained_checkpoint = PostInitOnly(), "/"
     config.peft.dim = 16
@@ -663,7 +576,8 @@ def test_a_section_without_finalize_has_its_post_init_repeated(config: Any) -> N
 
 def test_a_section_with_finalize_has_no_post_init_repeated(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(config.model), "__post_init__", lambda self: pytest.fail("called"))
-    validate.rerun_post_inits(config)
+    config.model.finalize = _nothing
+    validate.finalize_sections(config)
 
 
 def test_the_te_tracker_of_the_model_reaches_the_rng_section(config: Any) -> None:
@@ -672,29 +586,27 @@ def test_the_te_tracker_of_the_model_reaches_the_rng_section(config: Any) -> Non
     assert config.rng.te_rng_tracker is True
 
 
-def test_the_te_tracker_stays_off(config: Any) -> None:
-    config.validate()
-    assert (config.rng.te_rng_tracker, config.model.use_te_rng_tracker) == (False, False)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "layout", "expected"), [(1, (1, 1, 1), 1), (8, (2, 1, 2), 2), (12, (2, 3, 2), 1), (24, (2, 3, 2), 2)]
+@every(
+    ("world_size", "layout", "expected"),
+    [
+        (1, (1, 1, 1), 1),
+        (8, (2, 1, 2), 2),
+        (12, (2, 3, 2), 1),
+        (24, (2, 3, 2), 2),
+        (3, (2, 1, 1), None),
+        (3, (1, 2, 1), None),
+        (3, (1, 1, 2), None),
+        (18, (2, 3, 2), None),
+    ],
 )
-def test_data_parallel_size(config: Any, world_size: int, layout: tuple[int, int, int], expected: int) -> None:
-    _set_layout(config, layout)
-    assert config.get_data_parallel_size(world_size) == expected
-
-
-@pytest.mark.parametrize(("world_size", "layout"), [(3, (2, 1, 1)), (3, (1, 2, 1)), (3, (1, 1, 2)), (18, (2, 3, 2))])
-def test_a_world_that_does_not_divide(config: Any, world_size: int, layout: tuple[int, int, int]) -> None:
-    _set_layout(config, layout)
-    with pytest.raises(AssertionError, match=rf"world size \({world_size}\) is not divisible by"):
-        config.get_data_parallel_size(world_size)
-
-
-def _set_layout(config: Any, layout: tuple[int, int, int]) -> None:
+def test_data_parallel_size(config: Any, world_size: int, layout: tuple[int, int, int], expected: int | None) -> None:
     model = config.model
     model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size = layout
+    if expected is not None:
+        assert config.get_data_parallel_size(world_size) == expected
+        return
+    with pytest.raises(AssertionError, match=rf"world size \({world_size}\) is not divisible by"):
+        config.get_data_parallel_size(world_size)
 
 
 def test_the_world_size_is_the_process_groups_before_the_environments(
@@ -736,15 +648,10 @@ def test_a_refused_deterministic_mode_does_not_switch_torch(config: Any, monkeyp
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_without_deterministic_mode_torch_is_left_alone(config: Any) -> None:
-    config.validate()
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.parametrize("scope", ["attn", [CudaGraphScope.attn], "full"])
+@every("scope", ["attn", [CudaGraphScope.attn], "full"])
 def test_the_scope_of_graphs_that_are_on_is_kept(scope: Any, config: Any) -> None:
     config.model.cuda_graph_impl, config.model.cuda_graph_scope = "transformer_engine", scope
-    validate.clear_unused_graph_scope(config)
+    check_graphs(config)
     assert config.model.cuda_graph_scope == scope
 
 
@@ -764,7 +671,7 @@ def test_average_in_collective_under_fsdp(
 ) -> None:
     config.ddp.use_megatron_fsdp, config.ddp.average_in_collective = fsdp, average
     config.ddp.disable_symmetric_registration = no_registration
-    validate.drop_what_fsdp_lacks(config)
+    validate.apply_megatron_fsdp(config)
     assert config.ddp.average_in_collective is expected
     assert ("average_in_collective" in capsys.readouterr().out) is (average and not expected)
 
@@ -774,7 +681,7 @@ def test_average_in_collective_under_fsdp(
 def test_the_mxfp8_buffer_under_fsdp(section: str, fsdp: bool, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     config.ddp.use_megatron_fsdp = fsdp
     getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag = True
-    validate.drop_what_fsdp_lacks(config)
+    validate.apply_megatron_fsdp(config)
     assert getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag is not fsdp
     assert ("reuse_grad_buf" in capsys.readouterr().out) is fsdp
 
@@ -784,7 +691,7 @@ def test_other_ranks_do_not_print(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     config.ddp.use_megatron_fsdp = config.ddp.average_in_collective = True
-    validate.drop_what_fsdp_lacks(config)
+    validate.apply_megatron_fsdp(config)
     assert capsys.readouterr().out == ""
 
 
@@ -908,25 +815,6 @@ def test_the_methods_are_the_rules(config: Any) -> None:
         config._validate_training_scheduler_compatibility()
 
 
-def test_no_gpu_means_no_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert validate.current_device_info() is None
-
-
-def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert validate.current_device_info() == HOPPER
-
-
-@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
-def test_other_dispatchers_run_anywhere(dispatcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SimpleNamespace(moe_token_dispatcher_type=dispatcher, moe_flex_dispatcher_backend="deepep")
-    monkeypatch.setattr(validate, "current_device_info", lambda: TURING)
-    validate.check_flex_dispatcher(SimpleNamespace(model=model))
-
-
 def test_the_format_that_fsdp_alone_writes_is_refused_before_async_save_is(config: Any) -> None:
     config.checkpoint.save, config.checkpoint.async_save, config.checkpoint.ckpt_format = "c", True, "fsdp_dtensor"
     with pytest.raises(AssertionError, match="use_megatron_fsdp=True"):
@@ -952,21 +840,15 @@ def test_a_refused_configuration_keeps_its_deprecated_fields(config: Any, monkey
 
 # Rules that refuse nothing by themselves, and the tests of what they change
 CHANGES_ONLY = {
-    "mark_packed_sequences": test_packing_is_known_before_the_model_is_finalized,
     "sync_te_rng_tracker": test_the_te_tracker_of_the_model_reaches_the_rng_section,
-    "rerun_post_inits": test_a_section_without_finalize_has_its_post_init_repeated,
     "_validate_and_sync_distributed_optimizer_settings": "tests/training/config/test_update.py",
     "let_the_loss_scale_find_overflow": "tests/training/config/test_update.py",
-    "clear_unused_graph_scope": test_the_scope_of_graphs_that_are_on_is_kept,
-    "drop_what_fsdp_lacks": test_average_in_collective_under_fsdp,
-    "default_tensor_inspect": test_where_tensor_inspection_writes,
-    "sync_cpu_initialization": test_effects_on_the_model,
+    "fill_in_defaults": test_where_tensor_inspection_writes,
     "move_deprecated_validation_fields": test_deprecated_validation_fields_are_moved,
 }
 
 
 def test_every_rule_is_tested() -> None:
-    refusing = {case.rule for case in ILLEGAL}
-    assert refusing.isdisjoint(CHANGES_ONLY)
-    assert refusing | set(CHANGES_ONLY) == {rule.__name__ for rule in validate.CHECKS}
-    assert refusing - {case.rule for case in LEGAL} == {"finalize_sections"}  # its legal value is every legal case
+    assert RULES.keys().isdisjoint(CHANGES_ONLY)
+    assert {*RULES, *CHANGES_ONLY} == {rule.__name__ for rule in validate.CHECKS}
+    assert all(rule.legal and rule.illegal for rule in RULES.values())

@@ -19,7 +19,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, DatasetProvider
-from cloudai_mbridge.training.config.rules.update import runtime_config_update
+from cloudai_mbridge.training.config.rules.validate import runtime_config_update
 from cloudai_mbridge.training.data import build_data_iterators
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.initialize import destroy, initialize

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.training.compat.tokenizers import NULL
+from cloudai_mbridge.training.compat.models import NULL
 from cloudai_mbridge.training.data.samples import Encoder, SampleOptions
 from tests.cases import every
 

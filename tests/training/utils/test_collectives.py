@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training.process.collectives import reduce_max_memory_across_pp_group
+from cloudai_mbridge.training.process.device import reduce_max_memory_across_pp_group
 from tests.cases import every
 
 SCRIPT = """

@@ -16,8 +16,17 @@ if TYPE_CHECKING:
 
 
 def check_graphs(config: "ConfigContainer") -> None:
-    """Check that graphs can hold the captured modules. ValueError: every conflicting field, and the remedy."""
+    """Check that graphs can hold the captured modules; if they are off, nothing downstream finds a request.
+
+    AssertionError: the loss is read back inside a graph of the whole iteration.
+    ValueError: every other conflicting field, and the remedy.
+    """
     kind = cuda_graphs.implementation(config.model)
+    if getattr(config.model, "cuda_graph_impl", None) == "none":
+        cuda_graphs.capture_nothing(config.model)
+    assert kind != cuda_graphs.FULL_ITERATION or not config.rerun_state_machine.check_for_nan_in_loss, (
+        "a full_iteration CUDA graph cannot look at the loss; set rerun_state_machine.check_for_nan_in_loss=False"
+    )
     problems = [*_of_the_optimizer(config)]
     if kind:
         problems += [*_of_attention(config), *_of_shapes(config, kind)]
@@ -27,14 +36,6 @@ def check_graphs(config: "ConfigContainer") -> None:
         problems += _of_the_allocator()
     if problems:
         raise ValueError(f"CUDA graphs ({kind or 'of the optimizer'}) cannot capture: {'; '.join(problems)}")
-
-
-def check_full_iteration_graph(config: "ConfigContainer") -> None:
-    """Check that no loss is read back inside a CUDA graph of the whole iteration."""
-    if cuda_graphs.captures_full_iteration(config.model):
-        assert not config.rerun_state_machine.check_for_nan_in_loss, (
-            "a full_iteration CUDA graph cannot look at the loss; set rerun_state_machine.check_for_nan_in_loss=False"
-        )
 
 
 def _of_an_iteration(config: "ConfigContainer") -> Iterator[str]:

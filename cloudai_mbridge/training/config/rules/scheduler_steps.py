@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.training.compat.batch_sizes import check_ramp, samples_after
+from cloudai_mbridge.training.compat.batches import check_ramp, samples_after
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 

@@ -1,4 +1,4 @@
-"""The rules that join the sections of a configuration, in the order in which they are applied.
+"""The rules that join the sections of a configuration, in the order in which they are applied, and its final state.
 
 A rule raises, or brings two sections into agreement; the model may be anything with Megatron-Core's field names.
 """
@@ -7,20 +7,25 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
+from megatron.core.transformer.enums import AttnBackend
 
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
-from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type, check_sequence_split
-from cloudai_mbridge.training.config.rules.cuda_graphs import check_full_iteration_graph, check_graphs
-from cloudai_mbridge.training.config.rules.number_formats import (
-    check_mxfp8_gather,
-    check_optimizer_of_delayed_scaling,
-    check_sharding_of_fp8_weights,
+from cloudai_mbridge.training.config.rules.cuda_graphs import check_graphs
+from cloudai_mbridge.training.config.rules.parallel import (
+    apply_megatron_fsdp,
+    check_checkpoint_format,
+    check_cp_comm_type,
+    check_decentralized_groups,
+    check_flex_dispatcher,
+    check_fp8_weights,
+    check_gather_with_step,
+    check_sequence_split,
 )
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
@@ -28,21 +33,54 @@ from cloudai_mbridge.training.config.rules.scheduler_steps import (
     check_training_scheduler_compatibility,
     forget_filled_in,
 )
-from cloudai_mbridge.training.config.rules.sharding import (
-    apply_megatron_fsdp,
-    check_fsdp_format,
-    check_one_fsdp,
-    drop_what_fsdp_lacks,
-)
-from cloudai_mbridge.training.config.rules.update import (
-    _validate_and_sync_distributed_optimizer_settings,
-    apply_deterministic_mode,
-    finalize,
-    let_the_loss_scale_find_overflow,
-)
+from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
+from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
+from cloudai_mbridge.training.startup.variables import set_variables
 
 if TYPE_CHECKING:
     from cloudai_mbridge.training.config.container import ConfigContainer
+
+NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+
+def runtime_config_update(cfg: "ConfigContainer") -> None:
+    """Apply variables, precision, data-parallel size and communication overlap, then validate; in this order.
+
+    Overlap depends on the data-parallel size and overrides the precision's settings; the rules see the result of both.
+
+    AssertionError, ValueError: as `ConfigContainer.validate`, or an unknown precision recipe.
+    """
+    set_variables(cfg.env_vars)
+    if cfg.mixed_precision is not None:
+        precision = get_mixed_precision_config(cfg.mixed_precision)
+        cfg.mixed_precision = precision
+        precision.finalize()
+        precision.setup(cfg.model, cfg.optimizer, cfg.ddp)
+    cfg.set_data_parallel_size()
+    if cfg.comm_overlap is not None:
+        cfg.comm_overlap.finalize()
+        cfg.comm_overlap.setup(cfg.model, cfg.optimizer, cfg.ddp)
+    cfg.validate()
+
+
+def mimo_runtime_config_update(cfg: "ConfigContainer") -> None:
+    """Finalize the sections that do not depend on the model, for a model of several modules, each with its own layout.
+
+    The loop sees a data-parallel size of 1. Precision, overlap and the model itself are left to the code that
+    builds the modules.
+    """
+    set_variables(cfg.env_vars)
+    cfg.data_parallel_size = 1
+    _finalize(cfg, "optimizer", "ddp", "logger", "train", "scheduler", "checkpoint")
+    _validate_and_sync_distributed_optimizer_settings(cfg)
+    apply_deterministic_mode(cfg)
+
+
+def _finalize(config: "ConfigContainer", *names: str) -> None:
+    """Finalize the sections of these names one by one: each then raises its own errors."""
+    for name in names:
+        if hasattr(section := getattr(config, name), "finalize"):
+            section.finalize()
 
 
 def validate(config: "ConfigContainer") -> None:
@@ -52,21 +90,21 @@ def validate(config: "ConfigContainer") -> None:
         check(config)
 
 
-def mark_packed_sequences(config: "ConfigContainer") -> None:
-    """Set the model's flag of packed batches, which it needs before it is finalized."""
+def finalize_sections(config: "ConfigContainer") -> None:
+    """Finalize the sections, or repeat the post-init of those without a method for it: they see later changes.
+
+    The model needs the flag of packed batches before; the data-parallel size is computed if it is not set.
+    """
     packed = bool(getattr(config.dataset, "pack_sequences_in_batch", False))
     if packed or hasattr(config.model, "_pack_sequences_in_batch"):
         config.model._pack_sequences_in_batch = packed
-
-
-def finalize_sections(config: "ConfigContainer") -> None:
-    """Finalize the sections one by one: each then raises its own errors."""
-    for section in (config.dataset, config.ddp, config.optimizer, config.model):
-        finalize(section)
-    for section in (config.logger, config.train, config.scheduler, config.checkpoint):
-        finalize(section)
-    for section in (config.profiling, config.nvrx_straggler, config.tensor_inspect, config.peft):
-        finalize(section)
+    _finalize(config, "dataset", "ddp", "optimizer", "model", "logger", "train", "scheduler", "checkpoint")
+    _finalize(config, "profiling", "nvrx_straggler", "tensor_inspect", "peft")
+    for section in (getattr(config, each.name) for each in fields(config)):
+        if hasattr(section, "__post_init__") and not hasattr(section, "finalize"):
+            section.__post_init__()
+    if getattr(config, "data_parallel_size", None) is None:
+        config.set_data_parallel_size()
 
 
 def sync_te_rng_tracker(config: "ConfigContainer") -> None:
@@ -81,18 +119,42 @@ def sync_te_rng_tracker(config: "ConfigContainer") -> None:
         config.rng.te_rng_tracker = config.model.use_te_rng_tracker = True
 
 
-def rerun_post_inits(config: "ConfigContainer") -> None:
-    """Repeat the post-init of the sections that have no finalize, so that theirs too sees later changes."""
-    for f in fields(config):
-        section = getattr(config, f.name)
-        if hasattr(section, "__post_init__") and not hasattr(section, "finalize"):
-            section.__post_init__()
+def apply_deterministic_mode(config: "ConfigContainer") -> None:
+    """Check that nothing in use is non-deterministic, then make torch refuse any other such operation.
+
+    `NCCL_ALGO` is a rule of the configuration, so it is checked without a GPU too.
+
+    AssertionError: flash attention, fused cross entropy, or NCCL free to choose its algorithm.
+    """
+    model = config.model
+    if not getattr(model, "deterministic_mode", False):
+        return
+    assert getattr(model, "attention_backend", None) != AttnBackend.flash, (
+        "deterministic_mode: flash attention is not deterministic; choose another model.attention_backend"
+    )
+    assert not getattr(model, "cross_entropy_loss_fusion", False), (
+        "deterministic_mode: fused cross entropy is not deterministic; set model.cross_entropy_loss_fusion=False"
+    )
+    algorithm = os.environ.get("NCCL_ALGO")
+    assert algorithm in NCCL_ALGORITHMS, (
+        f"deterministic_mode: the environment's NCCL_ALGO must be one of {', '.join(NCCL_ALGORITHMS)}, "
+        f"got {algorithm!r}"
+    )
+    torch.use_deterministic_algorithms(True)
 
 
-def ensure_data_parallel_size(config: "ConfigContainer") -> None:
-    """Compute the data-parallel size if it is not set."""
-    if getattr(config, "data_parallel_size", None) is None:
-        config.set_data_parallel_size()
+def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer") -> None:
+    """Turn on in both sections the settings of either: the distributed optimizer, overlapped parameter gather.
+
+    Rank 0 warns if they differed.
+    """
+    for name in ("use_distributed_optimizer", "overlap_param_gather"):
+        ddp, optimizer = getattr(config.ddp, name, False), getattr(config.optimizer, name, False)
+        if ddp != optimizer:
+            if name == "use_distributed_optimizer" or optimizer:  # overlap is usually set in ddp alone
+                warn_rank_0(f"ddp.{name}={ddp} and optimizer.{name}={optimizer}: both are set to True")
+            setattr(config.ddp, name, True)
+            setattr(config.optimizer, name, True)
 
 
 def _validate_mixed_precision_consistency(config: "ConfigContainer") -> None:
@@ -112,6 +174,17 @@ def _validate_mixed_precision_consistency(config: "ConfigContainer") -> None:
     assert model.bf16 or model.fp16 or not (optimizer.bf16 or optimizer.fp16), (
         "optimizer.use_precision_aware_optimizer with an fp32 model requires optimizer.bf16=False and fp16=False"
     )
+
+
+def let_the_loss_scale_find_overflow(config: "ConfigContainer") -> None:
+    """Switch the NaN checks off under a dynamic loss scale, which finds its value by gradients that overflow."""
+    checks = ((config.ddp, "check_for_nan_in_grad"), (config.rerun_state_machine, "check_for_nan_in_loss"))
+    if not config.optimizer.fp16 or config.optimizer.loss_scale is not None:
+        return
+    if on := [name for section, name in checks if getattr(section, name)]:
+        print_rank_0(f"{' and '.join(on)} switched off: fp16 with a dynamic loss scale skips steps that overflow")
+    for section, name in checks:
+        setattr(section, name, False)
 
 
 def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> None:
@@ -135,12 +208,6 @@ def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> N
     )
 
 
-def clear_unused_graph_scope(config: "ConfigContainer") -> None:
-    """Empty the scope of CUDA graphs that are off, so that nothing downstream takes it for a request."""
-    if getattr(config.model, "cuda_graph_impl", None) == "none":
-        cuda_graphs.capture_nothing(config.model)
-
-
 def check_modelopt_fusion(config: "ConfigContainer") -> None:
     """Check that quantized layers do not accumulate gradients in a fused kernel."""
     if getattr(config.model, "restore_modelopt_state", False):
@@ -149,17 +216,13 @@ def check_modelopt_fusion(config: "ConfigContainer") -> None:
         )
 
 
-def check_async_save_format(config: "ConfigContainer") -> None:
-    """Check that checkpoints written in the background are in the format that can be."""
-    kind = config.checkpoint.ckpt_format
-    assert not config.checkpoint.async_save or kind in ("torch_dist", "fsdp_dtensor"), (
-        f"checkpoint.async_save requires checkpoint.ckpt_format='torch_dist' or 'fsdp_dtensor', got {kind!r}"
-    )
+def fill_in_defaults(config: "ConfigContainer") -> None:
+    """Initialise weights on the CPU if process groups come later, since a GPU's generator needs them.
 
-
-def default_tensor_inspect(config: "ConfigContainer") -> None:
-    """Write the inspected tensors next to the checkpoints, counted from the step that is loaded."""
-    inspect = config.tensor_inspect
+    Inspected tensors are written next to the checkpoints, counted from the step that is loaded.
+    """
+    model, inspect = config.model, config.tensor_inspect
+    model.use_cpu_initialization = getattr(model, "use_cpu_initialization", False) or config.dist.lazy_mpu_init
     if inspect is None or not inspect.enabled:
         return
     if inspect.log_dir is None:
@@ -168,73 +231,28 @@ def default_tensor_inspect(config: "ConfigContainer") -> None:
         inspect.init_training_step = int(config.checkpoint.ckpt_step)
 
 
-def sync_cpu_initialization(config: "ConfigContainer") -> None:
-    """Initialise weights on the CPU when process groups come later: a GPU's generator needs them."""
-    config.model.use_cpu_initialization = (
-        getattr(config.model, "use_cpu_initialization", False) or config.dist.lazy_mpu_init
-    )
+def check_data(config: "ConfigContainer") -> None:
+    """Check that samples are as long as the model expects, and that a pack, which is a batch, comes alone.
 
+    A dataset of the user's own may have no length.
 
-def check_decentralized_groups(config: "ConfigContainer") -> None:
-    """Check that decentralized process groups go without Gloo's, and without levels of context parallelism.
-
-    AssertionError, NotImplementedError: they do not.
+    AssertionError: the lengths. ValueError: the sizes of packed batches.
     """
-    sizes = getattr(config.model, "hierarchical_context_parallel_sizes", None)
-    if config.dist.use_decentralized_pg and sizes is not None:
-        raise NotImplementedError(
-            f"dist.use_decentralized_pg has no groups for model.hierarchical_context_parallel_sizes = {sizes}; use None"
-        )
-    assert not (config.dist.use_decentralized_pg and config.dist.use_gloo_process_groups), (
-        "dist.use_decentralized_pg has NCCL groups only; set dist.use_gloo_process_groups=False"
-    )
-
-
-def check_gloo_free_format(config: "ConfigContainer") -> None:
-    """Check that a distributed optimizer is not gathered over Gloo groups that do not exist."""
-    if config.dist.use_gloo_process_groups or not config.optimizer.use_distributed_optimizer:
-        return
-    assert config.checkpoint.ckpt_format in ("torch_dist", "fsdp_dtensor"), (
-        "dist.use_gloo_process_groups=False with a distributed optimizer requires "
-        f"checkpoint.ckpt_format='torch_dist' or 'fsdp_dtensor', got {config.checkpoint.ckpt_format!r}"
-    )
-
-
-def check_gather_with_step(config: "ConfigContainer") -> None:
-    """Check that there is a second chunk to update while the first one's parameters are gathered.
-
-    ValueError: no virtual pipeline stages, or no distributed optimizer.
-    """
-    if not config.optimizer.overlap_param_gather_with_optimizer_step:
-        return
-    chunks = getattr(config.model, "virtual_pipeline_model_parallel_size", None) or 1
-    if chunks < 2 or not config.optimizer.use_distributed_optimizer:
-        raise ValueError(
-            "optimizer.overlap_param_gather_with_optimizer_step = True needs virtual pipeline stages"
-            f" (model.virtual_pipeline_model_parallel_size, got {chunks}) and"
-            " optimizer.use_distributed_optimizer = True; set it to False"
-        )
-
-
-def check_packed_micro_batch(config: "ConfigContainer") -> None:
-    """Check that a pack, which already is a batch, comes alone in its micro-batch."""
-    if not isinstance(config.dataset, FinetuningDatasetConfig):
-        return
-    specs, train = config.dataset.packed_sequence_specs, config.train
+    model, dataset, train = config.model, config.dataset, config.train
     mbs, gbs = train.micro_batch_size, train.global_batch_size
-    if specs is None or specs.packed_sequence_size <= 0 or mbs is None or mbs <= 1:
-        return
-    raise ValueError(
-        f"packed sequences require train.micro_batch_size=1, got {mbs}. The same work is: train.micro_batch_size=1, "
-        f"train.global_batch_size={(gbs or 0) // mbs} (now {gbs}), "
-        f"packed_sequence_size={specs.packed_sequence_size * mbs} (now {specs.packed_sequence_size})"
-    )
-
-
-def check_in_batch_packing(config: "ConfigContainer") -> None:
-    """Check that there is more than one sequence to pack in a micro-batch."""
-    if getattr(config.dataset, "pack_sequences_in_batch", False) and config.train.micro_batch_size == 1:
+    if getattr(dataset, "pack_sequences_in_batch", False) and mbs == 1:
         raise ValueError("dataset.pack_sequences_in_batch requires train.micro_batch_size greater than 1")
+    specs = dataset.packed_sequence_specs if isinstance(dataset, FinetuningDatasetConfig) else None
+    if specs is not None and specs.packed_sequence_size > 0 and mbs is not None and mbs > 1:
+        raise ValueError(
+            f"packed sequences require train.micro_batch_size=1, got {mbs}. The same work is: "
+            f"train.micro_batch_size=1, train.global_batch_size={(gbs or 0) // mbs} (now {gbs}), "
+            f"packed_sequence_size={specs.packed_sequence_size * mbs} (now {specs.packed_sequence_size})"
+        )
+    if isinstance(dataset, GPTDatasetConfig | FinetuningDatasetConfig):
+        assert model.seq_length == dataset.seq_length, (
+            f"model.seq_length ({model.seq_length}) must equal dataset.seq_length ({dataset.seq_length})"
+        )
 
 
 def check_peft_checkpoint(config: "ConfigContainer") -> None:
@@ -242,51 +260,6 @@ def check_peft_checkpoint(config: "ConfigContainer") -> None:
     assert config.peft is None or config.checkpoint.pretrained_checkpoint is not None, (
         "peft requires checkpoint.pretrained_checkpoint"
     )
-
-
-def check_sequence_lengths(config: "ConfigContainer") -> None:
-    """Check that the data is as long as the model expects; a dataset of the user's own may have no length."""
-    if isinstance(config.dataset, GPTDatasetConfig | FinetuningDatasetConfig):
-        assert config.model.seq_length == config.dataset.seq_length, (
-            f"model.seq_length ({config.model.seq_length}) must equal dataset.seq_length ({config.dataset.seq_length})"
-        )
-
-
-class DeviceInfo(NamedTuple):
-    """A GPU's name and compute capability."""
-
-    name: str
-    major: int
-    minor: int
-
-
-def current_device_info() -> DeviceInfo | None:
-    """Return the properties of GPU 0, None without a GPU."""
-    if not torch.cuda.is_available():
-        return None
-    device = torch.cuda.get_device_properties(0)
-    return DeviceInfo(device.name, device.major, device.minor)
-
-
-# Backend of the flexible MoE token dispatcher -> major compute capabilities, names of other GPUs, human-readable
-_FLEX_BACKENDS: dict[str, tuple[tuple[int, ...], tuple[str, ...], str]] = {
-    "deepep": ((8, 9), ("NVIDIA B200", "NVIDIA B300"), "Ampere, Hopper, B200 and B300"),
-    "hybridep": ((8, 9, 10), (), "Ampere, Hopper and Blackwell (compute capability 10)"),
-}
-
-
-def check_flex_dispatcher(config: "ConfigContainer") -> None:
-    """Check that this GPU runs the dispatcher's backend; without one, the run may be meant for another machine."""
-    device, backend = current_device_info(), getattr(config.model, "moe_flex_dispatcher_backend", None)
-    is_flex = getattr(config.model, "moe_token_dispatcher_type", None) == "flex"
-    if device is None or not is_flex or backend not in _FLEX_BACKENDS:
-        return
-    majors, names, supported = _FLEX_BACKENDS[backend]
-    if device.major not in majors and not device.name.startswith(names):
-        raise ValueError(
-            f"model.moe_flex_dispatcher_backend={backend!r} runs on {supported} GPUs; this one is {device.name} "
-            f"(compute capability {device.major}.{device.minor})"
-        )
 
 
 def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
@@ -305,41 +278,27 @@ def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
 
 CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     check_epochs,
-    mark_packed_sequences,
     finalize_sections,
     sync_te_rng_tracker,
-    rerun_post_inits,
-    ensure_data_parallel_size,
     apply_deterministic_mode,
     _validate_and_sync_distributed_optimizer_settings,
     _validate_mixed_precision_consistency,
     let_the_loss_scale_find_overflow,
     _validate_fine_grained_activation_offloading,
-    check_full_iteration_graph,
     check_graphs,
-    clear_unused_graph_scope,
-    check_one_fsdp,
     apply_megatron_fsdp,
-    drop_what_fsdp_lacks,
-    check_mxfp8_gather,
-    check_optimizer_of_delayed_scaling,
-    check_sharding_of_fp8_weights,
+    check_fp8_weights,
     check_modelopt_fusion,
-    check_fsdp_format,
-    check_async_save_format,
-    default_tensor_inspect,
-    sync_cpu_initialization,
+    check_checkpoint_format,
+    fill_in_defaults,
     check_decentralized_groups,
-    check_gloo_free_format,
     check_gather_with_step,
     check_training_scheduler_compatibility,
     calculate_scheduler_steps,
     check_sequence_split,
     check_cp_comm_type,
-    check_packed_micro_batch,
-    check_in_batch_packing,
+    check_data,
     check_peft_checkpoint,
-    check_sequence_lengths,
     check_flex_dispatcher,
     move_deprecated_validation_fields,
 )

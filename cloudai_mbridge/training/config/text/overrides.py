@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, NoReturn, TypeVar
 
-from cloudai_mbridge.training.config.text.decode import LiveCatalog
-from cloudai_mbridge.training.config.text.describe import section_of
+from cloudai_mbridge.training.config.text.classes import LiveCatalog, section_of
 from cloudai_mbridge.training.config.text.yaml_text import parse_yaml, scalar
-from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.messages import fail, join, nearest, show
-from cloudai_mbridge.training.schema.plain import MAX_DEPTH, check
-from cloudai_mbridge.training.schema.type_forms import ANY, Field, Form, Section, describe, field_key, options_of
+from cloudai_mbridge.training.errors import ConfigError, fail, join, nearest, show
+from cloudai_mbridge.training.schema.check import MAX_DEPTH, check
+from cloudai_mbridge.training.schema.forms import ANY, Field, Form, Section, describe, options_of
 
 T = TypeVar("T")
 _Undo = list[tuple[Any, str, Any]]
@@ -53,7 +51,14 @@ def _apply(container: Any, text: str, undo: _Undo) -> None:
         return
     if not equals:
         fail(key or text, "write key=value to set it, or ~key to set it to null")
-    _set(container, _parts(key), _read_value(key, value.strip()), undo)
+    parts = _parts(key)
+    if not (value := value.strip()):
+        fail(key, f"no value; write {key}=null, or {key}='\"\"' for empty text")
+    try:  # lists, tables and quoted text are YAML; all else is one scalar, so `run: 1 #2` stays text
+        read = parse_yaml(value) if value[0] in "[{\"'" else scalar(value)
+    except ConfigError as error:
+        fail(key, f"{show(value)} cannot be read: {error}")
+    _set(container, parts, read, undo)
 
 
 def _parts(key: str) -> list[str]:
@@ -61,16 +66,6 @@ def _parts(key: str) -> list[str]:
     if not all(parts) or len(parts) > MAX_DEPTH:
         fail(show(key), "the key is a dotted path such as train.train_iters")
     return parts
-
-
-def _read_value(key: str, text: str) -> Any:
-    """Read lists, tables and quoted text as YAML; all else is one scalar, so `run: 1 #2` stays text."""
-    if not text:
-        fail(key, f"no value; write {key}=null, or {key}='\"\"' for empty text")
-    try:
-        return parse_yaml(text) if text[0] in "[{\"'" else scalar(text)
-    except ConfigError as error:
-        fail(key, f"{show(text)} cannot be read: {error}")
 
 
 def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
@@ -90,13 +85,19 @@ def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
         if below is None:
             below = _make_section(entry, where, parts[depth + 1], LiveCatalog(type(owner)))
             _assign(owner, name, below, where, undo)
-        owner = _below(below, entry, where)
+        if isinstance(below, list | tuple):
+            fail(where, f"{show(below)} is a list: give it as a whole, {where}=[...]")
+        if not is_dataclass(below):
+            remedy = f"; give a table, {where}={{...}}, or start from ~{where}"
+            is_section = options_of(entry.form, "config")
+            fail(where, f"{show(below)} has no keys below it{remedy if is_section else ''}")
+        owner = below
 
 
 def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Field]:
     """Return the field of `owner` that `part` names."""
     section = section_of(owner)
-    name = field_key(section, part)
+    name = section.field_of(part)
     if name is None:
         fail(join(where, part), f"unknown key; {_suggestion(owner, section, part, where, deeper)}")
     entry = section.fields[name]
@@ -110,21 +111,12 @@ def _suggestion(owner: Any, section: Section, part: str, where: str, deeper: boo
     if not where and not deeper:
         for name in section.fields:
             below = getattr(owner, name, None)
-            if is_dataclass(below) and field_key(section_of(below), part) is not None:
+            if is_dataclass(below) and section_of(below).field_of(part) is not None:
                 return f"did you mean {name}.{part}?"
     keys = section.keys()
     if not where and not difflib.get_close_matches(part[:200], keys, 1):
         return f"sections: {', '.join(keys)}"
     return nearest(part, keys, f"valid keys of {type(owner).__name__}")
-
-
-def _below(value: Any, entry: Field, where: str) -> Any:
-    if is_dataclass(value):
-        return value
-    if isinstance(value, list | tuple):
-        fail(where, f"{show(value)} is a list: give it as a whole, {where}=[...]")
-    remedy = f"; give a table, {where}={{...}}, or start from ~{where}" if options_of(entry.form, "config") else ""
-    fail(where, f"{show(value)} has no keys below it{remedy}")
 
 
 def _make_section(entry: Field, where: str, below: str, catalog: LiveCatalog) -> Any:
@@ -138,7 +130,7 @@ def _make_section(entry: Field, where: str, below: str, catalog: LiveCatalog) ->
     cls = catalog.find_class(paths[0])
     if section is None or cls is None or section.abstract:
         fail(where, f"is null, and {paths[0]} cannot be built here")
-    if field_key(section, below) is None:
+    if section.field_of(below) is None:
         fail(join(where, below), f"unknown key; {nearest(below, section.keys(), f'valid keys of {cls.__name__}')}")
     if required := [name for name, each in section.fields.items() if each.required]:
         _fail_whole(where, f"is null and {cls.__name__} cannot do without {', '.join(required)}", f"{required[0]}: ...")

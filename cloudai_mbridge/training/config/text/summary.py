@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +19,17 @@ _OTHERS = ("train", "validation", "scheduler", "dataset", "checkpoint", "logger"
 
 def log_non_default_values(config: "ConfigContainer") -> None:
     """Print, on rank 0, the values that differ from Megatron-Core's defaults, then the values of the other sections."""
-    print_rank_0("\n".join(_lines(config)))
-
-
-def _lines(config: "ConfigContainer") -> Iterator[str]:
-    yield from ("", _DOUBLE, "Configuration Summary (Non-Default Values vs Megatron Core)", _DOUBLE)
+    lines = ["", _DOUBLE, "Configuration Summary (Non-Default Values vs Megatron Core)", _DOUBLE]
     bases = {"optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
     for name, base in {**bases, "model": _get_mcore_transformer_parent(config.model)}.items():
         if changed := _get_non_default_values(getattr(config, name), base):
-            yield from ("", f"[{name}] Non-default values (vs Mcore {base.__name__}):")
-            yield from (f"  {key}: {now!r}  (Mcore default: {was!r})" for key, (now, was) in sorted(changed.items()))
-    yield from ("", _SINGLE, "Other Configuration Values:", _SINGLE)
+            lines += ["", f"[{name}] Non-default values (vs Mcore {base.__name__}):"]
+            lines += [f"  {key}: {now!r}  (Mcore default: {was!r})" for key, (now, was) in sorted(changed.items())]
+    lines += ["", _SINGLE, "Other Configuration Values:", _SINGLE]
     for name in _OTHERS:
         if values := _get_key_config_values(getattr(config, name)):
-            yield from ("", f"[{name}]:")
-            yield from (f"  {key}: {value!r}" for key, value in sorted(values.items()))
-    yield from ("", _DOUBLE)
+            lines += ["", f"[{name}]:", *(f"  {key}: {value!r}" for key, value in sorted(values.items()))]
+    print_rank_0("\n".join([*lines, "", _DOUBLE]))
 
 
 def _get_mcore_transformer_parent(model_config: Any) -> type:

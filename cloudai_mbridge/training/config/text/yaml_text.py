@@ -14,9 +14,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.messages import show
-from cloudai_mbridge.training.schema.plain import MAX_DEPTH
+from cloudai_mbridge.training.errors import ConfigError, show
+from cloudai_mbridge.training.schema.check import MAX_DEPTH
 
 MAX_CHARS = 1 << 20  # a config is a few KiB
 MAX_VALUES = 100_000  # after aliases are expanded
@@ -140,7 +139,11 @@ class _Builder:
         if depth > MAX_DEPTH:
             raise ConfigError(f"{_at(event)}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event)
+            if event.anchor not in self._anchors:
+                raise ConfigError(f"{_at(event)}: the alias *{event.anchor} stands before or inside its anchor")
+            value, size = self._anchors[event.anchor]
+            self._count(size, event)
+            return copy.deepcopy(value)
         before = self._values
         value = self._new_value(event, depth)
         if event.anchor is not None:
@@ -151,13 +154,6 @@ class _Builder:
         self._values += values
         if self._values > MAX_VALUES:
             raise ConfigError(f"{_at(event)}: more than {MAX_VALUES} values")
-
-    def _alias(self, event: Any) -> Any:
-        if event.anchor not in self._anchors:
-            raise ConfigError(f"{_at(event)}: the alias *{event.anchor} stands before or inside its anchor")
-        value, size = self._anchors[event.anchor]
-        self._count(size, event)
-        return copy.deepcopy(value)
 
     def _new_value(self, event: Any, depth: int) -> Any:
         is_scalar = isinstance(event, yaml.ScalarEvent)

@@ -1,13 +1,15 @@
-"""Megatron-Bridge's providers that only give fields other defaults: read as GPTModelProvider or MLAModelProvider.
+"""Tables and values of Megatron-Bridge's files that have another form here.
 
-Megatron-Bridge writes every field, so that its files hold the whole model.
+Its providers only give fields other defaults: they are read as GPTModelProvider or MLAModelProvider. Megatron-Bridge
+writes every field, so that its files hold the whole model. It checks no types, so that some values of its own recipes
+have another type than their field.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, show
-from cloudai_mbridge.training.schema.type_forms import Section
+from cloudai_mbridge.training.errors import fail, join, show
+from cloudai_mbridge.training.schema.forms import Section
 
 _MODELS = "megatron.bridge.models"
 # Module -> prefixes of class names -> suffixes; "" is the class of the bare name
@@ -128,7 +130,21 @@ def translate_provider(table: Mapping[Any, Any], section: Section, where: str) -
 
 
 def _is_block_spec(value: object) -> bool:
-    if not is_tagged(value) or not isinstance(value, dict) or value["_target_"] != _BLOCK_SPEC:
+    if not isinstance(value, dict) or value.get("_target_") != _BLOCK_SPEC:
         return False
     filled_in = {key: item for key, item in value.items() if key not in ("_target_", "_partial_", "_args_")}
     return not value.get("_args_") and set(filled_in) <= {"use_transformer_engine"}
+
+
+def as_meant(path: str, field: str, value: Any) -> Any:
+    """Return the value of the class at `path` in the field's own type; any other value as it is."""
+    match path.rpartition(".")[2], field, value:
+        case "TrainingConfig", "manual_gc_eval", int():
+            return value != 0
+        case "PipelineOverlapCfg", "fp8_buf", [False]:  # a comma too many in the class's default
+            return False
+        case _, "moe_router_dtype", {"_target_": "torch.float32"}:
+            return "fp32"
+        case _, "moe_router_dtype", "bf16":  # Megatron-Core treats unknown values as the type of the layer
+            return None
+    return value

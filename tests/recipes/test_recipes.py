@@ -1,4 +1,4 @@
-"""What fine-tuning trains otherwise than pre-training."""
+"""Every recipe that ships is a valid training config, and what fine-tuning trains otherwise than pre-training."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.presets import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.recipes.apply import training_config
-from cloudai_mbridge.recipes.tasks import recipe_for
+from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.sweep.checked import recipe_of, with_recipe
 from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.flops import count_layers, flops_per_token
 from cloudai_mbridge.training.peft.config import LoRA
 from tests.cases import every
 from tests.recipes.embedded import embedded_recipes
@@ -26,6 +27,30 @@ def _config(extra: dict[str, str] | None = None, **given: Any) -> dict[str, Any]
     recipe = recipe_of(asked, preset)
     assert recipe
     return training_config(recipe, with_recipe(asked, recipe, preset=preset), extra or {})
+
+
+@every("name", embedded_recipes())
+def test_a_recipe_is_a_valid_training_config(name: str) -> None:
+    recipe = load_recipe(name)
+    args = with_recipe_defaults(ResolvedCmdArgs(model_recipe_name=name), recipe)
+    config = ConfigContainer.from_dict(training_config(recipe, args, {}))
+    assert recipe.name == name
+    assert min(len(recipe.description), len(recipe.family), len(recipe.source)) > 0
+    assert config.model.hidden_size % config.model.num_attention_heads == 0
+    assert config.model.num_attention_heads % (config.model.num_query_groups or 1) == 0
+    if "hybrid_layer_pattern" not in recipe.sections["model"]:
+        assert sum(count_layers(config.model)) == config.model.num_layers + recipe.mtp_num_layers
+    assert config.train.global_batch_size % config.train.micro_batch_size == 0
+    assert 0 <= config.optimizer.min_lr <= config.optimizer.lr
+    assert flops_per_token(config.model) > 0
+
+
+@every("name", ["llama3-8b", "", "../llama3_8b", "LLAMA3_8B"])
+def test_an_unknown_recipe_is_bad_input(name: str) -> None:
+    with pytest.raises(BadInput, match="unknown recipe"):
+        load_recipe(name)
+    with pytest.raises(BadInput, match="did you mean 'llama3_8b'"):
+        load_recipe("llama3-8b")
 
 
 @every("task", TASKS)
