@@ -12,15 +12,13 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.scenarios import Scenario
 from cloudai_mbridge.api.tables import Table, Tabular
 from cloudai_mbridge.errors import BadInput, counted, shown
-from cloudai_mbridge.estimate.headline import Price, price_of
+from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import load_system, load_test_definition
 from cloudai_mbridge.report.rows import axis_types, axis_values
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
-from cloudai_mbridge.tune.request import search_request
-from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import SearchRequest
+from cloudai_mbridge.tune.space import SearchRequest, search_request, search_scenario
 
 _RANK = {"rank": int}
 _PREDICTED = {

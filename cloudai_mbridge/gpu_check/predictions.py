@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
+from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
 from cloudai_mbridge.gpu_check.proxy import RECIPE
 from cloudai_mbridge.gpu_check.sweep import Training, speed, train

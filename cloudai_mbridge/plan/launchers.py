@@ -21,7 +21,7 @@ from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, training_config
 from cloudai_mbridge.recipes.launcher_arguments import DETERMINISTIC
 from cloudai_mbridge.recipes.step_lines import refuse_hidden_steps
-from cloudai_mbridge.sweep import SweepPoint
+from cloudai_mbridge.sweep.expand import SweepPoint
 
 if TYPE_CHECKING:
     from cloudai_mbridge.plan.run_plan import RunPlan

@@ -7,8 +7,9 @@ from functools import cache, partial
 from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, RuleSet
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
-from cloudai_mbridge.estimate.overrides import not_considered
+from cloudai_mbridge.estimate.hardware import Price, price_of
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
+from cloudai_mbridge.estimate.request import not_considered
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.loading.loaded import naming_file
@@ -17,9 +18,9 @@ from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.select import PointChoice, axes_of
 from cloudai_mbridge.plan.walk import Decision, PointWalk
-from cloudai_mbridge.sweep import CheckedPoint
+from cloudai_mbridge.sweep.checked import CheckedPoint
 from cloudai_mbridge.sweep.estimated import largest_terms
-from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
+from cloudai_mbridge.sweep.pinned import fill_in_notes, lifted_note
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _MOST_REASONS = 5

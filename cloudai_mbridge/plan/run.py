@@ -20,7 +20,7 @@ from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.sweep import SweepPoint
+from cloudai_mbridge.sweep.expand import SweepPoint
 
 # cmd_args that hold a credential -> the variable that hands it to the job
 SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}

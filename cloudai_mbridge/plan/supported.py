@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.estimate.hardware import calibration_note
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.loading.loaded import with_path
@@ -13,7 +13,7 @@ from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, TestDefini
 from cloudai_mbridge.models.values.references import has_other_forms
 from cloudai_mbridge.plan.effects import notes_on_keys
 from cloudai_mbridge.plan.launchers import launchers_of
-from cloudai_mbridge.sweep import credentials_in_sweep
+from cloudai_mbridge.sweep.expand import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 

@@ -17,9 +17,9 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
-from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
+from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points, informative
 from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
-from cloudai_mbridge.sweep.order import informative
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.training.flops import NEW, Formula
 

@@ -22,7 +22,7 @@ from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.schedulers.slurm.partitions import PartitionNodes, find_nodes
 from cloudai_mbridge.tune.ranking import rank
-from cloudai_mbridge.tune.request import search_request
+from cloudai_mbridge.tune.space import search_request
 
 _STEPS, _WARMUP_STEPS = 30, 10
 _CPU_RANKS = 2  # for a machine without a known GPU
