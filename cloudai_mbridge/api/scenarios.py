@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.results import Progress, Run, Table, Tabular, drive, path_of
 from cloudai_mbridge.errors import BadInput, counted, shown
-from cloudai_mbridge.estimate.headline import Price, price_of
+from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import load_system, load_test_definition
@@ -22,9 +22,7 @@ from cloudai_mbridge.plan import RejectedPoint, RunPlan
 from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.report.rows import axis_types, axis_values
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
-from cloudai_mbridge.tune.request import search_request
-from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import SearchRequest
+from cloudai_mbridge.tune.space import SearchRequest, search_request, search_scenario
 
 _COLUMNS = {"test": str, "point": str, "status": str}
 _DECIDED = {

@@ -15,13 +15,13 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "First steps": {
         "init": ("commands.setup.init:init", "Write a test, a scenario and a system that run as they are."),
         "list": ("commands.plan.list_known:list_", "List the recipes and the rules."),
-        "rule": ("commands.plan.show_rule:rule", "Explain rules, with examples."),
+        "rule": ("commands.plan.list_known:rule", "Explain rules, with examples."),
         "schema": ("commands.setup.schema:schema", "Print the JSON Schema of a TOML file, or of --json."),
         "install": ("install.commands:install", "Install what tests of the upstream launcher need."),
         "uninstall": ("install.commands:uninstall", "Remove what install has installed."),
     },
     "Plan": {
-        "verify-configs": ("commands.plan.verify_configs:verify_configs", "Check TOML files without running anything."),
+        "verify-configs": ("commands.plan.verify:verify_configs", "Check TOML files without running anything."),
         "dry-run": ("commands.plan.dry_run:dry_run", "Write the files that run would submit."),
         "sweep": ("commands.plan.sweep:sweep", "Look at the points of a scenario, one or all."),
         "estimate": ("commands.plan.estimate:estimate", "Estimate one point: FLOPs, memory, step time, cost."),

@@ -1,20 +1,134 @@
-"""GPUs: dense peaks by number format, memory, links; each with its source.
+"""GPUs and number formats: dense peaks, memory, links, each with its source; and a cluster's calibration.
 
 The figures are data (`data/hardware.toml`), and so are their sources. MFU divides by the dense peak of the format that
-the matmuls run in; a processor has no figures here and so no MFU.
+the matmuls run in; a processor has no figures here and so no MFU. `mbridge calibrate` writes a cluster's factors into
+a file that a system references (docs/tune.md).
 """
 
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache, lru_cache
 from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.cluster import ClusterFactors
-from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.models.base import OneLine, StrictModel
+from cloudai_mbridge.models.loading import validate
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.toml_source import read_toml
+
+
+class Precision(StrEnum):
+    """Number format of the layers' matrix products, by the names of `cmd_args.compute_dtype`."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP8_CS = "fp8_cs"
+    FP8_DS = "fp8_ds"
+    FP8_SC = "fp8_sc"
+    FP8_MX = "fp8_mx"
+    NVFP4 = "nvfp4"
+
+    @property
+    def is_32_bit(self) -> bool:
+        """Whether weights and activations are stored in 32 bits."""
+        return self in (Precision.FP32, Precision.TF32)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes per value of the activations between layers."""
+        return 4 if self.is_32_bit else 2
+
+
+_OTHER_NAMES = {"fp8": Precision.FP8_CS, "mxfp8": Precision.FP8_MX, "fp16": Precision.BF16, "bfloat16": Precision.BF16}
+
+
+def precision_named(name: str) -> Precision:
+    """Return the precision called fp8_mx, FP8-MX, MXFP8, or FP8 (current scaling, as in the published tables).
+
+    BadInput, which lists the known names, if unknown.
+    """
+    key = name.strip().lower().replace("-", "_")
+    if key in _OTHER_NAMES:
+        return _OTHER_NAMES[key]
+    try:
+        return Precision(key)
+    except ValueError:
+        raise BadInput(f"compute_dtype: unknown precision {name!r}; use one of {', '.join(Precision)}") from None
+
+
+LEAST_FACTOR, MOST_FACTOR = 0.001, 1000.0
+Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]
+Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class StepFactors(StrictModel):
+    """Ratios of measured to predicted time for each group of a step's parts (`estimate.time.groups`)."""
+
+    compute: Factor = 1.0
+    memory: Factor = 1.0
+    experts: Factor = 1.0
+    links: Factor = 1.0
+    launches: Factor = 1.0
+    data_parallel: Factor = 1.0
+    optimizer: Factor = 1.0
+
+
+FACTORS = tuple(StepFactors.model_fields)
+
+
+class HeldOut(StrictModel):
+    """Median errors of step times on points that were not in the fit."""
+
+    shipped: Error
+    calibrated: Error
+
+
+class ClusterFactors(StrictModel):
+    """Factors on the predictions for one type of GPU. memory: on the peak of the fullest stage."""
+
+    version: Literal[1] = 1
+    gpu: OneLine
+    points: Annotated[int, Field(ge=1)]
+    step_time: StepFactors = StepFactors()
+    memory: Factor = 1.0
+    held_out: HeldOut
+
+    def __str__(self) -> str:
+        """Return a one-line summary."""
+        return f"{self.points} measured points; median error {self.held_out.calibrated:.1%} on points held out"
+
+
+@lru_cache(maxsize=16)
+def read_factors(path: Path) -> ClusterFactors:
+    """Read a file written by `mbridge calibrate`; BadInput: it cannot be read, or is invalid."""
+    source = read_toml(path)
+    return validate(ClusterFactors, source.data, source)
+
+
+def factors_for(system: System | None, gpu: str) -> ClusterFactors | None:
+    """Return a system's calibration factors for a GPU; None without any. BadInput as `read_factors`."""
+    if system is None or system.calibration is None:
+        return None
+    found = read_factors(Path(system.calibration))
+    return found if found.gpu == gpu else None
+
+
+def calibration_note(system: System | None) -> str:
+    """Return a one-line description of the calibration of a system's predictions; "" without one."""
+    if system is None or system.calibration is None:
+        return ""
+    factors = read_factors(Path(system.calibration))
+    return f"predictions for {factors.gpu} are calibrated: {system.calibration}, {factors}"
+
 
 _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "hardware.toml"
 _MAKERS = frozenset({"nvidia", "dgx", "hgx"})
@@ -98,3 +212,25 @@ def mfu(tflops_per_gpu: float, gpu: Gpu, precision: Precision) -> float | None:
     """
     peak = gpu.peak(precision)
     return None if peak is None else tflops_per_gpu / peak
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one GPU-hour."""
+
+    per_gpu_hour: float
+    currency: str
+
+
+def price_of(system: System | None, gpu: str | None) -> tuple[Price | None, str]:
+    """Return the price of the GPU of this name on a system, or None and the reason."""
+    if not gpu:
+        return None, "unknown GPU"
+    if system is None or not system.prices.per_gpu_hour:
+        return None, "the system has no [prices]"
+    for name, price in system.prices.per_gpu_hour.items():
+        if (found := find_gpu(name)) is not None and found.name == gpu:
+            return Price(price, system.prices.currency), ""
+    unknown = [repr(name) for name in system.prices.per_gpu_hour if find_gpu(name) is None]
+    remark = f"; {', '.join(unknown)} is not a GPU with known figures" if unknown else ""
+    return None, f"system {system.name!r}: [prices] has none for {gpu}{remark}"

@@ -1,9 +1,19 @@
-"""The summary of a point that a sweep shows, and its memory limit."""
+"""The summary of a point that a sweep shows, its memory limit, and its price.
 
+Results that depend on few arguments are cached. The numbers equal the results of `estimate_point`.
+"""
+
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
-from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.models.system import System
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory.estimate import GIB, StageTotals, kind_of
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
+from cloudai_mbridge.estimate.point import assumptions_for, flops_of, speed_of, times_of, tokens_per_step
+from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 
 START_UP_S = 300.0  # containers, imports, compilation: an allowance for budgets, not in gpu_hours
 
@@ -70,23 +80,54 @@ class Headline:
         return self.num_gpus * (self.step_time_s * num_steps + start_up_s) / 3600
 
 
-@dataclass(frozen=True)
-class Price:
-    """Of one GPU-hour."""
-
-    per_gpu_hour: float
-    currency: str
+_ROUNDING = 1e-9
 
 
-def price_of(system: System | None, gpu: str | None) -> tuple[Price | None, str]:
-    """Return the price of the GPU of this name on a system, or None and the reason."""
-    if not gpu:
-        return None, "unknown GPU"
-    if system is None or not system.prices.per_gpu_hour:
-        return None, "the system has no [prices]"
-    for name, price in system.prices.per_gpu_hour.items():
-        if (found := find_gpu(name)) is not None and found.name == gpu:
-            return Price(price, system.prices.currency), ""
-    unknown = [repr(name) for name in system.prices.per_gpu_hour if find_gpu(name) is None]
-    remark = f"; {', '.join(unknown)} is not a GPU with known figures" if unknown else ""
-    return None, f"system {system.name!r}: [prices] has none for {gpu}{remark}"
+class Headlines:
+    """Estimates of many points; those that differ in copies and tokens alone share the totals of their memory."""
+
+    def __init__(self) -> None:
+        self._totals = lru_cache(maxsize=10_000)(lambda kind, assumptions: StageTotals(assumptions))
+
+    def of(self, request: EstimateRequest) -> Headline:
+        """Return the headline of a point; an invalid point yields a reason, not an exception."""
+        gpu = request.gpu
+        if gpu is None:
+            return Headline(None, request.args.num_gpus, why=(request.why_no_gpu,))
+        try:
+            model = request.architecture
+            layout = request.layout_of(model)
+            flops = flops_of(model, request.formula, layout.adapters)
+        except BadInput as error:
+            return Headline(gpu.name, request.args.num_gpus, why=(str(error),))
+        assumptions, why = assumptions_for(gpu), list[str]()
+
+        def fullest(layout: ParallelLayout) -> tuple[float, int, float]:
+            return self._totals(kind_of(model, layout), assumptions).fullest(model, layout)
+
+        needed = answer_or_why("memory", lambda: fullest(layout), why.append)
+        peak, worst, modelled = (needed[0] / GIB, needed[1], needed[2] / GIB) if needed else (None, None, None)
+        step = answer_or_why("step_time_s", lambda: times_of(request, model).step_time_s(layout), why.append)
+        rows = [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in request.published_shape(model)]
+
+        def is_proven(have_run: Iterable[tuple[int, int, int | None]], most: float) -> bool:
+            """Return whether GPUs and batches have run that need as much, except those predicted to exceed `most`."""
+            for num_gpus, mbs, gbs in have_run if modelled is not None else ():
+                with suppress(BadInput), refusing("the layout cannot be estimated"):
+                    ran = fullest(layout.changed(num_gpus=num_gpus, mbs=mbs, gbs=gbs))
+                    if ran[0] <= most and modelled <= ran[2] / GIB * (1 + _ROUNDING):
+                        return True
+            return False
+
+        return Headline(
+            gpu=gpu.name,
+            num_gpus=layout.num_gpus,
+            peak_memory_gib=peak,
+            gpu_memory_gib=gpu.memory_gib,
+            worst_stage=worst,
+            modelled_gib=modelled,
+            **speed_of(step, tokens_per_step(model, layout), flops, request, layout.num_gpus),
+            why=tuple(why),
+            is_known_to_fit=is_proven(rows, (gpu.memory_gib or 0.0) * GIB),
+            is_shipped=is_proven(request.shipped, math.inf),
+        )

@@ -5,30 +5,24 @@ An unknown value is None, with the reason in `missing`. For many points of a swe
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from types import MappingProxyType
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import TypeVar
+
+from pydantic import BaseModel, Field
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, mfu
-from cloudai_mbridge.estimate.headline import Price
-from cloudai_mbridge.estimate.memory import ParallelLayout, StageMemory, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.hardware import Gpu, Price, gpu_named, mfu, precision_named
+from cloudai_mbridge.estimate.memory import ParallelLayout, Recompute, StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.adapter_parameters import active_adapters
-from cloudai_mbridge.estimate.memory.adapters import Adapters
-from cloudai_mbridge.estimate.memory.other import GIB, NOTHING, Assumptions
+from cloudai_mbridge.estimate.memory.estimate import GIB, NOTHING, REFERENCES, Assumptions
+from cloudai_mbridge.estimate.memory.layout import Adapters
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
-from cloudai_mbridge.estimate.memory.reference import REFERENCES
-from cloudai_mbridge.estimate.overrides import not_considered
-from cloudai_mbridge.estimate.precision import precision_named
-from cloudai_mbridge.estimate.published import PublishedRow
-from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
-from cloudai_mbridge.estimate.time.calibration import HeldOutError
-from cloudai_mbridge.estimate.time.groups import StepGroups
-from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, time_model, why_no_time
+from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, not_considered, refusing
+from cloudai_mbridge.estimate.time.model import TimeModel, time_model, why_no_time
+from cloudai_mbridge.estimate.time.parts import StepGroups
 from cloudai_mbridge.training.flops import Formula, flops_per_token
-from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
 
 DEFAULT_ESTIMATOR = "default"
 ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
@@ -37,71 +31,100 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ParameterCounts:
+class Parameters:
     """Of the whole model; active: parameters used per token."""
 
     total: int
     active: int
 
 
+class Layout(BaseModel):
+    """The parallel layout with the training options that decide about memory."""
+
+    num_gpus: int
+    tp: int
+    pp: int
+    cp: int
+    vp: int
+    ep: int
+    expert_tp: int
+    dp: int
+    expert_dp: int
+    mbs: int
+    gbs: int | None
+    num_microbatches: int
+    seq_length: int | None
+    pipeline_layout: str | None
+    sequence_parallel: bool = Field(validation_alias="has_sequence_parallel")
+    recompute: Recompute
+    use_megatron_fsdp: bool
+    use_distributed_optimizer: bool
+    activation_offload_layers: int
+    cuda_graph: str
+    implementation: str
+
+
 @dataclass(frozen=True)
-class Speed:
-    """Rates that follow from a step time. None if unknown."""
+class Memory:
+    """Of the GPU. share: of its memory, for states and activations. stages: none of a reference estimator.
 
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
+    terms, line: of a reference estimator alone.
+    """
+
+    estimator: str
+    peak_memory_gib: float
+    gpu_memory_gib: float | None
+    share: float | None
+    worst_stage: int | None = None
+    stages: tuple[StageMemory, ...] = ()
+    terms: Mapping[str, float] | None = None
+    line: str | None = None
+
+
+class Published(BaseModel):
+    """A row of Megatron-Bridge's tables that is of this point."""
+
+    container: str
+    label: str
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    flops_formula: str = Field(validation_alias="formula")
 
 
 @dataclass(frozen=True)
-class PointEstimate(Speed):
-    """The answer. Times in seconds, memory in bytes or GiB as named; `missing`: field -> why it is None.
+class Estimate:
+    """One point. Times in seconds; None if unknown, with the reason in `missing`. filled_in: by which preset.
 
-    stages: memory of every pipeline stage, in the terms of the default estimator; None with a reference estimator,
-    whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
-    memory, needed for states and activations.
-    gpu_hours: of the steps alone, without start-up. cost: of these. published: rows of exactly this point.
-    not_considered: settings that no estimate reads. filled_in: as in `EstimateRequest`.
+    fits: whether the fullest stage fits into the GPU. step_time_terms_s: they add up. step_time_median_error: relative.
+    gpu_hours: of the steps alone. published: of exactly this point. not_considered: set, and read by no estimate.
     """
 
     recipe: str
     gpu: str | None
-    layout: ParallelLayout
-    formula: Formula
+    precision: str
+    layout: Layout
+    flops_formula: str
     flops_per_token: int
+    parameters: Parameters | None
+    memory: Memory | None
+    fits: bool | None
     tokens_per_step: int
+    step_time_s: float | None
+    step_time_terms_s: Mapping[str, float] | None
+    step_time_median_error: float | None
+    step_time_error: str | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
     num_steps: int | None
-    parameters: ParameterCounts | None
-    estimator: str
-    stages: tuple[StageMemory, ...] | None
-    reference: TheoreticalMemory | None
-    peak_memory_gib: float | None
-    gpu_memory_gib: float | None
-    memory_share: float | None
-    step_time: StepTime | None
-    held_out_error: HeldOutError | None
     gpu_hours: float | None
     cost: float | None
     currency: str | None
-    published: tuple[PublishedRow, ...] = ()
-    not_considered: tuple[str, ...] = ()
-    filled_in: str = ""
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the fullest stage fits into the GPU; None if unknown. Published points did fit."""
-        if self.published:
-            return True
-        if self.peak_memory_gib is None or self.gpu_memory_gib is None:
-            return None
-        return self.peak_memory_gib <= self.gpu_memory_gib
-
-    @property
-    def worst_stage(self) -> StageMemory | None:
-        """The stage that needs most memory."""
-        return worst_stage(self.stages) if self.stages else None
+    published: tuple[Published, ...]
+    not_considered: tuple[str, ...]
+    filled_in: str
+    missing: Mapping[str, str]
 
 
 def estimate_point(
@@ -110,64 +133,66 @@ def estimate_point(
     estimator: str = DEFAULT_ESTIMATOR,
     price: Price | None = None,
     why_no_price: str = "no price",
-) -> PointEstimate:
+) -> Estimate:
     """Estimate a point.
 
     BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs formula
     refuses.
     """
     model, missing = request.architecture, dict[str, str]()
-    layout = request.layout_of(model)
-    flops, gpu = flops_of(model, request.formula, layout.adapters), request.gpu
-    tokens = tokens_per_step(model, layout)
-    parameters = _or_why(
-        missing, "parameters", lambda: ParameterCounts(total_parameters(model), active_parameters(model))
-    )
-    stages, reference = _memory(missing, model, layout, gpu, estimator)
-    peak = reference.total if reference else worst_stage(stages).total if stages else None
-    # of states and activations; a reference estimator models nothing else
-    most = max((stage.states + stage.activations for stage in stages or ()), default=peak)
+    layout, gpu = request.layout_of(model), request.gpu
+    flops, tokens = flops_of(model, request.formula, layout.adapters), tokens_per_step(model, layout)
+    parameters = _or_why(missing, "parameters", lambda: Parameters(total_parameters(model), active_parameters(model)))
+    if estimator not in ESTIMATORS:
+        raise BadInput(f"memory estimator: {estimator!r} is unknown; use one of {', '.join(ESTIMATORS)}")
+    memory = _or_why(missing, "memory", lambda: _memory(model, layout, gpu, estimator))
     times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
-    step = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
-    seconds = step.step_time_s if step else None
+    terms = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
+    seconds, num_steps, gpu_hours = sum(terms.values()) if terms else None, request.args.max_steps, None
     speed = speed_of(seconds, tokens, flops, request, layout.num_gpus, missing)
-    num_steps = request.args.max_steps
-    gpu_hours = _gpu_hours(seconds, layout, num_steps, missing)
+    if seconds is None or num_steps is None:
+        missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")
+    else:
+        gpu_hours = layout.num_gpus * seconds * num_steps / 3600
     cost = price.per_gpu_hour * gpu_hours if price and gpu_hours is not None else None
     if cost is None:
         missing["cost"] = missing.get("gpu_hours", why_no_price)
-    memory_gib = gpu.memory_gib if gpu else None
-    if memory_gib is None or peak is None:
+    if memory is None or memory.gpu_memory_gib is None:
         why = f"the memory of {gpu.name} is not known" if gpu else request.why_no_gpu
         missing["memory_share"] = missing.get("memory") or why
-    return PointEstimate(
+    published, error = request.published(model), times.held_out_error if times else None
+    fits = None
+    if published:  # it did fit
+        fits = True
+    elif memory is not None and memory.gpu_memory_gib is not None:
+        fits = memory.peak_memory_gib <= memory.gpu_memory_gib
+    return Estimate(
         recipe=request.recipe.name,
         gpu=gpu.name if gpu else None,
-        layout=layout,
-        formula=request.formula,
+        precision=str(layout.precision),
+        layout=Layout.model_validate(layout, from_attributes=True),
+        flops_formula=str(request.formula),
         flops_per_token=flops,
-        tokens_per_step=tokens,
-        num_steps=num_steps,
         parameters=parameters,
-        estimator=estimator,
-        stages=stages,
-        reference=reference,
-        peak_memory_gib=None if peak is None else peak / GIB,
-        gpu_memory_gib=memory_gib,
-        memory_share=most / GIB / memory_gib if most is not None and memory_gib else None,
-        step_time=step,
-        held_out_error=times.held_out_error if times else None,
-        **vars(speed),
+        memory=memory,
+        fits=fits,
+        tokens_per_step=tokens,
+        step_time_terms_s=terms,
+        step_time_median_error=error.median if error and error.is_known else None,
+        step_time_error=str(error) if error else None,
+        **speed,
+        num_steps=num_steps,
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
-        published=request.published(model),
+        published=tuple(Published.model_validate(row, from_attributes=True) for row in published),
         not_considered=not_considered(request.args, request.extra),
         filled_in=request.filled_in,
-        missing=MappingProxyType(missing),
+        missing=missing,
     )
 
 
+@lru_cache(maxsize=4096)
 def flops_of(model: Architecture, formula: Formula, adapters: Adapters | None = None) -> int:
     """Return the FLOPs per token; BadInput if the formula refuses the model. adapters: trained with frozen weights."""
     with refusing(f"recipe {model.recipe}: no FLOPs by {formula}"):
@@ -226,40 +251,32 @@ def speed_of(
     request: EstimateRequest,
     num_gpus: int,
     missing: dict[str, str] | None = None,
-) -> Speed:
-    """Return the rates of a step time. tokens: of a step. flops: of a token."""
+) -> dict[str, float | None]:
+    """Return the step time and its rates, by the names of `Estimate`. tokens: of a step. flops: of a token."""
     missing = {} if missing is None else missing
+    rates = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
     if step_time_s is None or request.gpu is None:
-        why = missing.get("step_time_s", request.why_no_gpu)
-        missing |= dict.fromkeys(("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"), why)
-        return Speed(None, None, None, None)
+        missing |= dict.fromkeys(rates, missing.get("step_time_s", request.why_no_gpu))
+        return dict.fromkeys(("step_time_s", *rates))
     rate = tokens / step_time_s / num_gpus
     tflops = rate * flops / 1e12
     precision = precision_named(request.args.compute_dtype)
     share = mfu(tflops, request.gpu, precision)
     if share is None:
         missing["mfu"] = f"{request.gpu.name} has no peak for {precision}"
-    return Speed(step_time_s, rate, tflops, share)
+    return {"step_time_s": step_time_s, "tokens_per_s_per_gpu": rate, "tflops_per_gpu": tflops, "mfu": share}
 
 
-def _memory(
-    missing: dict[str, str], model: Architecture, layout: ParallelLayout, gpu: Gpu | None, estimator: str
-) -> tuple[tuple[StageMemory, ...] | None, TheoreticalMemory | None]:
-    if estimator == DEFAULT_ESTIMATOR:
-        stages = _or_why(missing, "memory", lambda: memory_per_stage(model, layout, assumptions_for(gpu)))
-        return stages, None
-    if estimator not in REFERENCES:
-        raise BadInput(f"memory estimator: {estimator!r} is unknown; use one of {', '.join(ESTIMATORS)}")
-    return None, _or_why(missing, "memory", lambda: REFERENCES[estimator](model, layout))
-
-
-def _gpu_hours(
-    step_time_s: float | None, layout: ParallelLayout, num_steps: int | None, missing: dict[str, str]
-) -> float | None:
-    if step_time_s is None or num_steps is None:
-        missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")
-        return None
-    return layout.num_gpus * step_time_s * num_steps / 3600
+def _memory(model: Architecture, layout: ParallelLayout, gpu: Gpu | None, estimator: str) -> Memory:
+    limit = gpu.memory_gib if gpu else None
+    if estimator != DEFAULT_ESTIMATOR:
+        found = REFERENCES[estimator](model, layout)
+        terms = {"weight_and_optimizer": found.weight_and_optimizer, "activation": found.activation}
+        peak = found.total / GIB
+        return Memory(estimator, peak, limit, peak / limit if limit else None, terms=terms, line=found.line())
+    stages = memory_per_stage(model, layout, assumptions_for(gpu))
+    worst, most = worst_stage(stages), max(stage.states + stage.activations for stage in stages)
+    return Memory(estimator, worst.total_gib, limit, most / GIB / limit if limit else None, worst.stage, stages)
 
 
 def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:

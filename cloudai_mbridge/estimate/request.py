@@ -1,23 +1,149 @@
 """The request for an estimate: a point's recipe, resolved arguments and overrides, on a GPU; and its layout."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.cluster import factors_for
-from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
-from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
-from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS
-from cloudai_mbridge.estimate.overrides import ADAPTERS, apply_overrides
+from cloudai_mbridge.estimate.architecture import MODEL_FIELDS, Architecture, architecture
+from cloudai_mbridge.estimate.hardware import Gpu, factors_for, find_gpu
+from cloudai_mbridge.estimate.memory.arguments import layout_of
+from cloudai_mbridge.estimate.memory.layout import (
+    FIELDS,
+    MASTER_WEIGHTS,
+    RECOMPUTE_METHODS,
+    Granularity,
+    Implementation,
+    ParallelLayout,
+    Recompute,
+    adapters_of,
+)
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
 from cloudai_mbridge.megatron_bridge.presets import Preset, describe, given_by, with_preset
-from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ARGUMENTS, NOT_READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.recipes.apply import parse_value
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
+
+# key of extra_cmd_args -> field of the layout, and its type
+_LAYOUT_FIELDS: dict[str, tuple[str, type]] = {
+    "ddp.use_distributed_optimizer": ("use_distributed_optimizer", bool),
+    "optimizer.use_distributed_optimizer": ("use_distributed_optimizer", bool),
+    "ddp.grad_reduce_in_fp32": ("grad_reduce_in_fp32", bool),
+    "mixed_precision.grad_reduce_in_fp32": ("grad_reduce_in_fp32", bool),
+    "mixed_precision.fp8_param_gather": ("fp8_param_gather", bool),
+    "mixed_precision.fp8_param": ("fp8_param_gather", bool),
+    "ddp.use_megatron_fsdp": ("use_megatron_fsdp", bool),
+    "dist.use_megatron_fsdp": ("use_megatron_fsdp", bool),
+    "ddp.outer_dp_sharding_strategy": ("outer_dp_sharding_strategy", str),
+    "model.sequence_parallel": ("sequence_parallel", bool),
+    "optimizer.optimizer_offload_fraction": ("optimizer_offload_fraction", float),
+}
+_OFFLOAD = "optimizer.optimizer_cpu_offload"
+_OF_RECOMPUTE = {
+    f"model.recompute_{name}": kind
+    for name, kind in {"granularity": str, "method": str, "num_layers": int, "modules": list}.items()
+}
+ADAPTERS = "peft._target_"
+_OF_ADAPTERS = frozenset({ADAPTERS, *(f"peft.{name}" for name in FIELDS)})
+# The keys, without a sign of Hydra's
+LAYOUT_KEYS = frozenset({*_LAYOUT_FIELDS, *_OF_RECOMPUTE, _OFFLOAD})
+
+
+def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
+    """Return the layout with the overrides of `extra_cmd_args`; BadInput if a value has the wrong type."""
+    section = {
+        name.removeprefix("peft."): parse_value(text)
+        for key, text in extra.items()
+        if (name := key.lstrip("+")) in _OF_ADAPTERS
+    }
+    if section and (layout.adapters is not None or ADAPTERS in extra or f"+{ADAPTERS}" in extra):
+        layout = replace(layout, adapters=adapters_of(section, layout.adapters))
+    given = {
+        name: _read_override(name, key, text) for key, text in extra.items() if (name := key.lstrip("+")) in LAYOUT_KEYS
+    }
+    if not given:
+        return layout
+    changes = {_LAYOUT_FIELDS[name][0]: value for name, value in given.items() if name in _LAYOUT_FIELDS}
+    if _OFFLOAD in given:
+        changes["optimizer_offload_fraction"] = changes.get("optimizer_offload_fraction", 1.0) * given[_OFFLOAD]
+    else:  # Megatron-Core reads the fraction only then
+        changes.pop("optimizer_offload_fraction", None)
+    if asked := {
+        name.removeprefix("model.recompute_"): value for name, value in given.items() if name in _OF_RECOMPUTE
+    }:
+        changes["recompute"] = _recompute(layout.recompute, **asked)
+    return replace(layout, **changes)
+
+
+def _read_override(name: str, key: str, text: str) -> Any:
+    kind = bool if name == _OFFLOAD else _OF_RECOMPUTE.get(name) or _LAYOUT_FIELDS[name][1]
+    value = parse_value(text)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is not {_NAMES[kind]}; correct it")
+    return value
+
+
+_NAMES = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    list: "a list such as ['core_attn']",
+}
+
+
+def _recompute(
+    before: Recompute,
+    granularity: str | None = None,
+    method: str | None = None,
+    num_layers: int | None = None,
+    modules: list[str] | None = None,
+) -> Recompute:
+    if method not in (None, *RECOMPUTE_METHODS):
+        raise BadInput(f"extra_cmd_args: 'model.recompute_method': {method!r} is unknown; use uniform or block")
+    if num_layers is not None and num_layers < 1:
+        raise BadInput(f"extra_cmd_args: 'model.recompute_num_layers': {num_layers} layers; use at least 1")
+    if granularity is None:
+        if before.granularity is Granularity.NONE:  # Megatron-Core reads the others only with one
+            return before
+        granularity = before.granularity
+    if granularity not in (Granularity.SELECTIVE, Granularity.FULL):
+        what = f"'model.recompute_granularity': {granularity!r}"
+        raise BadInput(f"extra_cmd_args: {what} is unknown; use selective or full")
+    if granularity == Granularity.FULL:
+        known = before if before.granularity is Granularity.FULL else Recompute()
+        return Recompute(Granularity.FULL, method=method or known.method, num_layers=num_layers or known.num_layers)
+    # Megatron-Core's default if no module is named
+    chosen = frozenset(map(str, modules)) if modules is not None else before.modules or frozenset({"core_attn"})
+    return Recompute(Granularity.SELECTIVE, chosen)
+
+
+_NOT_READ = [name for name, argument in ARGUMENTS.items() if argument.estimated == NOT_READ]
+_NO_MEMORY = {f"peft.{name}" for name in ("alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position")}
+_SECTIONS = ("model", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "train", "peft")
+_HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", *_NO_MEMORY, *_OF_ADAPTERS})
+
+
+def not_considered(args: ResolvedCmdArgs, extra: Mapping[str, str], axes: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the arguments and keys of `extra_cmd_args` that no estimate reads. axes: arguments that a sweep sets."""
+    swept = set(axes)
+    arguments = [f"cmd_args.{name}" for name in _NOT_READ if name in swept or getattr(args, name)]
+    return (*arguments, *(key for key in extra if _is_passed_over(key.lstrip("+"))))
+
+
+def _is_passed_over(key: str) -> bool:
+    section, _, field = key.partition(".")
+    if section not in _SECTIONS or key in LAYOUT_KEYS or key in _HARMLESS:
+        return False
+    return not (section == "model" and field in MODEL_FIELDS)
+
 
 T = TypeVar("T")
 _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
+from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.gpu_check.kit import (
     Figures,
     Kit,

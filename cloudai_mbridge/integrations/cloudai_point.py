@@ -32,7 +32,7 @@ from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.slurm.commands import status_from_marker
-from cloudai_mbridge.sweep.axes import NUM_NODES
+from cloudai_mbridge.sweep.expand import NUM_NODES
 
 TEMPLATE = "MegatronBridgeEmbedded"
 # output directory of every point that was judged in this process -> whether it failed

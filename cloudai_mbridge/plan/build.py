@@ -28,9 +28,9 @@ from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, plan_run
 from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, axes_of, notes_on_choice
 from cloudai_mbridge.plan.walk import PointWalk
-from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
-from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
-from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
+from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
+from cloudai_mbridge.sweep.expand import SweepSpace
+from cloudai_mbridge.sweep.pinned import Pinned, fill_in_notes, lifted_note, pinned_by
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000

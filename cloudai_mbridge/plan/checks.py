@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.estimate.hardware import calibration_note
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, with_path
 from cloudai_mbridge.models.shell import has_other_forms
 from cloudai_mbridge.models.slurm_values import expand_hostlist, is_free, is_out_of_service, parse_group
@@ -19,7 +19,7 @@ from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.plan.launchers import launchers_of, notes_on_keys
 from cloudai_mbridge.plan.run_plan import RunPlan
-from cloudai_mbridge.sweep import credentials_in_sweep
+from cloudai_mbridge.sweep.expand import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 _WEIGHTS = "checkpoint.pretrained_checkpoint"

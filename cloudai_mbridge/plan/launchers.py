@@ -25,7 +25,7 @@ from cloudai_mbridge.models.test_definition import GitRepo, NsysConfiguration, T
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, refuse_hidden_steps, training_config
 from cloudai_mbridge.recipes.arguments import DETERMINISTIC
-from cloudai_mbridge.sweep import SweepPoint
+from cloudai_mbridge.sweep.expand import SweepPoint
 from cloudai_mbridge.training.startup.variables import BINDING, DUMP
 
 if TYPE_CHECKING:

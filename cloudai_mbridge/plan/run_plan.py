@@ -21,7 +21,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, RunLauncher, launcher_of, num_steps_of
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.sweep import SweepPoint
+from cloudai_mbridge.sweep.expand import SweepPoint
 
 # cmd_args that hold a credential -> the variable that hands it to the job
 SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}

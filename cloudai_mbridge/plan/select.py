@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput, NothingFailed, counted, shown
 from cloudai_mbridge.plan.run_plan import SUCCEEDED_IN, LeftOut
-from cloudai_mbridge.sweep import SweepSpace
+from cloudai_mbridge.sweep.expand import SweepSpace
 
 Axes = Mapping[str, Mapping[str, Sequence[Any]]]  # test -> axis -> values
 _MOST_NAMES, _MOST_KNOWN = 8, 5000

@@ -11,9 +11,10 @@ from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, START_UP_S, Headline, MemoryLimit, Price, price_of
-from cloudai_mbridge.estimate.overrides import not_considered
+from cloudai_mbridge.estimate.hardware import Price, price_of
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of, guess_of
+from cloudai_mbridge.estimate.request import not_considered
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import parse_time_limit
@@ -22,11 +23,10 @@ from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.plan.select import PointChoice, axes_of
-from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
+from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points, informative
 from cloudai_mbridge.sweep.estimated import SweepEstimates, largest_terms, memory_violation
-from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
-from cloudai_mbridge.sweep.order import informative
-from cloudai_mbridge.sweep.pinned import pinned_by
+from cloudai_mbridge.sweep.expand import SweepSpace
+from cloudai_mbridge.sweep.pinned import fill_in_notes, lifted_note, pinned_by
 from cloudai_mbridge.training.flops import NEW, Formula
 
 PREDICTED = f"predicted, with {START_UP_S:g} s of start-up a run"

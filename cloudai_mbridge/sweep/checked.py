@@ -1,6 +1,6 @@
-"""The points of a test with the answers of the rules."""
+"""The points of a test with the answers of the rules, and the most informative of them first."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,7 @@ from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
-from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
-from cloudai_mbridge.sweep.grid import Values
+from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace, Values
 from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key
 from cloudai_mbridge.sweep.screen import RuleScreen
 
@@ -128,3 +127,43 @@ class _Screens:
             own = (preset, given_to_loop(self._base)) if preset and upstream is None else None
             self._made[key] = RuleScreen(grid, base, self._system, recipe, nodes, upstream, overridden, env, own)
         return self._made[key]
+
+
+_Key = tuple[Any, ...]
+_Best = dict[_Key, tuple[float, CheckedPoint]]  # by the shared values, the fastest point; the first of equals
+
+
+def informative(
+    points: Callable[[], Iterator[CheckedPoint]], speed: Callable[[CheckedPoint], float | None]
+) -> Iterator[CheckedPoint]:
+    """Yield all points, the leading points first, the others in their order.
+
+    speed: predicted tokens/s/GPU of a point that breaks no rule, 0 if unknown; None: it cannot lead.
+    """
+    splits: _Best = {}
+    values: _Best = {}
+    for point in points():
+        if not point.violations and (rate := speed(point)) is not None:
+            _keep(splits, (point.coordinates.get("tp"), point.coordinates.get("pp")), rate, point)
+            for value in _values(point):
+                _keep(values, value, rate, point)
+    leading = [point for _, point in sorted(splits.values(), key=lambda one: -one[0])]
+    covered = {value for point in leading for value in _values(point)}
+    for value, (_, point) in sorted(values.items(), key=lambda one: -one[1][0]):
+        if value not in covered:
+            leading.append(point)
+            covered.update(_values(point))
+    yield from leading
+    first = {_values(point) for point in leading}
+    yield from (point for point in points() if _values(point) not in first)
+
+
+def _keep(best: _Best, key: _Key, rate: float, point: CheckedPoint) -> None:
+    if key not in best or rate > best[key][0]:
+        best[key] = (rate, point)
+
+
+def _values(point: CheckedPoint) -> tuple[_Key, ...]:
+    """Return the axes with the point's values on them, lists as tuples, which can be looked up."""
+    pairs = point.coordinates.items()
+    return tuple([(name, tuple(value) if isinstance(value, list) else value) for name, value in pairs])

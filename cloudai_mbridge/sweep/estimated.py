@@ -1,49 +1,25 @@
 """Estimates of the points of a sweep: computed once for all points that agree in the relevant values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import attrgetter
+from functools import lru_cache
 from typing import Any
 
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.headline import Headline
-from cloudai_mbridge.estimate.headlines import Headlines, Shape
-from cloudai_mbridge.estimate.memory.other import GIB
-from cloudai_mbridge.estimate.memory.totals import Kept
+from cloudai_mbridge.estimate.headline import Headline, Headlines
+from cloudai_mbridge.estimate.memory.estimate import GIB
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-from cloudai_mbridge.megatron_bridge.presets import (
-    UPSTREAM_DECIDES,
-    Preset,
-    describe,
-    filled_in,
-    given_to_loop,
-    given_values,
-    resolve_sizes,
-    why_no_preset,
-    with_loop_preset,
-)
+from cloudai_mbridge.megatron_bridge.presets import Preset, describe, why_no_preset, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned, preset_key
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _ESTIMATED_BY = {name for name, argument in ARGUMENTS.items() if argument.estimated == READ}
-_RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
-
-
-@dataclass(frozen=True)
-class _Base:
-    """The arguments that points of one launcher, recipe and preset share. given: those that upstream decides."""
-
-    args: ResolvedCmdArgs
-    recipe: Recipe | None
-    preset: Preset | None
-    given: Mapping[str, Any]
 
 
 class SweepEstimates:
@@ -62,57 +38,30 @@ class SweepEstimates:
         self._headlines = Headlines()
         self._axes = set(sweep.grid.names)
         self._base = sweep.base_args()
-        self._names = [name for name in sweep.grid.names if name in _ESTIMATED_BY]
-        self._of_shape = [name for name in self._names if name not in _RESIZED]
-        self._decided = [name for name in self._names if name in UPSTREAM_DECIDES]
+        self._names = [name for name in sweep.grid.names if name in _ESTIMATED_BY or name in CHOOSING]
         self._choosing = [name for name in CHOOSING if name in self._axes]
-        self._bases: dict[tuple[Any, ...], _Base] = {}
-        self._kept = Kept[Headline]()
-        self._shapes = Kept[Shape]()
+        self._bases: dict[tuple[Any, ...], tuple[ResolvedCmdArgs, Recipe | None, Preset | None]] = {}
+        self._headline_at = lru_cache(maxsize=10_000)(self._work_out)
 
     def of(self, point: CheckedPoint) -> Headline:
         """Return the estimate of a point that breaks no rule."""
         coordinates = point.coordinates
         if coordinates.keys() != self._axes or list in map(type, coordinates.values()):
             return self._headlines.of(self.request(point))  # an included point, with arguments of its own
-        key = tuple([coordinates[name] for name in self._names])
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._work_out(coordinates)
-        return found
+        return self._headline_at(tuple([coordinates[name] for name in self._names]))
 
-    def _work_out(self, coordinates: Mapping[str, Any]) -> Headline:
-        """Return the estimate of a point, from another one's that differs in GPUs and batch alone if there is one."""
-        base = self._base_at(coordinates)
-        key = (preset_key(base.preset), *[coordinates[name] for name in self._of_shape])
-        shape = self._shapes.get(key)
-        if shape is None:
-            args = base.args.model_copy(update={name: coordinates[name] for name in self._names})
-            found = self._headlines.shape_of(self._ask(args, base.recipe, base.preset))
-            if isinstance(found, Headline):
-                return found
-            shape = self._shapes[key] = found
-        sizes = self._sizes(coordinates, base, shape)
-        try:
-            return self._headlines.at(shape, shape.layout.resized(*sizes))
-        except BadInput as error:
-            return Headline(shape.gpu.name, sizes[0], why=(f"the layout cannot be estimated: {error}",))
-
-    def _sizes(self, coordinates: Mapping[str, Any], base: _Base, shape: Shape) -> list[Any]:
-        """Return GPUs, micro-batch and batch: from the point, else filled in by its launcher, else from the shape."""
-        given = coordinates
-        if base.preset is not None:
-            own = given_values({name: coordinates[name] for name in self._decided})
-            num_gpus = int(coordinates.get("num_gpus", self._base.num_gpus))
-            given = {**self._resolved({**base.given, **own}, num_gpus, base, base.preset), "num_gpus": num_gpus}
-        return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
-
-    @staticmethod
-    def _resolved(given: Mapping[str, Any], num_gpus: int, base: _Base, preset: Preset) -> Mapping[str, Any]:
-        if base.args.launcher is not Launcher.EMBEDDED:
-            return resolve_sizes(given, num_gpus, preset)
-        batch = {} if base.recipe is None else {"gb": base.recipe.default("train", "global_batch_size")}
-        return {**batch, **filled_in(given, num_gpus, preset), **given}
+    def _work_out(self, values: tuple[Any, ...]) -> Headline:
+        """Return the estimate at these values of the axes that estimates read."""
+        coordinates = dict(zip(self._names, values, strict=True))
+        chosen = {name: coordinates[name] for name in self._choosing}
+        key = tuple(chosen.values())
+        if key not in self._bases:
+            args = self._base.model_copy(update=chosen)
+            preset = self._pinned.preset(args)
+            self._bases[key] = args, recipe_of(args, preset), preset
+        args, recipe, preset = self._bases[key]
+        args = args.model_copy(update=coordinates)
+        return self._headlines.of(self._ask(args, recipe, preset))
 
     def num_steps(self, point: CheckedPoint) -> int | None:
         """Return the steps of a run of a point."""
@@ -128,20 +77,6 @@ class SweepEstimates:
         args = self._sweep.point(point.coordinates).args
         preset = self._pinned.preset(args)
         return self._ask(args, recipe_of(args, preset), preset)
-
-    def _base_at(self, coordinates: Mapping[str, Any]) -> _Base:
-        """Return the values shared by points of this launcher, recipe and preset."""
-        chosen = {name: coordinates[name] for name in self._choosing}
-        key = tuple(chosen.values())
-        if key not in self._bases:
-            args = self._base.model_copy(update=chosen)
-            preset = self._pinned.preset(args)
-            recipe = recipe_of(args, preset)
-            given = given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES})
-            if args.launcher is Launcher.EMBEDDED:
-                given = given_to_loop(args)
-            self._bases[key] = _Base(args, recipe, preset, given)
-        return self._bases[key]
 
     def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None, preset: Preset | None) -> EstimateRequest:
         if recipe is None:
@@ -160,12 +95,12 @@ class SweepEstimates:
 def largest_terms(request: EstimateRequest) -> str:
     """Return the six largest terms of the fullest stage; "" if the memory cannot be estimated."""
     try:
-        stage = estimate_point(request).worst_stage
+        memory = estimate_point(request).memory
     except BadInput:
         return ""
-    if stage is None:
+    if memory is None or memory.worst_stage is None:
         return ""
-    largest = sorted(stage.terms.items(), key=lambda term: -term[1])
+    largest = sorted(memory.stages[memory.worst_stage].terms.items(), key=lambda term: -term[1])
     shown = [f"{name} {size / GIB:.1f}" for name, size in largest[:6] if size]
     rest = sum(size for _, size in largest[6:])
     return ", ".join([*shown, f"other {rest / GIB:.1f}"]) + " GiB"

@@ -26,8 +26,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
-from cloudai_mbridge.sweep.axes import ENV, NUM_NODES
-from cloudai_mbridge.sweep.grid import Grid, Values
+from cloudai_mbridge.sweep.expand import ENV, NUM_NODES, Grid, Values
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200

@@ -3,16 +3,64 @@
 The logarithm of a step time is the model's at unknown factors, plus a smooth deviation that neighbouring layouts share,
 plus a deviation of the layout alone, plus measurement noise; all Gaussian. The model is linearised at the most probable
 factors. The size of a layout's own deviation is unknown: there is a belief for each of a few sizes, and the
-measurements weigh them.
+measurements weigh them. Memory has a model of its own: predictions share an error, and each has a small one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr
 
-from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
+from cloudai_mbridge.estimate.hardware import FACTORS
+from cloudai_mbridge.estimate.time.parts import SHARPNESS, StepGroups
+from cloudai_mbridge.plan.run_plan import SearchPlan
+from cloudai_mbridge.tune.ranking import MEMORY_SD
+
+Floats = npt.NDArray[np.float64]
+
+# Prior of a factor's logarithm. Launches differ most: the host's clock, kernels
+# that are fused or not, CUDA graphs
+SDS = np.array([0.5, 0.5, 0.7, 0.7, 1.2, 0.7, 0.7])
+# Of factors that were calibrated, mostly with other models of the same cluster
+CALIBRATED_SDS = np.full(len(SDS), 0.2)
+_BUSY = [FACTORS.index(name) for name in ("compute", "memory", "experts", "links")]
+_LATE = [FACTORS.index(name) for name in ("data_parallel", "optimizer")]
+_LAUNCHES = FACTORS.index("launches")
+
+
+class FactorModel:
+    """Times of n layouts, from the groups of each.
+
+    A vector of factors has their logarithms, in the order of `FACTORS`; with zeros the times are the time
+    model's own.
+    """
+
+    def __init__(self, groups: Sequence[StepGroups]) -> None:
+        self._seconds = np.array([[getattr(one, name) for name in FACTORS] for one in groups], dtype=float)
+        self._idle = 1 + np.array([one.bubble for one in groups])
+
+    def log_times(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice = slice(None)) -> Floats:
+        """Return the logarithms of the step times of the chosen layouts, [n]."""
+        return self._evaluate(factors, chosen)[0]
+
+    def linearised(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice = slice(None)) -> tuple[Floats, Floats]:
+        """Return the same, and its derivatives by every factor, [n, factors]."""
+        return self._evaluate(factors, chosen)
+
+    def _evaluate(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice) -> tuple[Floats, Floats]:
+        real = self._seconds[chosen] * np.exp(factors)
+        idle = self._idle[chosen]
+        busy, launches = real[:, _BUSY].sum(axis=1), real[:, _LAUNCHES]
+        longer = (busy**SHARPNESS + launches**SHARPNESS) ** (1 / SHARPNESS)  # `together_s` of many
+        total = longer * idle + real[:, _LATE].sum(axis=1)
+        shares = real / total[:, None]
+        shares[:, _BUSY] *= (idle * (busy / longer) ** (SHARPNESS - 1))[:, None]
+        shares[:, _LAUNCHES] *= idle * (launches / longer) ** (SHARPNESS - 1)
+        return np.log(total), shares
+
 
 _ROUNDS = 8
 _CLOSE = 1e-4
@@ -192,3 +240,89 @@ def shares(posteriors: Sequence[Posterior]) -> Floats:
     logs = np.array([each.log_evidence + np.log(each.belief.weight) for each in posteriors])
     weights = np.exp(logs - logs.max())
     return np.asarray(weights / weights.sum())
+
+
+_OWN_SD = 0.02
+_STEPS = 401
+_POINTS = 2001  # a fiftieth of a layout's own error apart
+
+
+class Room:
+    """The probability that each of n layouts fits. peaks: predicted, in the unit of `given`, the GPU's memory."""
+
+    def __init__(self, peaks: Sequence[float] | Floats, given: float) -> None:
+        self._excess = np.log(np.asarray(peaks, dtype=float)) - math.log(given)
+        self._errors = np.linspace(-6 * MEMORY_SD, 6 * MEMORY_SD, _STEPS)
+        self._logs = -np.square(self._errors / MEMORY_SD) / 2
+        reach = 6 * (MEMORY_SD + _OWN_SD)
+        self._points = np.linspace(-reach, reach, _POINTS)
+        self._fits = ndtr(-(self._points[:, None] + self._errors) / _OWN_SD)
+
+    def learn(self, index: int, *, fits: bool) -> None:
+        """Record whether a layout has run out of memory."""
+        over = (self._excess[index] + self._errors) / _OWN_SD
+        self._logs = self._logs + np.log(np.maximum(ndtr(-over if fits else over), 1e-300))
+
+    def probabilities(self) -> Floats:
+        """Return the probability that each layout fits, [n]."""
+        weights = np.exp(self._logs - self._logs.max())
+        weights /= weights.sum()
+        return np.asarray(np.interp(self._excess, self._points, self._fits @ weights))
+
+
+# Without predictions: a level set by the first trials, and deviations that may be large
+_FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_WIDE = Deviations(shared=0.5, own=0.05)
+_GUESS_SDS = 2 * SDS  # of another device's predictions, in addition to their common level
+# Probability that predictions for this device are as poor as a guess, for example because the GPU was misnamed
+_DOUBT, _ANY_LEVEL = 0.01, 5.0
+
+
+class Prior:
+    """The prior of a search for n points. where: coordinates, as returned by `positions_of`, [n, dimensions].
+
+    groups: prediction of each; None if at least one point has none. shares: likewise of memory.
+    is_predicted: for this device.
+    """
+
+    def __init__(
+        self,
+        where: Floats,
+        groups: Sequence[StepGroups] | None,
+        shares: Sequence[float] | None,
+        *,
+        is_calibrated: bool = False,
+        is_guess: bool = False,
+    ) -> None:
+        self._where, self._shares = where, shares
+        self.is_predicted = groups is not None and not is_guess
+        self._model = FactorModel(groups if groups is not None else [_FLAT] * len(where))
+        self._prior_sd = SDS if groups is None else _GUESS_SDS if is_guess else CALIBRATED_SDS if is_calibrated else SDS
+
+    @classmethod
+    def of(cls, known: Sequence[SearchPlan | None], where: Floats) -> "Prior":
+        """Return the prior of planned points. known: None for a point without predictions."""
+        found = [each for each in known if each is not None]
+        groups = [StepGroups(*each.groups) for each in found if each.groups]
+        shares = [each.memory_share for each in found if each.memory_share]
+        return cls(
+            where,
+            groups if groups and len(groups) == len(where) else None,
+            shares if shares and len(shares) == len(where) else None,
+            is_calibrated=any(each.is_calibrated for each in found),
+            is_guess=any(each.is_guess for each in found),
+        )
+
+    def beliefs(self, measured: Mapping[int, float]) -> tuple[Belief, ...]:
+        """Return the beliefs. measured: step times, which set the level without predictions for this device."""
+        if self.is_predicted:
+            doubt = Belief(self._model, self._where, _WIDE, prior_sd=_GUESS_SDS, level_sd=_ANY_LEVEL, weight=_DOUBT)
+            return *beliefs(self._model, self._where, prior_sd=self._prior_sd), doubt
+        expected = self._model.log_times(np.zeros(len(SDS)))
+        above = [float(np.log(seconds)) - expected[index] for index, seconds in measured.items()]
+        level = np.full(len(SDS), np.mean(above) if above else 0.0)
+        return beliefs(self._model, self._where, _WIDE, prior=level, prior_sd=self._prior_sd)
+
+    def room(self) -> Room | None:
+        """Return the memory model; None if memory is unknown, so that every point counts as fitting."""
+        return None if self._shares is None else Room(self._shares, 1.0)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.estimate.cluster import FACTORS, LEAST_FACTOR, MOST_FACTOR, ClusterFactors, HeldOut, StepFactors
-from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
+from cloudai_mbridge.estimate.hardware import FACTORS, LEAST_FACTOR, MOST_FACTOR, ClusterFactors, HeldOut, StepFactors
+from cloudai_mbridge.tune.belief import SDS, FactorModel, Floats
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
 LEAST_POINTS = 5

@@ -12,8 +12,8 @@ from cloudai.configurator.base_agent import BaseAgent, BaseAgentConfig
 
 from cloudai_mbridge.integrations.cloudai_point import Refused, known_of
 from cloudai_mbridge.plan.run_plan import SearchPlan
+from cloudai_mbridge.tune.belief import Prior
 from cloudai_mbridge.tune.measured_search import positions_of
-from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
 Action = dict[str, Any]

@@ -18,8 +18,7 @@ from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.context import Choice, Chooser, Phase, Tracked
 from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
-from cloudai_mbridge.tune.factors import Floats
-from cloudai_mbridge.tune.prior import Prior
+from cloudai_mbridge.tune.belief import Floats, Prior
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.verdict import Judgement
 

@@ -1,4 +1,4 @@
-"""The layouts of a space in the order of their predicted step times.
+"""The layouts of a space in the order of their predicted step times, and the ranks of published configurations.
 
 The step time is computed for all layouts, memory and rules only for the fastest, in order, until enough have passed. A
 layout that may need too much memory is queued again with more recomputation, which only makes it slower.
@@ -10,28 +10,34 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline
-from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.hardware import Precision
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines
 from cloudai_mbridge.estimate.memory import ParallelLayout
-from cloudai_mbridge.estimate.memory.totals import Kept
 from cloudai_mbridge.estimate.point import times_of
-from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.published import read_published
 from cloudai_mbridge.estimate.request import EstimateRequest
-from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
-from cloudai_mbridge.estimate.time.model import StepTime
-from cloudai_mbridge.megatron_bridge.presets import find_preset, loop_preset, newest_release
-from cloudai_mbridge.megatron_bridge.release import pin_of
+from cloudai_mbridge.estimate.time.model import TimeModel
+from cloudai_mbridge.megatron_bridge.presets import (
+    UNSET,
+    UPSTREAM_DECIDES,
+    find_preset,
+    loop_preset,
+    newest_release,
+    resolve_sizes,
+)
+from cloudai_mbridge.megatron_bridge.release import pin_of, version_key
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.checked import with_recipe
-from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest
+from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest, newest_preset
 
 # Standard deviation of the logarithm of a predicted peak. An assumption: the terms were compared with measurements
 # (docs/models.md), the allocator was not
@@ -118,19 +124,20 @@ def rank(request: SearchRequest, count: int) -> Ranking:
         if fit is None:
             ranking.num_unknown += 1
             continue
-        if fit.probability < _CERTAIN and not options.recompute:
+        probability, headline = fit
+        if probability < _CERTAIN and not options.recompute:
             for more in predictor.recomputing(sizes, options):
                 heapq.heappush(queue, predictor.entry(sizes, more))
-        rules = predictor.rules_broken(sizes, options) if fit.headline else {}
+        rules = predictor.rules_broken(sizes, options) if headline else {}
         if rules:
             illegal.setdefault(place, rules)
-        elif not fit.headline:
+        elif not headline:
             too_large.add(place)
-        if rules or not fit.headline:
+        if rules or not headline:
             if request.graphs(options.precision) and not options.without_graphs:
                 heapq.heappush(queue, predictor.entry(sizes, options._replace(without_graphs=True)))
             continue
-        ranking.best.append(Candidate(sizes, options, request.cmd_args(sizes, options), fit.headline, fit.probability))
+        ranking.best.append(Candidate(sizes, options, request.cmd_args(sizes, options), headline, probability))
         ranking.errors = predictor.errors
     found = {(each.sizes, each.options.precision, each.options.use_megatron_fsdp) for each in ranking.best}
     ranking.num_too_large = len(too_large - found - illegal.keys())
@@ -145,27 +152,15 @@ _Place = tuple[ParallelSizes, Precision, bool]
 Entry = tuple[tuple[Any, ...], ParallelSizes, Options]
 
 
-class Fit(NamedTuple):
-    """Probability that a layout fits into memory. headline: its prediction; None if it is held back."""
-
-    probability: float
-    headline: Headline | None
-
-
-class _BaseLayout(NamedTuple):
-    layout: ParallelLayout
-    times: TimeModel
-
-
 class Predictor:
     """Predictions for the layouts of one search."""
 
     def __init__(self, request: SearchRequest) -> None:
         self._request = request
         self._headlines = Headlines()
-        self._fits = Kept[Fit | None]()
-        self._bases: dict[tuple[int, Options], _BaseLayout] = {}
+        self._bases: dict[tuple[int, Options], tuple[ParallelLayout, TimeModel]] = {}
         self._text = cache(request.pipeline_layout)
+        self._fit_of = cache(self._fit)
         self.errors: dict[str, HeldOutError] = {}
 
     def entry(self, sizes: ParallelSizes, options: Options) -> Entry:
@@ -176,8 +171,7 @@ class Predictor:
 
     def step_time_s(self, sizes: ParallelSizes, options: Options) -> float:
         """Return the predicted seconds of a step; infinity if the sizes do not fit together."""
-        base = self._base(sizes, options)
-        layout, pp, vp = base.layout, sizes.pp, sizes.vp
+        (layout, times), pp, vp = self._base(sizes, options), sizes.pp, sizes.vp
         changed: dict[str, Any] = {"pp": pp, "cp": sizes.cp, "vp": vp, "mbs": sizes.mb}
         if self._request.model.num_moe_experts is not None:
             changed |= {"ep": sizes.ep, "etp": sizes.et}
@@ -185,7 +179,7 @@ class Predictor:
             num_layers = self._request.layers_per_chunk(sizes)
             changed["recompute"] = replace(layout.recompute, num_layers=num_layers)
         try:
-            return base.times.step_time_s(layout.changed(**changed, pipeline_layout=self._text(pp, vp)))
+            return times.step_time_s(layout.changed(**changed, pipeline_layout=self._text(pp, vp)))
         except BadInput:
             return math.inf
 
@@ -199,47 +193,42 @@ class Predictor:
 
     def recomputing(self, sizes: ParallelSizes, options: Options) -> Iterator[Options]:
         """Yield the options whose recomputation differs from the recipe's."""
-        as_it_is = self._base(sizes, options).layout.recompute
+        as_it_is = self._base(sizes, options)[0].recompute
         for recompute in self._request.recomputable[1:]:
             other = options._replace(recompute=recompute)
-            if self._base(sizes, other).layout.recompute != as_it_is:
+            if self._base(sizes, other)[0].recompute != as_it_is:
                 yield other
 
-    def _base(self, sizes: ParallelSizes, options: Options) -> _BaseLayout:
-        """Return the common part of layouts of this tensor parallel size and these options."""
+    def _base(self, sizes: ParallelSizes, options: Options) -> tuple[ParallelLayout, TimeModel]:
+        """Return a layout of this tensor parallel size and these options, and the step times of all of them."""
         key = (sizes.tp, options)
         if key not in self._bases:
-            self._bases[key] = self._work_out(sizes, options)
+            question = self.question(sizes, options)
+            model = question.architecture
+            times = times_of(question, model)
+            self.errors[str(options.precision)] = times.held_out_error
+            self._bases[key] = question.layout_of(model), times
         return self._bases[key]
 
-    def _work_out(self, sizes: ParallelSizes, options: Options) -> _BaseLayout:
-        question = self.question(sizes, options)
-        model = question.architecture
-        times = times_of(question, model)
-        self.errors[str(options.precision)] = times.held_out_error
-        return _BaseLayout(question.layout_of(model), times)
+    def fit(self, sizes: ParallelSizes, options: Options) -> tuple[float, Headline | None] | None:
+        """Return the probability that a layout fits into memory, and its headline; None if memory or time is unknown.
 
-    def fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
-        """Return whether a layout's memory suffices; None if memory or time is unknown.
-
-        More sequences in a micro-batch need more memory, so a layout that is too large for one sequence is so for any.
+        The headline is None if the layout is held back. More sequences in a micro-batch need more memory, so a layout
+        that is too large for one sequence is so for any.
         """
         alone = sizes._replace(mb=1)
-        if alone != sizes and (least := self._kept_fit(alone, options)) is not None and least.headline is None:
+        if alone != sizes and (least := self._fit_of(alone, options)) is not None and least[1] is None:
             return least
-        return self._kept_fit(sizes, options)
+        return self._fit_of(sizes, options)
 
-    def _kept_fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
-        return self._fits.once((sizes, options), lambda: self._fit(sizes, options))
-
-    def _fit(self, sizes: ParallelSizes, options: Options) -> Fit | None:
+    def _fit(self, sizes: ParallelSizes, options: Options) -> tuple[float, Headline | None] | None:
         found = self._headlines.of(self.question(sizes, options))
         if not found.step_time_s or not found.peak_memory_gib or not found.gpu_memory_gib:
             return None
         needed = NormalDist(math.log(found.peak_memory_gib), MEMORY_SD)
-        return Fit(needed.cdf(math.log(found.gpu_memory_gib)), None if found.exceeds(DEFAULT_LIMIT) else found)
+        return needed.cdf(math.log(found.gpu_memory_gib)), None if found.exceeds(DEFAULT_LIMIT) else found
 
-    def step_time(self, cmd_args: Mapping[str, Any]) -> StepTime:
+    def step_time(self, cmd_args: Mapping[str, Any]) -> dict[str, float]:
         """Return the predicted step of a test's arguments, in its terms."""
         question = self._request_of(cmd_args)
         model = question.architecture
@@ -254,3 +243,80 @@ class Predictor:
         preset = loop_preset(args, self._request.gpu.name)
         recipe = with_preset_of(self._request.recipe, preset)
         return EstimateRequest(recipe, with_recipe(args, recipe, preset=preset), self._request.gpu)
+
+
+_MOST_TERMS = 3
+_POINT = attrgetter("model_recipe_name", "gpu_type", "num_gpus", "gb", "seq_length", "task")
+
+
+@dataclass(frozen=True)
+class PublishedConfiguration:
+    """NVIDIA's configuration for exactly these GPUs, number format and batch: a row of the tables, or a preset.
+
+    source: the container of a row, or the preset's release. measured_s: None of a preset. rank: among the best, None:
+    not there. saved_s: by how much each term of the fastest layout's step is shorter.
+    """
+
+    source: str
+    args: ResolvedCmdArgs
+    measured_s: float | None
+    step_time_s: float
+    rank: int | None
+    saved_s: dict[str, float]
+
+    @property
+    def reasons(self) -> list[str]:
+        """The terms that differ most."""
+        largest = sorted(self.saved_s.items(), key=lambda term: -abs(term[1]))[:_MOST_TERMS]
+        return [f"{name} {-seconds:+.2g} s" for name, seconds in largest if seconds]
+
+
+def published_configurations(request: SearchRequest, found: Ranking) -> Iterator[PublishedConfiguration]:
+    """Yield every published configuration of a search, newest first, then the presets, each once."""
+    wanted = (request.recipe.name, request.gpu.name, request.num_gpus, request.gbs, request.seq_length, "pretrain")
+    rows = [
+        row
+        for row in read_published()
+        if _POINT(row.args) == wanted and row.args.compute_dtype in request.precisions and not row.args.use_tokendrop
+    ]
+    newest_first = sorted(rows, key=lambda row: version_key(row.container), reverse=True)
+    published = [(row.container, row.args, row.step_time_s) for row in newest_first]
+    predictor, seen = Predictor(request), set()
+    fastest = predictor.step_time(found.best[0].cmd_args)
+    for source, args, measured_s in (*published, *_presets(request)):
+        key = (sizes_of(args), args.compute_dtype, args.use_megatron_fsdp)
+        if key in seen:
+            continue
+        seen.add(key)
+        step = predictor.step_time(args.model_dump(exclude_unset=True) | {"launcher": str(request.launcher)})
+        saved = {name: seconds - fastest[name] for name, seconds in step.items()}
+        ranks = (number for number, each in enumerate(found.best, 1) if _is_same(each, args))
+        yield PublishedConfiguration(source, args, measured_s, sum(step.values()), next(ranks, None), saved)
+
+
+def _presets(request: SearchRequest) -> Iterator[tuple[str, ResolvedCmdArgs, None]]:
+    """Yield the newest preset of each number format, if it is for this batch."""
+    for precision in request.precisions:
+        preset = newest_preset(request.recipe, request.gpu, request.num_gpus, precision)
+        if preset is None or preset.num_gpus != request.num_gpus:
+            continue
+        known = resolve_sizes({}, request.num_gpus, preset)
+        given = {name: known[name] for name in UPSTREAM_DECIDES if known.get(name) not in UNSET}
+        args = {
+            **{"model_family_name": request.recipe.family, "model_recipe_name": request.recipe.name},
+            **{"gpu_type": request.gpu.name, "num_gpus": request.num_gpus, "compute_dtype": str(precision)},
+            **{name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()},
+        }
+        if (args.get("gb"), args.setdefault("seq_length", request.seq_length)) == (request.gbs, request.seq_length):
+            yield f"preset of {preset.release.version}", ResolvedCmdArgs.model_validate(args), None
+
+
+def sizes_of(args: ResolvedCmdArgs) -> ParallelSizes:
+    """Return the sizes that arguments set; a missing size is 1."""
+    return ParallelSizes(*(getattr(args, name) or 1 for name in ParallelSizes._fields))
+
+
+def _is_same(candidate: Candidate, args: ResolvedCmdArgs) -> bool:
+    options = candidate.options
+    is_same_kind = options.precision == args.compute_dtype and options.use_megatron_fsdp == bool(args.use_megatron_fsdp)
+    return is_same_kind and not options.recompute and candidate.sizes == sizes_of(args)

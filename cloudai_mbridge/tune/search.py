@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from cloudai_mbridge.tune.belief import Belief, Posterior, shares
-from cloudai_mbridge.tune.factors import Floats
-from cloudai_mbridge.tune.room import Room
+from cloudai_mbridge.tune.belief import Belief, Floats, Posterior, Room, shares
 
 # The search ends if it is this improbable that any other layout is so much better
 WORTH, CHANCE = 0.02, 0.05

@@ -1,11 +1,11 @@
-"""The space of a search: the ways to spread a model over a number of GPUs.
+"""The space of a search: the ways to spread a model over a number of GPUs; its request, and layouts as a scenario.
 
 Only sizes that divide evenly are listed, since a grid of all sizes would be a hundred times as large. The rules
 decide about the rest.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.hardware import Gpu
-from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
-from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.hardware import Gpu, Precision, gpu_named, precision_named
+from cloudai_mbridge.estimate.memory.parameters import pipeline_chunks
+from cloudai_mbridge.estimate.request import gpu_on
+from cloudai_mbridge.estimate.time.model import why_no_time
 from cloudai_mbridge.megatron_bridge.presets import Preset, find_preset, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import TEMPLATE, TUNE
+from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import recipe_layout
-from cloudai_mbridge.recipes.load import Recipe
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 # Recomputation that may replace the recipe's
@@ -203,3 +206,93 @@ def _divisors(number: int, of: int = 0) -> list[int]:
     """Return the divisors of both numbers; every number divides 0."""
     low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return [each for each in sorted({*low, *(number // each for each in low)}) if of % each == 0]
+
+
+def search_request(
+    system: System | None,
+    *,
+    recipe: str,
+    gpu: str | None,
+    num_gpus: int,
+    precisions: tuple[str, ...],
+    gbs: int | None,
+    seq_length: int | None,
+    launcher: str,
+    max_steps: int,
+) -> SearchRequest:
+    """Return the search request; BadInput: an unknown name, or no times can be predicted."""
+    found, name = load_recipe(recipe), gpu or (system.gpu_type if system else None)
+    if name is None:
+        raise BadInput("no GPU is named; use --gpu, or --system-config with a gpu_type")
+    device = gpu_on(gpu_named(name), system)
+    formats = tuple(dict.fromkeys(map(precision_named, precisions)))
+    for each in formats:
+        if reason := why_no_time(device, each):
+            raise BadInput(f"no layout can be ranked: {reason}")
+    return SearchRequest(
+        recipe=found,
+        gpu=device,
+        num_gpus=num_gpus,
+        gbs=gbs or _batch(found, device, num_gpus, formats[0]),
+        seq_length=seq_length or found.default("model", "seq_length"),
+        precisions=formats,
+        launcher=Launcher(launcher),
+        max_steps=max_steps,
+    )
+
+
+def _batch(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> int:
+    """Return the batch of the newest preset, scaled to these GPUs; without a preset, the recipe's."""
+    if scaled := preset_values(recipe, gpu, num_gpus, precision).get("gb"):
+        return int(scaled)
+    preset = newest_preset(recipe, gpu, num_gpus, precision)
+    own: int | None = preset.values.get("gb") if preset else None
+    if preset is None or own is None:
+        return int(recipe.default("train", "global_batch_size"))
+    return max(1, round(own * num_gpus / preset.row.num_gpus))  # its own sizes do not divide these GPUs
+
+
+def search_scenario(
+    layouts: Sequence[Mapping[str, Any]], base: Mapping[str, Any], name: str, max_trials: int | None
+) -> dict[str, Any]:
+    """Return a scenario of one test that searches among layouts.
+
+    layouts: arguments of each, the most promising first. base: a test definition with the remaining settings; a
+    layout's own cmd_args take precedence.
+    """
+    shared, axes, added = _as_space(layouts)
+    sweep = {key: value for key, value in (("zip", [list(axes)] if axes else []), ("include", added)) if value}
+    test = {
+        "id": name,
+        "name": name,
+        "description": f"the best of {len(layouts)} layouts",
+        "test_template_name": TEMPLATE,
+        **{key: value for key, value in base.items() if key not in ("name", "description", "cmd_args", "sweep")},
+        "agent": TUNE,
+        "cmd_args": {**base.get("cmd_args", {}), **shared, **axes},
+        **({"agent_steps": max_trials} if max_trials else {}),
+        **({"sweep": {**base.get("sweep", {}), **sweep}} if sweep else {}),
+    }
+    return {"name": name, "Tests": [test]}
+
+
+def _as_space(
+    layouts: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, Any], dict[str, list[Any]], list[dict[str, Any]]]:
+    """Return the common arguments, the axes that vary together, and the points outside of the axes.
+
+    A layout with arguments that others lack, such as recomputed modules, is a point outside of the axes.
+    """
+    names = dict.fromkeys(name for layout in layouts for name in layout)
+    everywhere = [name for name in names if all(name in layout for layout in layouts)]
+    shared = {name: layouts[0][name] for name in everywhere if len({repr(layout[name]) for layout in layouts}) == 1}
+    own = [{name: value for name, value in layout.items() if name not in everywhere} for layout in layouts]
+    fewest = min(own, key=len)
+    on_axes = [layout for layout, extra in zip(layouts, own, strict=True) if extra == fewest]
+    varying = [name for name in everywhere if name not in shared]
+    added = [
+        {name: layout[name] for name in varying} | extra
+        for layout, extra in zip(layouts, own, strict=True)
+        if extra != fewest and extra.keys() >= fewest.keys()
+    ]
+    return shared | fewest, {name: [layout[name] for layout in on_axes] for name in varying}, added

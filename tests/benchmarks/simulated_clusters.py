@@ -25,16 +25,13 @@ import numpy.typing as npt
 
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.hardware import Precision, gpu_named
+from cloudai_mbridge.estimate.headline import Headlines
 from cloudai_mbridge.estimate.point import groups_of, times_of
-from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time.groups import StepGroups
+from cloudai_mbridge.estimate.time.parts import StepGroups
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.belief import Belief, Deviations
-from cloudai_mbridge.tune.factors import SDS, FactorModel
+from cloudai_mbridge.tune.belief import SDS, Belief, Deviations, FactorModel, Prior
 from cloudai_mbridge.tune.measured_search import positions_of
-from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.ranking import Predictor
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.tune.space import Options, SearchRequest
@@ -90,7 +87,7 @@ def build(name: str) -> Space:
                 share = (headline.peak_memory_gib or 0.0) / (headline.gpu_memory_gib or 1.0)
                 if not 0 < share < 1.3:
                     continue
-                terms.append(list(step.terms.values()))
+                terms.append(list(step.values()))
                 groups.append(found)
                 places.append({**sizes._asdict(), "fsdp": is_sharded, "re": recompute, "precision": str(precision)})
                 shares.append(share)

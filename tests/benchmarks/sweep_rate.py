@@ -23,10 +23,9 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import SweepConfig, TestDefinition
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
-from cloudai_mbridge.sweep import SweepSpace, checked_points
-from cloudai_mbridge.sweep.axes import find_axes
+from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
-from cloudai_mbridge.sweep.grid import build_grid
+from cloudai_mbridge.sweep.expand import SweepSpace, build_grid, find_axes
 from cloudai_mbridge.sweep.screen import RuleScreen
 
 AXES = {

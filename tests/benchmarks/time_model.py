@@ -29,13 +29,19 @@ from scipy.stats import spearmanr
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.hardware import gpu_named, precision_named
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import published_row
-from cloudai_mbridge.estimate.time import load_calibration, time_model
-from cloudai_mbridge.estimate.time.calibration import Coefficient
-from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, trained_fraction, years
+from cloudai_mbridge.estimate.time.calibration import (
+    Coefficient,
+    Setting,
+    age,
+    load_calibration,
+    powers,
+    trained_fraction,
+    years,
+)
+from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.estimate.time.parts import NUM_PIPELINED, IdealTimes, bubble, device_of, ideal_parts
 from cloudai_mbridge.estimate.time.work import work_of
 from cloudai_mbridge.recipes import load_recipe

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.hardware import Precision, gpu_named
 from cloudai_mbridge.estimate.memory import ParallelLayout
-from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time import step_time_s
+from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from tests.cases import every
@@ -42,7 +41,7 @@ def write_table(path: Path, factor: float) -> Path:
         for tp, pp in ((1, 1), (2, 1), (4, 1), (2, 2)):
             layout = ParallelLayout(num_gpus=num_gpus, mbs=1, gbs=128, tp=tp, pp=pp, seq_length=8192)
             model = architecture(load_recipe("llama3_8b"), ResolvedCmdArgs(tp=tp, seq_length=8192))
-            seconds = factor * step_time_s(model, layout, gpu, Precision.BF16).step_time_s
+            seconds = factor * time_model(model, gpu, Precision.BF16).step_time_s(layout)
             sizes = {"gbs": 128, "mbs": 1, "seq_length": 8192, "tp": tp, "pp": pp, "cp": 1, "vp": 1, "ep": 1}
             rows.append({"gpu": "h100", "recipe": "llama3_8b", "num_gpus": num_gpus, **sizes, "step_time_s": seconds})
     with path.open("w", newline="") as file:

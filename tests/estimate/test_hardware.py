@@ -3,8 +3,7 @@ import math
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.hardware import find_gpu, gpu_named, gpus, mfu
-from cloudai_mbridge.estimate.precision import Precision, precision_named
+from cloudai_mbridge.estimate.hardware import Precision, find_gpu, gpu_named, gpus, mfu, precision_named
 from tests.cases import every
 
 ACCELERATORS = ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300")

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.memory import parameters_per_stage, total_parameters
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, shrink
+from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, render_proxy, shrink
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading import load_test_definition
 from cloudai_mbridge.models.pipeline_layout import layout_fault
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-from cloudai_mbridge.sweep import SweepSpace, checked_points
+from cloudai_mbridge.sweep.checked import checked_points
+from cloudai_mbridge.sweep.expand import SweepSpace
 from tests.cases import every
 
 LAYERS = (2, 4, 8)

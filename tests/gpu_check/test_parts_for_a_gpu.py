@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
+from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.gpu_check import proxy, tiny
 from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped, largest_difference, train, training
 from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S, needs_muon

@@ -8,9 +8,11 @@ from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.sweep import SweepSpace, checked_points
+from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.expand import SweepSpace
 from tests.cases import every
+from tests.estimate.test_headlines import value_of
 
 SYSTEM = SlurmSystem(
     name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4, gpu_type="gb200"
@@ -65,7 +67,7 @@ def test_a_sweeps_estimates_are_those_of_its_points(args: dict[str, Any]) -> Non
             continue
         head, found = estimates.of(point), estimate_point(estimates.request(point))
         for name in ("peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu"):
-            theirs = getattr(found, name)
+            theirs = value_of(found, name)
             assert getattr(head, name) == (theirs and pytest.approx(theirs, rel=1e-9)), (name, point.coordinates)
         assert (head.num_gpus, head.gpu) == (found.layout.num_gpus, found.gpu)
         compared += 1

@@ -9,7 +9,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.sweep import SweepPoint, expand, find_axes
+from cloudai_mbridge.sweep.expand import SweepPoint, expand, find_axes
 from tests.cases import every
 
 

@@ -163,7 +163,7 @@ def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
 
 @pytest.mark.parametrize("exclude", [[], [{"tp": list(range(1, 41))}]])
 def test_a_grid_that_is_too_large_to_go_through(monkeypatch: pytest.MonkeyPatch, exclude: list[dict[str, Any]]) -> None:
-    monkeypatch.setattr("cloudai_mbridge.sweep.grid.MOST_POINTS", 50)
+    monkeypatch.setattr("cloudai_mbridge.sweep.expand.MOST_POINTS", 50)
     axes = {"tp": list(range(1, 41)), "pp": list(range(1, 41))}
     definition, run = parts(axes, {"exclude": exclude})
     with pytest.raises(BadInput, match=r"sweep over tp, pp: 1600 points are too many, 50 were looked at"):

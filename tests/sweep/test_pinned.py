@@ -11,8 +11,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.fill_in import fill_in_notes
-from cloudai_mbridge.sweep.pinned import Pinned, overridden_by, pinned_by
+from cloudai_mbridge.sweep.pinned import Pinned, fill_in_notes, overridden_by, pinned_by
 from tests.cases import every
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu_type": "h100", "compute_dtype": "bf16"}

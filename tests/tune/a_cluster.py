@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.hardware import Precision, gpu_named
 from cloudai_mbridge.estimate.memory import ParallelLayout
-from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time import time_model
+from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.factors import FACTORS, FactorModel
+from cloudai_mbridge.tune.belief import FACTORS, FactorModel
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
 SLOW: Mapping[str, float] = {"compute": 1.4, "memory": 1.5, "links": 3.0, "launches": 2.0, "data_parallel": 2.0}

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from cloudai_mbridge.estimate.time.model import StepGroups
-from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
-from cloudai_mbridge.tune.factors import FACTORS, SDS, FactorModel
-from cloudai_mbridge.tune.room import Room
+from cloudai_mbridge.tune.belief import FACTORS, SDS, Belief, Deviations, FactorModel, Room, beliefs
 from cloudai_mbridge.tune.search import Search, Trial
 
 DRAW = np.random.default_rng(3)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.cluster import FACTORS, StepFactors
+from cloudai_mbridge.estimate.hardware import FACTORS, StepFactors
+from cloudai_mbridge.tune.belief import FactorModel
 from cloudai_mbridge.tune.calibrate import calibrate
-from cloudai_mbridge.tune.factors import FactorModel
 from cloudai_mbridge.tune.measured import MeasuredPoint
 from tests.tune.a_cluster import SLOW, measured_points, spoiled
 

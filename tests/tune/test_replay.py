@@ -12,7 +12,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.time.model import time_model
-from cloudai_mbridge.tune.table import Space, read_table
+from cloudai_mbridge.tune.measured import Space, read_table
 from tests.benchmarks.replay.__main__ import replay
 from tests.benchmarks.replay.case import Case, case_of, read_cases
 from tests.benchmarks.replay.play import play, random_order, trials_to, without_prior

@@ -2,12 +2,11 @@
 
 import pytest
 
-from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.hardware import Precision, gpu_named
 from cloudai_mbridge.estimate.published import PublishedRow, read_published
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.published import sizes_of
+from cloudai_mbridge.tune.ranking import sizes_of
 from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, SearchRequest
 
 # 512 expert ranks on 256 GPUs, and accumulations that contradict the batch (docs/models.md)

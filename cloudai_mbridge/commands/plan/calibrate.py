@@ -10,9 +10,9 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, run_argument
+from cloudai_mbridge.commands.plan import require_new, write_new
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.estimate.cluster import FACTORS, ClusterFactors
-from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.hardware import FACTORS, ClusterFactors, gpu_named
 from cloudai_mbridge.files.documents import render_toml
 
 if TYPE_CHECKING:
@@ -43,15 +43,14 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, a
     from cloudai_mbridge.tune.calibrate import calibrate as fit  # numpy and scipy, for this command only
     from cloudai_mbridge.tune.measured import read_measurements
 
-    if output is not None and output.exists():
-        raise BadInput(f"--output: {output} exists; name another file, or remove it")
-
+    if output is not None:
+        require_new("--output", output)
     measured = read_measurements(results)
     name = _gpu_of(measured.points, gpu, measured.left_out)
     found = fit(name, measured.points[name])
     data = found.factors.model_dump()
     if output is not None:
-        _write(output, data)
+        write_new("--output", output, f"# Written by `mbridge calibrate`\n{render_toml(data)}")
     if as_json:
         print_json(FittedFactors(**data, is_better=found.is_better, left_out=measured.left_out))
     else:
@@ -64,7 +63,10 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, a
 def _show(console: SteadyConsole, measured: "Measurements", found: "CalibrationResult") -> None:
     factors, error = found.factors, found.factors.held_out
     console.print_line(f"{counted(factors.points, 'measured point')} of {factors.gpu}")
-    _show_left_out(console, measured.left_out)
+    for why, count in list(measured.left_out.items())[:_MOST_REASONS]:
+        console.print_line(f"left out, {counted(count, 'point')}: {why}")
+    if more := sum(list(measured.left_out.values())[_MOST_REASONS:]):
+        console.print_line(f"left out for other reasons: {counted(more, 'point')}")
     if found.is_better:
         table = Table("step time of", Column("measured / predicted", justify="right"))
         for name in FACTORS:
@@ -93,17 +95,3 @@ def _gpu_of(points: dict[str, Any], gpu: str | None, left_out: dict[str, int]) -
     if wanted not in points:
         raise BadInput(f"--gpu: there are no points of {wanted}, but of {', '.join(points)}")
     return wanted
-
-
-def _show_left_out(console: SteadyConsole, left_out: dict[str, int]) -> None:
-    for why, count in list(left_out.items())[:_MOST_REASONS]:
-        console.print_line(f"left out, {counted(count, 'point')}: {why}")
-    if more := sum(list(left_out.values())[_MOST_REASONS:]):
-        console.print_line(f"left out for other reasons: {counted(more, 'point')}")
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    try:
-        path.write_text(f"# Written by `mbridge calibrate`\n{render_toml(data)}", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--output: {path} cannot be written ({error.strerror}); name another file") from None

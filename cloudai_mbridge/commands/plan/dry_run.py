@@ -1,6 +1,6 @@
 """`mbridge dry-run`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console, print_json, show_rejected
 from cloudai_mbridge.commands.options import JSON, REJECTED, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
-from cloudai_mbridge.plan import RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan import RejectedPoint
 from cloudai_mbridge.plan.run_plan import LeftOut
 
 
@@ -59,25 +59,22 @@ def dry_run(as_json: bool, all_rejected: bool, **options: Any) -> int:
     root = pipeline.write(prepared, dry_run=True)
     planned_runs = [run for run in prepared.plan.runs if not run.is_again]
     if as_json:
-        print_json(_written(root, prepared.plan, planned_runs))
+        names, plan = [each.name for each in fields(PlannedRun)], prepared.plan
+        found = DryRun(
+            path=root,
+            scenario=plan.scenario,
+            system=plan.system,
+            runs=tuple(PlannedRun(**{name: getattr(run, name) for name in names}) for run in planned_runs),
+            num_rejected=plan.num_rejected,
+            rule_counts=plan.rule_counts,
+            rejected=plan.rejected,
+            notes=plan.notes,
+            left_out=plan.left_out,
+        )
+        print_json(found)
         return OK if planned_runs else POINTS_FAILED
     for planned in planned_runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
         console.print_line(f"accepted {planned.key}: {placed}")
     console.print_line(f"written: {root}")
     return OK if prepared.plan.runs else POINTS_FAILED
-
-
-def _written(root: Path, plan: ScenarioPlan, runs: Sequence[RunPlan]) -> DryRun:
-    names = [each.name for each in fields(PlannedRun)]
-    return DryRun(
-        path=root,
-        scenario=plan.scenario,
-        system=plan.system,
-        runs=tuple(PlannedRun(**{name: getattr(run, name) for name in names}) for run in runs),
-        num_rejected=plan.num_rejected,
-        rule_counts=plan.rule_counts,
-        rejected=plan.rejected,
-        notes=plan.notes,
-        left_out=plan.left_out,
-    )

@@ -1,27 +1,27 @@
 """`mbridge estimate` and `mbridge proxy`."""
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, PATH
-from cloudai_mbridge.commands.plan.estimate_table import render_estimate
-from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
+from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.constraints import CheckResult, Upstream, check
 from cloudai_mbridge.constraints.engine import with_origins
 from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.estimate.as_json import as_data
-from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headline import price_of
-from cloudai_mbridge.estimate.memory import expert_tp
-from cloudai_mbridge.estimate.point import estimate_point
-from cloudai_mbridge.estimate.precision import precision_named
-from cloudai_mbridge.estimate.proxy import shrink
+from cloudai_mbridge.estimate.hardware import gpu_named, precision_named, price_of
+from cloudai_mbridge.estimate.memory import StageMemory, expert_tp, worst_stage
+from cloudai_mbridge.estimate.memory.estimate import GIB
+from cloudai_mbridge.estimate.point import Estimate, estimate_point
+from cloudai_mbridge.estimate.proxy import render_proxy, shrink
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets import (
@@ -38,12 +38,118 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.pinned import overridden_by
 from cloudai_mbridge.training.flops import Formula
+
+MOST_COLUMNS = 8
+MIB = 2**20
+
+
+def render_estimate(found: Estimate) -> RenderableType:
+    """Return the tables; missing values are listed with their reasons."""
+    where = f"{found.layout.num_gpus} x {found.gpu or 'unknown GPU'}, {found.precision}"
+    headline = Table("", "", title=Text(f"{found.recipe} on {where}"), title_justify="left", show_header=False)
+    for name, value in _lines(found):
+        headline.add_row(name, Text(value))
+    parts: list[RenderableType] = [headline]
+    if found.memory and found.memory.stages:
+        parts.append(_stages(found.memory.stages))
+    if found.memory and found.memory.line:
+        parts.append(Text(found.memory.line))
+    if found.step_time_terms_s:
+        table, total = (
+            Table("term", "s", "share", title=Text("step time"), title_justify="left"),
+            found.step_time_s or 0,
+        )
+        for name, seconds in found.step_time_terms_s.items():
+            if seconds:
+                table.add_row(name, f"{seconds:.4g}", f"{seconds / total:.1%}")
+        parts.append(table)
+    for reason in dict.fromkeys(found.missing.values()):
+        names = [name for name, why in found.missing.items() if why == reason]
+        parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
+    if found.filled_in:
+        parts.append(Text(f"filled in by {found.filled_in}"))
+    if found.not_considered:
+        parts.append(Text(f"set, but not considered: {', '.join(found.not_considered)}", style="yellow"))
+    return Group(*parts)
+
+
+def _lines(found: Estimate) -> Iterator[tuple[str, str]]:
+    layout = found.layout
+    sizes = f"tp{layout.tp} pp{layout.pp} cp{layout.cp} vp{layout.vp} ep{layout.ep} etp{layout.expert_tp} dp{layout.dp}"
+    yield "layout", f"{sizes}, {layout.num_microbatches} micro-batches of {layout.mbs} x {layout.seq_length} tokens"
+    if found.parameters:
+        yield "parameters", f"{_count(found.parameters.total)}, active {_count(found.parameters.active)}"
+    yield "FLOPs per token", f"{found.flops_per_token:.6g} ({found.flops_formula})"
+    if (memory := found.memory) is not None:
+        share = "" if memory.share is None else f", states and activations {memory.share:.0%} of it"
+        given = "" if memory.gpu_memory_gib is None else f" of {memory.gpu_memory_gib:.0f}"
+        worst = "" if memory.worst_stage is None else f" on stage {memory.worst_stage}"
+        size, unit = (memory.peak_memory_gib, "GiB") if given else _in_unit(memory.peak_memory_gib * GIB)
+        fits = ": does not fit" if found.fits is False else ""
+        yield "memory", f"{size:.1f}{given} {unit}{worst}{fits}{share} ({memory.estimator})"
+    if found.fits is False:
+        yield "if it did fit", ""
+    if found.step_time_s is not None:
+        yield "step time", f"{found.step_time_s:.4g} s ({found.step_time_error})"
+        yield "tokens/s/GPU", f"{found.tokens_per_s_per_gpu:.0f}"
+        yield "TFLOP/s/GPU", f"{found.tflops_per_gpu:.0f}" + ("" if found.mfu is None else f", MFU {found.mfu:.1%}")
+    if found.gpu_hours is not None:
+        cost = "" if found.cost is None else f", {found.cost:.2f} {found.currency}"
+        yield f"{found.num_steps} steps", f"{found.gpu_hours:.4g} GPU-hours{cost}"
+    for row in found.published:
+        rates = (
+            f"{row.tokens_per_s_per_gpu:.0f} tokens/s/GPU, {row.tflops_per_gpu:.0f} TFLOP/s/GPU ({row.flops_formula})"
+        )
+        yield f"published, {row.container}", f"{row.step_time_s:.4g} s, {rates}"
+
+
+def _stages(stages: Sequence[StageMemory]) -> Table:
+    columns = _columns(stages)
+    unit = _in_unit(max(stage.total for stage in stages))[1]
+    size = {"GiB": GIB, "MiB": MIB}[unit]
+    title = Text(f"memory per pipeline stage, {unit} (* the fullest)")
+    shown = (Column(Text(name), justify="right") for name, _ in columns)
+    table = Table("term", *shown, title=title, title_justify="left")
+    for term in stages[0].terms:
+        if any(stage.terms[term] for _, stage in columns):
+            table.add_row(term, *(f"{stage.terms[term] / size:.2f}" for _, stage in columns))
+    table.add_section()
+    table.add_row("total", *(f"{stage.total / size:.2f}" for _, stage in columns))
+    return table
+
+
+def _in_unit(size: float) -> tuple[float, str]:
+    """Return bytes as a readable number, and its unit."""
+    return (size / GIB, "GiB") if size >= GIB else (size / MIB, "MiB")
+
+
+def _columns(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
+    """Merge neighboring equal stages into columns; of too many columns, keep the first, the last and the fullest."""
+    columns: list[tuple[int, StageMemory]] = []
+    for stage in stages:
+        if not columns or columns[-1][1].terms != stage.terms:
+            columns.append((stage.stage, stage))
+    ends = [start for start, _ in columns[1:]] + [len(stages)]
+    worst = worst_stage(stages).stage
+    named = [
+        (f"{start if end - start == 1 else f'{start}-{end - 1}'}{'*' if start <= worst < end else ''}", stage)
+        for (start, stage), end in zip(columns, ends, strict=True)
+    ]
+    if len(named) <= MOST_COLUMNS:
+        return named
+    fullest = sorted(range(1, len(named) - 1), key=lambda i: -named[i][1].total)[: MOST_COLUMNS - 2]
+    return [named[i] for i in (0, *sorted(fullest), len(named) - 1)]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.3f} M"
+
 
 _SIZE = click.IntRange(1, 2**63 - 1)
 DOES_NOT_FIT = 9  # 5 to 8 are for directories of runs, 10 to 14 for the gate
@@ -98,14 +204,14 @@ def estimate(
     price, why_not = price_of(system, request.gpu.name if request.gpu else None)
     found = estimate_point(request, estimator=memory_estimator, price=price, why_no_price=why_not)
     if as_json:
-        print_json(as_data(found))
+        print_json(found)
     else:
         new_console().print(render_estimate(found))
-    if found.fits is not False:
+    if found.fits is not False or found.memory is None:
         return OK
     click.echo(
-        f"warning: the point does not fit: {found.peak_memory_gib:.1f} GiB on the fullest GPU, which has"
-        f" {found.gpu_memory_gib:.1f} GiB; step time and throughput assume that it did",
+        f"warning: the point does not fit: {found.memory.peak_memory_gib:.1f} GiB on the fullest GPU, which has"
+        f" {found.memory.gpu_memory_gib:.1f} GiB; step time and throughput assume that it did",
         err=True,
     )
     return DOES_NOT_FIT
@@ -123,12 +229,7 @@ def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path 
     if output is None:
         click.echo(text, nl=False)
         return OK
-    if output.exists():
-        raise BadInput(f"--output: {output} exists; name another file, or remove it")
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--output: {output} cannot be written ({error.strerror}); name another file") from None
+    write_new("--output", output, text)
     click.echo(f"written: {output}")
     return OK
 
@@ -173,7 +274,9 @@ def _request(
         raise BadInput(f"--release: presets differ by GPU, and {why_not}, or a --system-config with gpu_type")
     preset = _preset(release, args, recompute) if release else loop_preset(args, label)
     if num_gpus is None:
-        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
+        tp, pp = args.tp or 1, args.pp or 1
+        fewest = math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)
+        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else fewest})
     overridden = overridden_by(extra)
     if preset is not None and args.launcher is not Launcher.EMBEDDED:
         args = with_model_facts(args, recipe)
@@ -234,8 +337,3 @@ def _recomputation(recompute: str | None, extra: dict[str, str], num_layers: int
         extra["model.recompute_granularity"] = "full"
         return {}
     return {"recompute_modules": "" if recompute == "none" else recompute}
-
-
-def _fewest_gpus(args: ResolvedCmdArgs, recipe: Recipe) -> int:
-    tp, pp = args.tp or 1, args.pp or 1
-    return math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)

@@ -1,5 +1,6 @@
-"""`mbridge list`: the recipes and the rules."""
+"""`mbridge list`: the recipes and the rules; `mbridge rule`: the documentation of rules."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
@@ -8,8 +9,9 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON
-from cloudai_mbridge.constraints.rule_docs import LiftedIn, documents
-from cloudai_mbridge.errors import OK
+from cloudai_mbridge.constraints.rule_docs import LiftedIn, RuleDoc, documents
+from cloudai_mbridge.errors import OK, BadInput, shown
+from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
 _AGENTS = {
@@ -57,7 +59,12 @@ class Known:
 @JSON
 def list_(what: str | None, verbose: bool, as_json: bool) -> int:
     """List the recipes and the rules; or the agents, or the reports, as CloudAI does."""
-    known = _known()
+    known = Known(
+        tuple(Named(name, load_recipe(name).description) for name in recipe_names()),
+        tuple(KnownRule(each.rule_id, each.title, each.lifted) for each in documents().values()),
+        tuple(Named(*each) for each in _AGENTS.items()),
+        tuple(Named(*each) for each in _REPORTS.items()),
+    )
     if as_json:
         print_json(known)
     elif what:
@@ -66,15 +73,6 @@ def list_(what: str | None, verbose: bool, as_json: bool) -> int:
     else:
         _show(known)
     return OK
-
-
-def _known() -> Known:
-    return Known(
-        tuple(Named(name, load_recipe(name).description) for name in recipe_names()),
-        tuple(KnownRule(each.rule_id, each.title, each.lifted) for each in documents().values()),
-        tuple(Named(*each) for each in _AGENTS.items()),
-        tuple(Named(*each) for each in _REPORTS.items()),
-    )
 
 
 def _show(known: Known) -> None:
@@ -89,3 +87,45 @@ def _show(known: Known) -> None:
     console.print(recipes)
     console.print(rules)
     console.print_line("details: mbridge rule RULE")
+
+
+@dataclass(frozen=True)
+class RuleDocs:
+    """The documentation of the requested rules."""
+
+    rules: tuple[RuleDoc, ...]
+
+
+@click.command()
+@click.argument("rule_id", nargs=-1, required=True)
+@JSON
+def rule(rule_id: tuple[str, ...], as_json: bool) -> int:
+    """Explain rules: what must hold, why, an example of each verdict, the source, the releases."""
+    known = documents()
+    for name in rule_id:
+        if name.upper() not in known:
+            raise BadInput(f"no rule {shown(name)}; {suggest(name.upper(), list(known))}")
+    found = tuple(known[name] for name in dict.fromkeys(map(str.upper, rule_id)))
+    if as_json:
+        print_json(RuleDocs(found))
+        return OK
+    console = new_console()
+    for number, each in enumerate(found):
+        if number:
+            console.print_line("")
+        console.print_line(f"{each.rule_id}  {each.title}", style="bold")
+        for name, text in _facts(each):
+            console.print_line(f"  {name:<15}{text}")
+    return OK
+
+
+def _facts(found: RuleDoc) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of everything about a rule, except its title."""
+    parts = {"why": found.reason, "passes": found.passes, "fails": found.fails, "not evaluated": found.not_evaluated}
+    yield from ((name, text) for name, text in parts.items() if text)
+    yield "source", found.source
+    yield "kind", found.checked_for
+    for lift in found.lifted:
+        yield "lifted in", f"{lift.since}: {lift.reason}"
+    if not found.lifted:
+        yield "lifted in", "no release"

@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
 from cloudai_mbridge.commands.options import FAILED_OF, FLOPS_FORMULA, JSON, ONLY, Number, scenario_options
-from cloudai_mbridge.commands.plan.sweep_documents import SweepPlan, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
-from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.estimate.hardware import calibration_note
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
@@ -31,8 +31,142 @@ from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.select import PointChoice, among
 from cloudai_mbridge.plan.walk import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
-from cloudai_mbridge.sweep import CheckedPoint, checked_points
+from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a point is predicted to need; None: not known, for the reasons in `why`.
+
+    memory_share: of the GPU's memory, for states and activations. gpu_hours, cost: of the steps of all its runs.
+    """
+
+    peak_memory_gib: float | None
+    gpu_memory_gib: float | None
+    memory_share: float | None
+    worst_stage: int | None
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    gpu_hours: float | None
+    cost: float | None
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """A point that breaks no rule, or one that was asked for. needs: None of one that breaks a rule.
+
+    beyond: the limit of the sweep that leaves it out, "" for none.
+    """
+
+    label: str
+    status: str
+    coordinates: Mapping[str, Any]
+    beyond: str
+    needs: Needs | None
+
+
+@dataclass(frozen=True)
+class TestPlan:
+    """Counts over all points of a test. predicted, gpu_hours, priced, cost: over those that would run.
+
+    axes: name -> number of values. rejected: by a rule. rules: rule -> points that break it. why: reasons why nothing
+    is predicted -> points. examples: the first accepted points, then the first that are held back. left_out: accepted
+    points that were not chosen.
+    """
+
+    test_id: str
+    axes: Mapping[str, int]
+    points: int
+    accepted: int
+    held_back: int
+    rejected: int
+    would_run: int
+    predicted: int
+    gpu_hours: float
+    priced: int
+    cost: float | None
+    currency: str
+    why_no_cost: str
+    rules: Mapping[str, int]
+    why: Mapping[str, int]
+    not_considered: tuple[str, ...]
+    notes: tuple[str, ...]
+    examples: tuple[PlannedPoint, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing."""
+
+    calibration: str
+    tests: tuple[TestPlan, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One point. holds: the rules that hold. filled_in: by which preset. memory: its largest terms, "" if not known."""
+
+    test_id: str
+    point: PlannedPoint
+    violations: tuple[Violation, ...]
+    lifted: tuple[Lifted, ...]
+    not_evaluated: tuple[NotEvaluated, ...]
+    holds: tuple[str, ...]
+    filled_in: str
+    memory: str
+
+
+def status_of(look: PointPreview) -> str:
+    """Return the decision about a point, in a word or two."""
+    if look.headline is None:
+        return "rejected"
+    if look.is_held_back or not look.is_run:
+        return "held back" if look.is_held_back else "over the limits"
+    return "left out" if look.left_out else "accepted"
+
+
+def as_point(look: PointPreview) -> PlannedPoint:
+    """Return a point of a sweep in its document form."""
+    return PlannedPoint(look.label, status_of(look), look.point.coordinates, look.beyond, _needs(look))
+
+
+def _needs(look: PointPreview) -> Needs | None:
+    if look.headline is None:
+        return None
+    values: dict[str, Any] = {"gpu_hours": look.gpu_hours, "cost": look.cost}
+    values |= {each.name: getattr(look.headline, each.name) for each in fields(Needs) if each.name not in values}
+    return Needs(**values)
+
+
+def as_test(summary: SweepSummary, notes: tuple[str, ...]) -> TestPlan:
+    """Return the counts of a test in their document form."""
+    examples = (*summary.examples, *(look for look, _ in summary.held_examples))
+    values: dict[str, Any] = {"notes": notes, "examples": tuple(map(as_point, examples))}
+    values["rejected"] = summary.points - summary.accepted - summary.held_back
+    values |= {each.name: getattr(summary, each.name) for each in fields(TestPlan) if each.name not in values}
+    return TestPlan(**values)
+
+
+def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> Explanation:
+    """Return the full explanation of a point in its document form."""
+    answers = look.point.answers
+    decided = {answer.rule_id for answer in answers}
+    return Explanation(
+        test_id=test_id,
+        point=as_point(look),
+        violations=look.point.violations,
+        lifted=look.point.lifted,
+        not_evaluated=tuple(answer for answer in answers if isinstance(answer, NotEvaluated)),
+        holds=tuple(name for name in map(rule_id, RULES) if name not in decided),
+        filled_in=filled_in,
+        memory=memory,
+    )
+
 
 _MOST_LABELS = 8
 
@@ -178,7 +312,8 @@ def _price(summary: SweepSummary) -> str:
 
 
 def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
-    if any(_is_predicted(look) for look in summary.examples):
+    known = [look.headline for look in summary.examples if look.headline is not None]
+    if any(each.step_time_s is not None or each.peak_memory_gib is not None for each in known):
         console.print(_table(summary.examples))
     else:
         for look in summary.examples:
@@ -189,11 +324,6 @@ def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
         console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
     if (more := summary.held_back - len(summary.held_examples)) > 0:
         console.print(f"  ... and {more} more held back")
-
-
-def _is_predicted(look: PointPreview) -> bool:
-    headline = look.headline
-    return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
 
 
 def _why_held_back(look: PointPreview, terms: str) -> str:

@@ -14,18 +14,16 @@ from rich.text import Text
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number
+from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.estimate.headline import Price, price_of
+from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import load_system, load_test_definition
 from cloudai_mbridge.models.slurm_values import slurm_time
-from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
-from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
-from cloudai_mbridge.tune.request import search_request
-from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest
+from cloudai_mbridge.tune.ranking import Candidate, PublishedConfiguration, Ranking, published_configurations, rank
+from cloudai_mbridge.tune.space import ParallelSizes, SearchRequest, search_request, search_scenario
 
 _SIZE = click.IntRange(1, 2**31)
 MOST_GPUS = 2**20
@@ -150,7 +148,9 @@ def tune(
     if write:
         _write(found, *write, _read_base(base))
     if as_json:
-        print_json(_as_layouts(found, top, price))
+        best = tuple(_ranked(number, each, found, price) for number, each in enumerate(found.best[:top], 1))
+        counts = found.num_layouts, found.num_too_large, found.num_illegal, found.num_unknown
+        print_json(RankedLayouts(1, *counts, dict(found.rules.most_common()), best))
     else:
         _show(new_console(), request, found, top, price, why_not)
     if write:
@@ -253,18 +253,6 @@ def _counts(found: Ranking) -> str:
     return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
 
 
-def _as_layouts(found: Ranking, top: int, price: Price | None) -> RankedLayouts:
-    return RankedLayouts(
-        version=1,
-        layouts=found.num_layouts,
-        too_large=found.num_too_large,
-        illegal=found.num_illegal,
-        not_predicted=found.num_unknown,
-        rules=dict(found.rules.most_common()),
-        best=tuple(_ranked(number, each, found, price) for number, each in enumerate(found.best[:top], 1)),
-    )
-
-
 def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | None) -> RankedLayout:
     headline, args = candidate.headline, candidate.cmd_args
     hours = headline.gpu_hours(args["max_steps"])
@@ -282,21 +270,11 @@ def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | No
     )
 
 
-def _pins(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the repositories pinned by a base test, which take precedence over the layout's."""
-    return {"git_repos": base["git_repos"]} if base.get("git_repos") else {}
-
-
 def _write(found: Ranking, number: int, path: Path, base: Mapping[str, Any]) -> None:
     if number > len(found.best):
         raise BadInput(f"--write: there is no layout {number}; use 1 to {len(found.best)}")
-    if path.exists():
-        raise BadInput(f"--write: {path} exists; name another file, or remove it")
     own = found.best[number - 1].as_definition()
-    text = render_toml(
-        {**own, **base, **own, "cmd_args": {**base.get("cmd_args", {}), **own["cmd_args"]}, **_pins(base)}
-    )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--write: {path} cannot be written ({error.strerror}); name another file") from None
+    # the repositories that the base test pins take precedence over the layout's
+    pins = {"git_repos": base["git_repos"]} if base.get("git_repos") else {}
+    text = render_toml({**own, **base, **own, "cmd_args": {**base.get("cmd_args", {}), **own["cmd_args"]}, **pins})
+    write_new("--write", path, text)

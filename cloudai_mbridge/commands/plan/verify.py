@@ -1,4 +1,4 @@
-"""Verify configuration files without running anything."""
+"""`mbridge verify-configs`: verify configuration files without running anything."""
 
 import errno
 import os
@@ -8,10 +8,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import click
+
+from cloudai_mbridge.commands.console import show_error
+from cloudai_mbridge.commands.console import print_json
+from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, JSON, PATH, RULES
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.constraints.rule_docs import details_hint
-from cloudai_mbridge.errors import BadInput, counted
+from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.megatron_bridge.release import megatron_bridge_of
 from cloudai_mbridge.models.loading import (
     HOOK_DIR,
@@ -39,7 +45,12 @@ from cloudai_mbridge.models.toml_source import TomlSource, read_toml
 from cloudai_mbridge.plan.checks import unlisted_partition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import plan_run
-from cloudai_mbridge.sweep import SweepSpace, checked_points
+from cloudai_mbridge.plan.run_plan import plan_run
+from cloudai_mbridge.plan.checks import unlisted_partition
+from cloudai_mbridge.sweep.expand import SweepSpace
+from cloudai_mbridge.sweep.checked import checked_points
+from cloudai_mbridge.sweep.checked import checked_points
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import pinned_by
 
 # Without a system file, the launcher's options are checked for this system.
@@ -83,7 +94,10 @@ def verify(
     hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`. Raises BadInput if `configs` does not exist
     or holds no TOML, or the system file is wrong.
     """
-    links = list(_links(configs))
+    # a search for TOML files skips dangling links, links in circles and linked directories. .#: an editor's lock
+    paths = sorted(configs.rglob("*")) if configs.is_dir() else []
+    found = (_link(path) for path in paths if path.is_symlink() and not path.name.startswith(".#"))
+    links = [finding for finding in found if finding is not None]
     files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
     if not files and not links:
         raise BadInput(f"{configs}: holds no TOML file; check the path")
@@ -94,13 +108,6 @@ def verify(
     context = _Context(find_test_files(directory, skip_broken=True), hooks, system, once, rules)
     yield from links
     yield from (_finding(path, context) for path in files)
-
-
-def _links(configs: Path) -> Iterator[Finding]:
-    """Yield links that a search for TOML files skips: dangling links, links in circles, linked directories."""
-    for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
-        if path.is_symlink() and not path.name.startswith(".#") and (finding := _link(path)):  # .#: an editor's lock
-            yield finding
 
 
 def _link(path: Path) -> Finding | None:
@@ -179,15 +186,14 @@ def _verify_scenario(path: Path, context: _Context) -> str:
     texts: dict[str, None] = {}
     for files in context.files.choices(named):
         loaded = load_scenario(path, files, context.warn, context.hooks)
-        texts["; ".join(_counted(path, test, context) for test in loaded.tests)] = None
+        counts = []
+        for test in loaded.tests:
+            with naming_file(test):
+                counts.append(_count(path, test, context))
+        texts["; ".join(counts)] = None
     several = {name: len(context.files.by_name.get(name, ())) for name in named}
     notes = [f"; {count} files define {name!r}, each was tried" for name, count in several.items() if count > 1]
     return f"scenario {data.get('name')!r}: {' or '.join(texts)}{''.join(notes)}"
-
-
-def _counted(path: Path, test: LoadedTest, context: _Context) -> str:
-    with naming_file(test):
-        return _count(path, test, context)
 
 
 def _describe_policy(path: Path) -> str:
@@ -232,3 +238,35 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
             f" so nothing would run: {by_rule}; the first: {rejected[0][0]}; {details_hint(rules)}"
         )
     return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found about every file. Where one is not good, the exit code is 2."""
+
+    files: tuple[Finding, ...]
+
+
+@click.command("verify-configs")
+@click.argument("configs", type=PATH)
+@click.option("--system-config", type=PATH, help="Also check placement on this system.")
+@click.option("--tests-dir", type=PATH, help="Where scenarios find their tests.")
+@click.option("--hook-dir", type=PATH, help="Directory of the hooks' TOMLs; default: as for `run`.")
+@ALLOW_UNKNOWN
+@RULES
+@JSON
+def verify_configs(on_unknown_arg: Warn | None, as_json: bool, **options: Any) -> int:
+    """Check a TOML file, or all of a directory; nothing is run or written."""
+    findings = []
+    for finding in verify(**options, warn=on_unknown_arg):
+        findings.append(finding)
+        if not finding.is_good:
+            show_error(finding.text)
+        elif not finding.is_foreign and not as_json:
+            click.echo(f"ok    {finding.path}: {finding.text}")
+    if as_json:
+        print_json(Findings(tuple(findings)))
+    else:
+        for line in summarize_foreign(findings):
+            click.echo(f"skipped (not {TEMPLATE}): {line}")
+    return OK if all(finding.is_good for finding in findings) else BadInput.exit_code

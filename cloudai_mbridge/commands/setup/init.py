@@ -26,7 +26,7 @@ from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.schedulers.slurm.limits import PartitionNodes, find_nodes
 from cloudai_mbridge.training.process.provenance import output_of
 from cloudai_mbridge.tune.ranking import rank
-from cloudai_mbridge.tune.request import search_request
+from cloudai_mbridge.tune.space import search_request
 
 FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrite files that exist.")
 

@@ -22,12 +22,12 @@ from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenar
 # The type of each command's document. `show` prints the report, which has a schema of its own
 DOCUMENTS: Mapping[str, str] = {
     "list": "commands.plan.list_known:Known",
-    "rule": "commands.plan.show_rule:RuleDocs",
-    "verify-configs": "commands.plan.verify_configs:Findings",
+    "rule": "commands.plan.list_known:RuleDocs",
+    "verify-configs": "commands.plan.verify:Findings",
     "dry-run": "commands.plan.dry_run:DryRun",
-    "sweep plan": "commands.plan.sweep_documents:SweepPlan",
-    "sweep explain": "commands.plan.sweep_documents:Explanation",
-    "estimate": "estimate.as_json:Estimate",
+    "sweep plan": "commands.plan.sweep:SweepPlan",
+    "sweep explain": "commands.plan.sweep:Explanation",
+    "estimate": "estimate.point:Estimate",
     "tune": "commands.plan.tune:RankedLayouts",
     "calibrate": "commands.plan.calibrate:FittedFactors",
     "status": "runner.control:RunStatus",

@@ -6,9 +6,8 @@ estimators of Megatron-Bridge, by name.
 """
 
 from cloudai_mbridge.estimate.memory.arguments import expert_tp, layout_of
-from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.memory.estimate import Assumptions, StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.memory.other import Assumptions
 from cloudai_mbridge.estimate.memory.parameters import parameters_per_stage, total_parameters
 
 __all__ = ["Assumptions", "Granularity", "Implementation", "ParallelLayout", "Recompute", "StageMemory"]

@@ -15,9 +15,8 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
 from cloudai_mbridge.estimate.memory.adapter_parameters import adapter_bytes
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.memory.parameters import padded_for
+from cloudai_mbridge.estimate.memory.parameters import Chunk, Layer, chunks_of, padded_for
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
-from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of
 
 Moment = tuple[tuple[int, ...], int]
 Halves = tuple[SavedBytes | None, SavedBytes | None]

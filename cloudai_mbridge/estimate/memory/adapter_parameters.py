@@ -10,18 +10,19 @@ from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.adapters import DORA, Adapters
-from cloudai_mbridge.estimate.memory.layout import ParallelLayout
+from cloudai_mbridge.estimate.memory.layout import DORA, Adapters, ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import (
     ADAPTERS,
     EXPERTS,
+    Chunk,
     ParameterSplit,
     RankParameters,
+    chunks_of,
     padded_for,
+    pipeline_chunks,
     split_of,
 )
 from cloudai_mbridge.estimate.memory.sizes import Sizes
-from cloudai_mbridge.estimate.memory.stages import Chunk, chunks_of, pipeline_chunks
 
 
 class Linear(NamedTuple):

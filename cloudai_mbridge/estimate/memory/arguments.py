@@ -1,12 +1,11 @@
-"""The layout of an estimate, from a point's arguments."""
+"""The layout of an estimate, from a point's arguments and the settings of upstream's performance recipes."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.adapters import Adapters, adapters_of
-from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.memory.upstream import preset
-from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.hardware import Precision
+from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, ParallelLayout, Recompute, adapters_of
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
@@ -24,7 +23,10 @@ def layout_of(
     gpu: its name in the hardware table; None takes `args.gpu_type`.
     BadInput: sizes that do not fit together, or an unknown number format.
     """
-    precision = _precision(args.compute_dtype)
+    if args.compute_dtype not in list(Precision):
+        known = ", ".join(Precision)
+        raise BadInput(f"cmd_args.compute_dtype: {args.compute_dtype!r} is unknown; use one of {known}")
+    precision = Precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED
     is_split = bool(recipe.default("optimizer", "use_distributed_optimizer")) or _has_muon(recipe)
     has_own_state = is_split and precision is not Precision.FP8_DS
@@ -38,13 +40,21 @@ def layout_of(
     if (gathers := recipe.default("mixed_precision", "fp8_param_gather")) is not None:
         given["fp8_param_gather"] = gathers
     if is_upstream:
-        given = _upstream(args, recipe, precision, gpu)
+        given = {
+            "use_distributed_optimizer": True,
+            "grad_reduce_in_fp32": False,
+            "fp32_logits": False,
+            **_weights(precision, gpu),
+            **preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp)),
+        }
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
     if args.activation_offload_layers is not None:
         given["activation_offload_layers"] = args.activation_offload_layers
     if args.use_megatron_fsdp is not None:  # upstream, false leaves a recipe that shards as it is
         given["use_megatron_fsdp"] = args.use_megatron_fsdp or given.get("use_megatron_fsdp", False)
+    instances = recipe.default("ddp", "num_distributed_optimizer_instances") if args.use_megatron_fsdp else None
+    trains_adapters = args.task in ADAPTER_TASKS  # the recipe's; upstream's launcher has the same recipe
     return ParallelLayout(
         num_gpus=args.num_gpus,
         tp=args.tp or 1,
@@ -61,18 +71,11 @@ def layout_of(
         precision=precision,
         cuda_graph=_cuda_graph(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
-        adapters=_adapters(args, recipe),
-        num_distributed_optimizer_instances=_instances(args, recipe),
+        adapters=adapters_of(recipe.sections.get("peft") or adapters_of_task(recipe)) if trains_adapters else None,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances or instances or 1,
         outer_dp_sharding_strategy=recipe.default("ddp", "outer_dp_sharding_strategy") or "no_shard",
         **given,
     )
-
-
-def _adapters(args: ResolvedCmdArgs, recipe: Recipe) -> Adapters | None:
-    """Return the recipe's adapters if they are trained; upstream's launcher has the same recipe."""
-    if args.task not in ADAPTER_TASKS:
-        return None
-    return adapters_of(recipe.sections.get("peft") or adapters_of_task(recipe))
 
 
 def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
@@ -98,28 +101,6 @@ def _optimizer_bytes(recipe: Recipe) -> int:
 def _has_muon(recipe: Recipe) -> bool:
     """Return whether the recipe's preset trains with distributed Muon, whose state is split without that of Adam."""
     return bool(recipe.default("optimizer", "optimizer") == OPTIMIZERS["muon"])
-
-
-def _instances(args: ResolvedCmdArgs, recipe: Recipe) -> int:
-    own = recipe.default("ddp", "num_distributed_optimizer_instances") if args.use_megatron_fsdp else None
-    return args.num_distributed_optimizer_instances or own or 1
-
-
-def _precision(name: str) -> Precision:
-    try:
-        return Precision(name)
-    except ValueError:
-        raise BadInput(f"cmd_args.compute_dtype: {name!r} is unknown; use one of {', '.join(Precision)}") from None
-
-
-def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision, gpu: str) -> dict[str, Any]:
-    return {
-        "use_distributed_optimizer": True,
-        "grad_reduce_in_fp32": False,
-        "fp32_logits": False,
-        **_weights(precision, gpu),
-        **preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp)),
-    }
 
 
 def _weights(precision: Precision, gpu: str) -> dict[str, bool]:
@@ -154,3 +135,63 @@ def _cuda_graph(args: ResolvedCmdArgs) -> str:
     scopes = [args.cuda_graph_scope] if isinstance(args.cuda_graph_scope, str) else args.cuda_graph_scope or []
     is_full = any(name in _FULLY_CAPTURED for name in (args.cuda_graph_impl, *scopes))
     return "full" if is_full else "attention"
+
+
+@dataclass(frozen=True)
+class RecipeSetting:
+    """A row. is_fsdp: for points with Megatron-FSDP only; None: for all."""
+
+    recipe: str
+    gpus: tuple[str, ...]
+    formats: tuple[Precision, ...]
+    sets: dict[str, Any]
+    is_fsdp: bool | None = None
+
+
+_CS, _MX, _BF16, _NVFP4 = Precision.FP8_CS, Precision.FP8_MX, Precision.BF16, Precision.NVFP4
+
+
+def _again(*modules: str) -> dict[str, Any]:
+    return {"recompute_modules": frozenset(modules)}
+
+
+def _offload(layers: int) -> dict[str, Any]:
+    return {"activation_offload_layers": layers}
+
+
+# its offloading of tensors above 500 MB is meant for, and affects, the inputs of the experts' activation functions
+_ULTRA = {"use_megatron_fsdp": True, "offload_modules": frozenset({"moe_act"})}
+
+PRESETS = (
+    RecipeSetting("deepseek_v3", (), (), _again("mla_up_proj")),
+    RecipeSetting("deepseek_v3", ("h100", "b200"), (), _again("mla_up_proj", "mlp")),
+    RecipeSetting("deepseek_v3", ("gb300",), (_BF16,), _again("moe_act")),
+    RecipeSetting("deepseek_v4_flash", (), (), _again("moe_act")),
+    RecipeSetting("kimi_k2", (), (), _again("mla_up_proj")),
+    RecipeSetting("kimi_k2", ("h100",), (), _again("mla_up_proj", "mlp")),
+    RecipeSetting("gpt_oss_120b", ("h100", "b200", "gb200"), (), _again("layernorm", "moe_act")),
+    RecipeSetting("nemotron_3_nano", ("h100",), (_BF16,), _again("moe", "layernorm")),
+    RecipeSetting("nemotron_3_nano", ("h100",), (_CS,), _again("moe", "layernorm", "core_attn", "moe_act")),
+    RecipeSetting("nemotron_3_super", ("gb200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn", "moe")),
+    RecipeSetting("nemotron_3_super", ("b200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn")),
+    RecipeSetting("nemotron_3_ultra", (), (), {**_again("moe_act"), **_ULTRA}),
+    RecipeSetting("llama3_8b", ("h100",), (_CS,), {"recompute_num_layers": 5}),
+    RecipeSetting("llama3_70b", ("gb300",), (_BF16,), _offload(30), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("gb300",), (_CS,), _offload(20), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("gb200",), (_BF16,), _offload(20), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("gb200",), (_CS,), _offload(40), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("b200",), (_CS,), _offload(5), is_fsdp=True),
+    RecipeSetting("llama31_405b", ("gb300",), (_BF16,), _offload(40), is_fsdp=True),
+    RecipeSetting("llama31_405b", ("gb300",), (_CS,), _offload(10), is_fsdp=True),
+    RecipeSetting("llama31_405b", ("gb200",), (_CS,), _offload(92), is_fsdp=True),
+)
+
+
+def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dict[str, Any]:
+    """Return the upstream recipe's settings for a GPU and format: names as in `ParallelLayout`, and recompute_*."""
+    found: dict[str, Any] = {}
+    for row in PRESETS:
+        is_meant = row.recipe == recipe and gpu in (row.gpus or [gpu]) and precision in (row.formats or [precision])
+        if is_meant and row.is_fsdp in (None, is_fsdp):
+            found |= row.sets
+    return found

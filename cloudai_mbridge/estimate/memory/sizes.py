@@ -5,9 +5,8 @@ from functools import lru_cache
 from operator import attrgetter
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.adapters import Adapters
-from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
-from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.hardware import Precision
+from cloudai_mbridge.estimate.memory.layout import Adapters, Implementation, ParallelLayout
 
 # Bytes per weight of one quantized copy, block scales included
 QUANTIZED = {

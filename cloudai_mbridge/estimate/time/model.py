@@ -1,23 +1,29 @@
 """The step time of a layout: ideal parts, corrected by the calibration, plus the waiting time of a stage."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.hardware import Gpu, Precision
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time import parts as ideal
-from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
-from cloudai_mbridge.estimate.time.coefficients import Setting
-from cloudai_mbridge.estimate.time.groups import GROUP_OF, StepGroups, grouped, together_s
-from cloudai_mbridge.estimate.time.parts import GpuRates, IdealTimes, device_of
+from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, Setting, load_calibration
+from cloudai_mbridge.estimate.time.parts import (
+    GROUP_OF,
+    GpuRates,
+    IdealTimes,
+    StepGroups,
+    device_of,
+    grouped,
+    together_s,
+)
 from cloudai_mbridge.estimate.time.work import Work, work_of
 
-# The terms of a step's time, and the parts that each adds up; overhead and bubble also include waiting times
+# The terms of a step's time, and the parts that each adds up. Communication terms are what is left after overlap, on
+# average over the rows of the calibration: a coefficient below 1 there is the share that was not hidden. overhead:
+# launches and synchronisation of experts, and where the GPU waits for the host. bubble: the stage waits for the others
 _TERMS = {
     "matmul_attention": ("matmul_attention",),
     "matmul_mlp": ("matmul_mlp",),
@@ -36,23 +42,6 @@ _TERMS = {
     "dp_comm": ("dp_comm", "fsdp_comm"),
     "optimizer": ("optimizer",),
 }
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of a step on the slowest pipeline stage, in terms that add up.
-
-    Communication terms are what is left after overlap, on average over the rows of the calibration: a coefficient
-    below 1 there is the share that was not hidden. overhead: launches and synchronisation of experts, and where the GPU
-    waits for the host. bubble: the stage waits for the others.
-    """
-
-    terms: Mapping[str, float]
-
-    @property
-    def step_time_s(self) -> float:
-        """The sum of the terms."""
-        return sum(self.terms.values())
 
 
 class TimeModel:
@@ -88,12 +77,12 @@ class TimeModel:
             raise BadInput(f"a step of {seconds} s; use smaller sizes")
         return seconds
 
-    def step_time(self, layout: ParallelLayout) -> StepTime:
-        """Return the same in its terms."""
+    def step_time(self, layout: ParallelLayout) -> dict[str, float]:
+        """Return the same on the slowest pipeline stage in its terms, which add up."""
         self.step_time_s(layout)
         parts, waiting, idle = self._real_parts(layout)
         named, extra = IdealTimes(*parts)._asdict(), {"overhead": waiting, "bubble": idle}
-        return StepTime({name: sum(map(named.__getitem__, own), extra.get(name, 0.0)) for name, own in _TERMS.items()})
+        return {name: sum(map(named.__getitem__, own), extra.get(name, 0.0)) for name, own in _TERMS.items()}
 
     def groups(self, layout: ParallelLayout) -> StepGroups:
         """Return the parts in groups; BadInput as for `step_time_s`."""
@@ -106,7 +95,10 @@ class TimeModel:
         """Return the parts, the GPU's waiting time for the host's launches, and the pipeline's idle time."""
         model = self._setting.model
         if layout.seq_length is not None and layout.seq_length != model.seq_length:
-            return self._of_length(layout.seq_length)._real_parts(layout)
+            if layout.seq_length not in self._other_lengths:
+                setting = self._setting._replace(model=replace(model, seq_length=layout.seq_length))
+                self._other_lengths[layout.seq_length] = TimeModel(setting, self._device, self._calibration)
+            return self._other_lengths[layout.seq_length]._real_parts(layout)
         microbatches, work = layout.num_microbatches, self._work(layout)
         if microbatches < 1:
             raise BadInput(f"gb: {layout.gbs} makes no step; use at least mb*dp = {layout.mbs * layout.dp}")
@@ -125,12 +117,6 @@ class TimeModel:
         if work is None:
             work = self._works[key] = work_of(self._setting.model, *key)
         return work
-
-    def _of_length(self, seq_length: int) -> "TimeModel":
-        if seq_length not in self._other_lengths:
-            setting = self._setting._replace(model=replace(self._setting.model, seq_length=seq_length))
-            self._other_lengths[seq_length] = TimeModel(setting, self._device, self._calibration)
-        return self._other_lengths[seq_length]
 
 
 def why_no_time(gpu: Gpu, precision: Precision) -> str | None:
@@ -156,10 +142,3 @@ def time_model(
     if device is None:
         raise BadInput(f"no step time: {why_no_time(gpu, precision)}")
     return TimeModel(Setting(model, gpu, precision, container, is_frozen), device, load_calibration())
-
-
-def step_time_s(
-    model: Architecture, layout: ParallelLayout, gpu: Gpu, precision: Precision, container: str | None = None
-) -> StepTime:
-    """Return the predicted time of a step, in its terms; BadInput as for `time_model`, which serves many layouts."""
-    return time_model(model, gpu, precision, container).step_time(layout)

@@ -1,15 +1,217 @@
-"""The work of one rank for a token and for a micro-batch, summed over the layers of the whole model.
+"""A model as sublayers and matmuls, and the work of one rank for a token and for a micro-batch.
 
-Only the tensor and expert sizes matter here, so few of these sums serve a whole sweep. FLOPs are of training: forward,
+Multiply-adds are as in `training.flops` without its terms for norms; real sizes throughout (the formula for hybrid
+models takes 2*hidden for the inner size of Mamba; here it is heads * head_dim). Sums are over the layers of the whole
+model: only the tensor and expert sizes matter here, so few of them serve a whole sweep. FLOPs are of training: forward,
 and twice that backward.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.time import blocks
-from cloudai_mbridge.estimate.time.blocks import Kind, Matmul, Sublayer
+from cloudai_mbridge.training.flops.attention import GATED_DELTA_NET
+from cloudai_mbridge.training.flops.quantities import (
+    count_layers,
+    has_window,
+    linear_attention_pattern,
+    window_of,
+    with_prediction,
+)
+from cloudai_mbridge.training.flops.total import parse_pattern
+
+
+class Kind(StrEnum):
+    """Kind of a sublayer."""
+
+    ATTENTION = "attention"
+    WINDOWED = "windowed"
+    COMPRESSED = "compressed"
+    LINEAR = "linear"
+    MAMBA = "mamba"
+    DENSE = "dense"
+    MOE = "moe"
+
+
+# A kind, and of compressed attention the ratio
+Sublayer = tuple[Kind, int]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """Weights of k x n that every token meets `times` times; `copies` such matrices exist.
+
+    is_row: tensor parallelism divides the input side.
+    """
+
+    k: int
+    n: int
+    is_row: bool = False
+    times: float = 1
+    copies: int = 1
+
+    @property
+    def multiply_adds(self) -> float:
+        """Multiply-adds of one token."""
+        return self.k * self.n * self.times
+
+
+@dataclass(frozen=True)
+class Core:
+    """Attention without its projections, per token: multiply-adds, and exponentials of the softmax."""
+
+    multiply_adds: float = 0
+    exponentials: float = 0
+
+
+def sublayers(model: Architecture) -> Counter[Sublayer]:
+    """Return the number of sublayers of each kind, including multi-token prediction."""
+    if model.hybrid_layer_pattern is not None:
+        decoder, prediction = parse_pattern(model.hybrid_layer_pattern)
+        return Counter((_KINDS[symbol], 0) for symbol in "".join([decoder, *prediction]))
+    dense, moe = count_layers(model)
+    kinds = _mixers(model)
+    kinds.update({(Kind.DENSE, 0): dense, (Kind.MOE, 0): moe})
+    return +kinds
+
+
+_KINDS = {"M": Kind.MAMBA, "*": Kind.ATTENTION, "-": Kind.DENSE, "E": Kind.MOE, "G": Kind.LINEAR}
+
+
+def _mixers(model: Architecture) -> Counter[Sublayer]:
+    """Return the mixers of a transformer. Top-k sparse attention (dsa) counts as full latent attention."""
+    layers = model.num_layers + model.mtp_num_layers
+    if model.experimental_attention_variant == "dsv4_hybrid":
+        return Counter((Kind.COMPRESSED, ratio) for ratio in model.csa_compress_ratios or ())
+    if model.experimental_attention_variant in GATED_DELTA_NET:
+        linear = with_prediction(linear_attention_pattern(model), model.mtp_num_layers)
+        return +Counter({(Kind.LINEAR, 0): linear, (Kind.ATTENTION, 0): layers - linear})
+    windowed = 0
+    if window_of(model) is not None and not model.multi_latent_attention:
+        windowed = sum(has_window(model, number) for number in range(1, layers + 1))
+    return +Counter({(Kind.WINDOWED, 0): windowed, (Kind.ATTENTION, 0): layers - windowed})
+
+
+def mixer_matmuls(model: Architecture, sublayer: Sublayer) -> list[Matmul]:
+    """Return the projections of an attention, linear-attention or Mamba sublayer."""
+    h, (kind, ratio) = model.hidden_size, sublayer
+    if kind is Kind.MAMBA:
+        inner = (model.mamba_num_heads or 0) * model.mamba_head_dim
+        groups = 2 * model.mamba_num_groups * model.mamba_state_dim
+        return [Matmul(h, 2 * inner + groups + (model.mamba_num_heads or 0)), Matmul(inner, h, is_row=True)]
+    if kind is Kind.LINEAR:
+        keys, values = _linear_widths(model)
+        return [Matmul(h, 2 * keys + 2 * values + 2 * model.linear_num_value_heads), Matmul(values, h, is_row=True)]
+    if kind is Kind.COMPRESSED:
+        return _compressed_matmuls(model, ratio)
+    if model.multi_latent_attention:
+        return _latent_matmuls(model)
+    q = model.kv_channels * model.num_attention_heads
+    gate = q if model.attention_output_gate else 0
+    return [Matmul(h, q + gate + 2 * model.kv_channels * model.num_query_groups), Matmul(q, h, is_row=True)]
+
+
+def _latent_matmuls(model: Architecture) -> list[Matmul]:
+    h, heads = model.hidden_size, model.num_attention_heads
+    wide = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
+    rank = model.q_lora_rank
+    query = [Matmul(h, wide)] if rank is None else [Matmul(h, rank), Matmul(rank, wide)]
+    key_value = [
+        Matmul(h, model.kv_lora_rank + model.qk_pos_emb_head_dim),
+        Matmul(model.kv_lora_rank, heads * (model.qk_head_dim + model.v_head_dim)),
+    ]
+    return [*query, *key_value, Matmul(heads * model.v_head_dim, h, is_row=True)]
+
+
+def _compressed_matmuls(model: Architecture, ratio: int) -> list[Matmul]:
+    h, heads, value = model.hidden_size, model.num_attention_heads, model.v_head_dim
+    rank = model.q_lora_rank or h
+    matmuls = [
+        Matmul(h, rank),
+        Matmul(rank, heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)),
+        Matmul(h, value),
+        Matmul(heads * value // model.o_groups, model.o_lora_rank, is_row=True, times=model.o_groups),
+        Matmul(model.o_lora_rank * model.o_groups, h, is_row=True),
+    ]
+    if ratio == 4:
+        index_heads, dim = model.dsa_indexer_n_heads or 0, model.dsa_indexer_head_dim or 0
+        matmuls += [Matmul(h, 4 * value), Matmul(h, 4 * dim + index_heads), Matmul(rank, index_heads * dim)]
+    elif ratio > 4:
+        matmuls.append(Matmul(h, 2 * value))
+    return matmuls
+
+
+def _linear_widths(model: Architecture) -> tuple[int, int]:
+    keys = model.linear_key_head_dim * model.linear_num_key_heads
+    return keys, model.linear_value_head_dim * model.linear_num_value_heads
+
+
+def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
+    """Return the work of a mixer that is not a projection, for sequences of `seq_length`."""
+    kind, ratio = sublayer
+    if kind is Kind.MAMBA:
+        # half of the formula's 7 * inner * state FLOPs are multiply-adds
+        return Core(3.5 * (model.mamba_num_heads or 0) * model.mamba_head_dim * model.mamba_state_dim)
+    if kind is Kind.LINEAR:
+        keys, values = _linear_widths(model)
+        state = 4 * values * model.linear_value_head_dim
+        return Core(model.linear_conv_kernel_dim * (2 * keys + values) + state)
+    if kind is Kind.COMPRESSED:
+        return _compressed_core(model, ratio)
+    heads, s = model.num_attention_heads, model.seq_length
+    window = window_of(model) or s
+    context = s / 2  # keys that a query sees on average
+    if kind is Kind.WINDOWED and window < s:
+        context = window - window * (window - 1) / (2 * s)
+    latent = model.qk_head_dim + model.qk_pos_emb_head_dim + model.v_head_dim
+    dims = latent if model.multi_latent_attention else 2 * model.kv_channels
+    return Core(heads * dims * context, heads * context)
+
+
+def _compressed_core(model: Architecture, ratio: int) -> Core:
+    heads, value, s = model.num_attention_heads, model.v_head_dim, model.seq_length
+    keys: float = model.csa_window_size
+    index = 0.0
+    if ratio == 4:
+        chosen = min(model.dsa_indexer_topk or 0, s // 4)
+        keys += chosen * (1 - 4 * chosen / (2 * s))
+        index = s * (model.dsa_indexer_n_heads or 0) * (model.dsa_indexer_head_dim or 0) / 4
+    elif ratio > 4:
+        index = s * heads * value / ratio
+    return Core(2 * heads * value * keys + index, heads * keys)
+
+
+def dense_matmuls(model: Architecture, width: int | None = None, k: int | None = None) -> list[Matmul]:
+    """Return the two matmuls of a feed-forward block."""
+    h, f = k or model.hidden_size, width or model.ffn_hidden_size
+    return [Matmul(h, f * (2 if model.gated_linear_unit else 1)), Matmul(f, h, is_row=True)]
+
+
+def shared_matmuls(model: Architecture) -> list[Matmul]:
+    """Return the matmuls of every token in a MoE sublayer: shared expert and latent projections."""
+    shared = model.moe_shared_expert_intermediate_size
+    matmuls = dense_matmuls(model, shared) if shared else []
+    if model.moe_latent_size:
+        h, latent = model.hidden_size, model.moe_latent_size
+        matmuls += [Matmul(h, latent), Matmul(latent, h)]
+    return matmuls
+
+
+def expert_matmuls(model: Architecture) -> list[Matmul]:
+    """Return the routed experts of a MoE sublayer."""
+    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
+    top, experts = model.moe_router_topk, model.num_moe_experts or 1
+    return [replace(one, times=top, copies=experts) for one in dense_matmuls(model, width, model.moe_latent_size)]
+
+
+def output_matmuls(model: Architecture) -> list[Matmul]:
+    """Return the output layer (once more per prediction layer) and the projections of multi-token prediction."""
+    h, mtp = model.hidden_size, model.mtp_num_layers
+    logits = Matmul(h, model.padded_vocab_size, times=1 + mtp)
+    return [logits, Matmul(2 * h, h, times=mtp)] if mtp else [logits]
+
 
 # Elements that a matmul's inputs and outputs pass through memory: read, written, and read again by both of backward
 _PASSES = 3
@@ -55,17 +257,17 @@ class Work:
 def work_of(model: Architecture, tp: int, ep: int, etp: int) -> Work:
     """Return the work of a rank among `tp` tensor, `ep` expert and `etp` expert-tensor ranks."""
     work = Work()
-    for sublayer, count in blocks.sublayers(model).items():
+    for sublayer, count in sublayers(model).items():
         work.num_sublayers += count
         if sublayer[0] is Kind.MOE:
             _add_moe(work, model, count, tp, ep, etp)
         elif sublayer[0] is Kind.DENSE:
-            _add_mlp(work, blocks.dense_matmuls(model), count, tp)
-            work.activation_bytes += count * blocks.dense_matmuls(model)[0].n * _BF16 / tp
+            _add_mlp(work, dense_matmuls(model), count, tp)
+            work.activation_bytes += count * dense_matmuls(model)[0].n * _BF16 / tp
         else:
             _add_mixer(work, model, sublayer, count, tp)
     work.hidden_bytes += work.num_sublayers * model.hidden_size * _BF16 / tp
-    output = blocks.output_matmuls(model)
+    output = output_matmuls(model)
     work.output_flops = _flops(output) / tp
     work.output_bytes = _bytes(output, tp)
     work.output_weight_bytes = _WEIGHT_BYTES * sum(m.k * m.n * m.times for m in output) / tp
@@ -75,14 +277,14 @@ def work_of(model: Architecture, tp: int, ep: int, etp: int) -> Work:
 
 
 def _add_mixer(work: Work, model: Architecture, sublayer: Sublayer, count: int, tp: int) -> None:
-    matmuls = blocks.mixer_matmuls(model, sublayer)
+    matmuls = mixer_matmuls(model, sublayer)
     work.attention_flops += count * _flops(matmuls) / tp
     _add_matmul_bytes(work, matmuls, count, tp)
     work.num_collectives += count
     if sublayer[0] in (Kind.MAMBA, Kind.LINEAR):
         work.scan_bytes += count * _BF16 * sum(m.n for m in matmuls if not m.is_row) / tp
         return
-    core = blocks.mixer_core(model, sublayer)
+    core = mixer_core(model, sublayer)
     work.key_value_bytes += count * _BF16 * 2 * model.kv_channels * max(1, model.num_query_groups / tp)
     if sublayer[0] is Kind.COMPRESSED:
         work.sparse_flops += count * 6 * core.multiply_adds / tp
@@ -98,7 +300,7 @@ def _add_mlp(work: Work, matmuls: list[Matmul], count: int, tp: int) -> None:
 
 
 def _add_moe(work: Work, model: Architecture, count: int, tp: int, ep: int, etp: int) -> None:
-    experts = blocks.expert_matmuls(model)
+    experts = expert_matmuls(model)
     work.num_moe += count
     work.num_local_experts += count * max(1.0, (model.num_moe_experts or 1) / ep)
     work.expert_flops += count * _flops(experts) / tp
@@ -109,7 +311,7 @@ def _add_moe(work: Work, model: Architecture, count: int, tp: int, ep: int, etp:
     width = model.moe_latent_size or model.hidden_size
     work.routed_bytes += count * model.moe_router_topk * width * _BF16 / tp
     work.activation_bytes += count * model.moe_router_topk * experts[0].n * _BF16 / tp
-    _add_mlp(work, blocks.shared_matmuls(model), count, tp)
+    _add_mlp(work, shared_matmuls(model), count, tp)
 
 
 def _add_matmul_bytes(work: Work, matmuls: list[Matmul], count: int, tp: int) -> None:

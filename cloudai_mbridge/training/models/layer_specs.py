@@ -24,7 +24,7 @@ from megatron.core.transformer.multi_token_prediction import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from cloudai_mbridge.training.compat.hybrid_models import HybridStack, HybridStackSubmodules
+from cloudai_mbridge.training.compat.models import HybridStack, HybridStackSubmodules
 from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.attention import SDPACoreAttention, TorchNorm
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.estimate.hardware import calibration_note
 from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import System
 from tests.benchmarks.replay.case import Case, read_cases

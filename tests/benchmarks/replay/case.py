@@ -10,20 +10,18 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
-from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.headline import Headlines
 from cloudai_mbridge.estimate.memory import worst_stage
-from cloudai_mbridge.estimate.memory.estimate import memory_per_stage
-from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.memory.estimate import GIB, memory_per_stage
 from cloudai_mbridge.estimate.point import STAND_IN, assumptions_for, groups_of
 from cloudai_mbridge.estimate.request import gpu_on
-from cloudai_mbridge.estimate.time import time_model
-from cloudai_mbridge.estimate.time.groups import StepGroups
+from cloudai_mbridge.estimate.time.model import time_model
+from cloudai_mbridge.estimate.time.parts import StepGroups
 from cloudai_mbridge.gate.runs import RunResult, read_results
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.report.read import find_report
-from cloudai_mbridge.tune.measured import device_of, question_of
-from cloudai_mbridge.tune.table import Space, read_table
+from cloudai_mbridge.tune.measured import Space, device_of, question_of, read_table
 
 _SIZES = ("tp", "pp", "cp", "vp", "ep", "expert_tp", "mbs")
 

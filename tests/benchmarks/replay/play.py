@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cloudai_mbridge.tune.belief import Prior
 from cloudai_mbridge.tune.measured_search import positions_of
-from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 from tests.benchmarks.replay.case import Case
 

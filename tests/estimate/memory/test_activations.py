@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.estimate.hardware import Precision
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
 

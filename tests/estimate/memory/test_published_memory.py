@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
-from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines, MemoryLimit
 from cloudai_mbridge.estimate.published import PublishedRow, read_published
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.recipes import load_recipe

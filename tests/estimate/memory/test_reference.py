@@ -6,8 +6,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import architecture
+from cloudai_mbridge.estimate.memory.estimate import REFERENCES, head, seed
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.memory.reference import REFERENCES, head, seed
 from cloudai_mbridge.recipes import load_recipe
 
 # recipe, layout, weights and optimizer by seed and by head, activations by seed and by head; None: no golden value

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import architecture
+from cloudai_mbridge.estimate.hardware import Precision
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage, in_flight
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.time.blocks import (
+from cloudai_mbridge.estimate.time.work import (
     Kind,
     dense_matmuls,
     expert_matmuls,

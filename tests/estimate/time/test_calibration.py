@@ -5,10 +5,15 @@ from dataclasses import replace
 import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import gpus
-from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time.calibration import HeldOutError, load_calibration, parse_calibration
-from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers
+from cloudai_mbridge.estimate.hardware import Precision, gpus
+from cloudai_mbridge.estimate.time.calibration import (
+    HeldOutError,
+    Setting,
+    age,
+    load_calibration,
+    parse_calibration,
+    powers,
+)
 from cloudai_mbridge.estimate.time.parts import IdealTimes
 from cloudai_mbridge.recipes import recipe_names
 

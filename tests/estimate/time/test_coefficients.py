@@ -5,9 +5,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, trained_fraction, years
+from cloudai_mbridge.estimate.hardware import Precision, gpu_named
+from cloudai_mbridge.estimate.time.calibration import Setting, age, powers, trained_fraction, years
 from tests.cases import every
 
 GB200, H100 = gpu_named("gb200"), gpu_named("h100")

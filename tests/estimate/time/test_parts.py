@@ -3,9 +3,8 @@ from dataclasses import replace
 import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.hardware import Precision, gpu_named
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.parts import IdealTimes, bubble, device_of, ideal_parts, launch_time_s, stage_shares
 from cloudai_mbridge.estimate.time.work import work_of
 from tests.cases import every

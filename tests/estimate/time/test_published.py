@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudai_mbridge.estimate.time import load_calibration, time_model
+from cloudai_mbridge.estimate.time.calibration import load_calibration
+from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.estimate.time.parts import launch_time_s
 from cloudai_mbridge.estimate.time.work import work_of
 
