@@ -19,8 +19,6 @@ from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.plan.find import find_runs
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
-from cloudai_mbridge.report.ranking import rank
-from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.verdict import Verdict
 
@@ -181,6 +179,9 @@ def _below(root: Path, text: str) -> str:
 
 
 def _row(root: Path, started: str) -> ListedRun:
+    from cloudai_mbridge.report.ranking import rank  # slow to import, and not needed for `status` and `logs`
+    from cloudai_mbridge.report.read import read_report
+
     status = control.read_status(root)
     row = ListedRun(root.name, str(root), started, State.DONE, status.held_by, _sorted(status.counts))
     if status.is_dry_run:
