@@ -13,7 +13,6 @@ from logging.handlers import BufferingHandler
 from typing import Any
 
 from cloudai_mbridge.errors import MBridgeError, ToolFailure
-from cloudai_mbridge.install.process import last_words
 
 _MOST_RECORDS = 10_000  # only the first is shown
 
@@ -43,6 +42,8 @@ def errors_of(service: str, logger: str) -> Iterator[None]:
     except MBridgeError:
         raise
     except Exception as error:
+        from cloudai_mbridge.install.process import last_words
+
         text = str(error) or next((record.getMessage() for record in said.buffer), "")
         raise ToolFailure(f"{service}: {last_words(text, os.environ) or type(error).__name__}") from None
     finally:

@@ -24,7 +24,6 @@ ENDING_S = TERM_WAIT_S + KILL_WAIT_S  # of it, to end the last command
 PROBE_S = 90.0
 LOGS, MOST_LOGGED = ".logs.tar.gz", 2**20
 
-
 Status = Literal["passed", "failed", "skipped"]
 
 

@@ -111,14 +111,11 @@ def test_muon_begins_where_adam_does_and_learns(h100: Kit, stand_in: Any) -> Non
         proxy.muon(replace(h100, work=again))
 
 
-def test_hidden_transformer_engine_that_was_used_all_the_same(h100: Kit, stand_in: Any) -> None:
+def test_transformer_engine_is_hidden_or_is_not_there(h100: Kit, kit: Kit, stand_in: Any) -> None:
     stand_in(falling)
     proxy.proxy(h100)
     with pytest.raises(PartFailed, match="was used although it was hidden"):
         proxy.without_transformer_engine(h100)
-
-
-def test_without_transformer_engine_is_skipped_where_there_is_none(kit: Kit) -> None:
     with pytest.raises(PartSkipped, match="part proxy has run without it already"):
         proxy.without_transformer_engine(kit)
 

@@ -39,8 +39,14 @@ def test_branch_tag_and_any_hash_are_checked_out(repo: Repo, tmp_path: Path) -> 
 
 
 def test_second_install_does_nothing(repo: Repo, tmp_path: Path) -> None:
-    path, installer = tmp_path / "clone", RepoInstall(repo.url, "main")
+    """Nor is the marker written through a link of the repository."""
+    path, installer, victim = tmp_path / "clone", RepoInstall(repo.url, "main"), tmp_path / "victim"
+    victim.write_text("mine")
+    (repo.directory / MARKER).symlink_to(victim)
+    repo.commit("with a link")
     installer.install(path)
+    assert victim.read_text() == "mine"
+    assert installer.is_installed(path)
     before = [stamp(file) for file in (path, path / "file.txt", path / MARKER)]
     repo.commit("four")
     installer.install(path)
@@ -90,17 +96,6 @@ def test_nasty_directory_names_are_data(make_repo: Callable[[str], Repo], tmp_pa
     RepoInstall(nasty.url.replace("%", "%25"), branch).install(path)
     assert git(path, "rev-parse", "HEAD") == nasty.commits[2]
     assert not list(tmp_path.rglob("pwned"))
-
-
-def test_marker_is_not_written_through_a_link_of_the_repository(repo: Repo, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (repo.directory / MARKER).symlink_to(victim)
-    repo.commit("with a link")
-    path, installer = tmp_path / "clone", RepoInstall(repo.url, "main")
-    installer.install(path)
-    assert victim.read_text() == "mine"
-    assert installer.is_installed(path)
 
 
 def test_callers_repository_is_left_alone(

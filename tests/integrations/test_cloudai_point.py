@@ -53,17 +53,12 @@ def test_an_exit_code_that_says_nothing_is_judged(root: Path, content: bytes | N
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", [ROOT_FILES.journal, ROOT_FILES.report])
+@pytest.mark.parametrize("name", [ROOT_FILES.journal, ROOT_FILES.report, POINT_FILES.exit_code])
 def test_a_file_that_cannot_be_used_is_bad_input(root: Path, name: str) -> None:
-    (root / name).unlink(missing_ok=True)
-    (root / name).mkdir()
-    with pytest.raises(BadInput):
-        judged(root)
-
-
-def test_an_exit_code_that_cannot_be_read_is_bad_input(root: Path) -> None:
-    (point_of(root) / POINT_FILES.exit_code).mkdir()
-    with pytest.raises(BadInput, match=r"exit_code\.txt"):
+    path = (point_of(root) if name == POINT_FILES.exit_code else root) / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    with pytest.raises(BadInput, match=r"exit_code\.txt" if name == POINT_FILES.exit_code else None):
         judged(root)
 
 

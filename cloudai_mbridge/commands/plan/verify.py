@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from cloudai_mbridge.commands.console import show_error
-from cloudai_mbridge.commands.console import print_json
+from cloudai_mbridge.commands.console import print_json, show_error
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, JSON, PATH, RULES
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.constraints.rule_docs import details_hint
@@ -45,10 +44,6 @@ from cloudai_mbridge.models.toml_source import TomlSource, read_toml
 from cloudai_mbridge.plan.checks import unlisted_partition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import plan_run
-from cloudai_mbridge.plan.run_plan import plan_run
-from cloudai_mbridge.plan.checks import unlisted_partition
-from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import pinned_by

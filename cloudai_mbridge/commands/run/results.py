@@ -13,10 +13,8 @@ from cloudai_mbridge.commands.options import JSON, PATH, REJECTED, RUN_TEXT, as_
 from cloudai_mbridge.commands.run.drive import show_report
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.export import targets
-from cloudai_mbridge.export.table import read_table
 from cloudai_mbridge.files.replace import replacing, require_writable
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report
@@ -119,7 +117,8 @@ def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, 
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from cloudai_mbridge.gate.trend import history_rows
+    from cloudai_mbridge.gate.history import History
+    from cloudai_mbridge.gate.trend import history_rows  # numpy, only for this option
 
     with History(path) as store:
         return history_rows(store, report)
@@ -137,6 +136,8 @@ def export(root: Path, target: str, output: Path | None, by: str) -> int:
 
     Where mlflow, wandb and otel send to, and their keys, is said by their own environment variables.
     """
+    from cloudai_mbridge.export.table import read_table  # slow to import, and only for this command
+
     exporter = targets.find(target)
     is_service = hasattr(exporter, "send")
     if is_service and output is not None:

@@ -180,6 +180,7 @@ def _below(root: Path, text: str) -> str:
 
 
 def _row(root: Path, started: str) -> ListedRun:
+
     status = control.read_status(root)
     row = ListedRun(root.name, str(root), started, State.DONE, status.held_by, _sorted(status.counts))
     if status.is_dry_run:

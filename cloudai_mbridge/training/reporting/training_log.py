@@ -14,7 +14,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 
 from cloudai_mbridge.training.compat.models import report_router_losses
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.process import collectives, log_lines
+from cloudai_mbridge.training.process import device, log_lines
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import StepReport, write_line
 from cloudai_mbridge.training.process.timers import timers_to_log
@@ -62,9 +62,7 @@ def training_log(
     dump_memory_snapshot(config.profiling, progress.step, dist.get_rank())
     to_console, has_loggers, to_loggers, shows_memory = _due(logger, progress.step)
     if to_console or to_loggers:
-        learning_rate = collectives.reduce_max_stat_across_model_parallel_group(
-            learning_rate, _group(pg_collection, "mp")
-        )
+        learning_rate = device.reduce_max_stat_across_model_parallel_group(learning_rate, _group(pg_collection, "mp"))
     loggers = state.open_loggers() if has_loggers and (to_console or to_loggers) else (None, None, None, None)
     is_open = any(each is not None for each in loggers)
     writers = loggers if to_loggers else (None, None, None, None)
@@ -201,7 +199,7 @@ def _reduced_scalars(logger: Any, timers: Any, totals: dict[str, Any], groups: A
     """Return the memory in use, the greatest of the pipeline stages, and the slowest rank's times. A collective."""
     scalars: dict[str, Any] = {}
     if logger.log_memory_to_tensorboard:
-        report = collectives.reduce_max_memory_across_pp_group(
+        report = device.reduce_max_memory_across_pp_group(
             reports.report_memory(logger.memory_keys), _group(groups, "pp")
         )
         scalars |= {f"memory/{name}": value for name, value in report.items()}
@@ -233,7 +231,7 @@ def _measured(
     rank, world_size, model, monitor = dist.get_rank(), dist.get_world_size(), config.model, state.energy_monitor
     iterations = totals[_ADVANCED] + totals[_SKIPPED]
     elapsed = state.timers("interval-time").elapsed(barrier=True)
-    slowest, peak_memory = collectives.largest(elapsed, reports.peak_memory_gib(current_device()))
+    slowest, peak_memory = device.largest(elapsed, reports.peak_memory_gib(current_device()))
     step_time_s = slowest / iterations
     energy = None if monitor is None else monitor.lap() / iterations / world_size
     losses: dict[str, float] = {}
