@@ -18,8 +18,6 @@ from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.plan.read import find_runs, read_plan_data, refuse_dry_run
-from cloudai_mbridge.report.ranking import rank
-from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.verdict import Verdict
 
