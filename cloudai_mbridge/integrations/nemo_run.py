@@ -31,6 +31,7 @@ from cloudai_mbridge.launch.script import (
     sbatch_options,
     srun_options,
 )
+from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.schedulers.interface import Submission
@@ -38,7 +39,6 @@ from cloudai_mbridge.schedulers.local import LocalClient
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.commands import parse_submitted, run_command
 from cloudai_mbridge.schedulers.slurm.jobs import failure, job_env, job_name_of
-from cloudai_mbridge.training.process.atomic import write_file
 
 TASK = "task.sh"
 SETUP = "setup.sh"

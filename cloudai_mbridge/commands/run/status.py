@@ -178,6 +178,8 @@ def _below(root: Path, text: str) -> str:
 
 
 def _row(root: Path, started: str) -> ListedRun:
+    from cloudai_mbridge.report.ranking import rank  # slow to import, and not needed for `status` and `logs`
+    from cloudai_mbridge.report.read import read_report
 
     status = control.read_status(root)
     row = ListedRun(root.name, str(root), started, State.DONE, status.held_by, _sorted(status.counts))
