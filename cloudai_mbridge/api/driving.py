@@ -15,7 +15,7 @@ from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.runner.clock import clock_of
 from cloudai_mbridge.runner.lines import PlainObserver
 from cloudai_mbridge.runner.lock import driver_lock
-from cloudai_mbridge.tune.choosers import choosers_for
+from cloudai_mbridge.tune import choosers_for
 
 Progress = Callable[[str], object]
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner.interrupt import Detached, Interrupts
 from cloudai_mbridge.runner.lock import driver_lock
-from cloudai_mbridge.tune.choosers import choosers_for
+from cloudai_mbridge.tune import choosers_for
 from cloudai_mbridge.verdict import Verdict
 
 
