@@ -30,7 +30,7 @@ from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.clock import PlainObserver, clock_of
 from cloudai_mbridge.runner.control import RunStatus
 from cloudai_mbridge.runner.lock import driver_lock, reading
-from cloudai_mbridge.tune.choosers import choosers_for
+from cloudai_mbridge.tune import choosers_for
 
 if TYPE_CHECKING:
     import pandas

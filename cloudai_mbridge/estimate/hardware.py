@@ -71,7 +71,7 @@ Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class StepFactors(StrictModel):
-    """Ratios of measured to predicted time for each group of a step's parts (`estimate.time.groups`)."""
+    """Ratios of measured to predicted time for each group of a step's parts (`estimate.time.parts`)."""
 
     compute: Factor = 1.0
     memory: Factor = 1.0

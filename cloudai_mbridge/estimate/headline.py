@@ -112,7 +112,9 @@ class Headlines:
 
         def is_proven(have_run: Iterable[tuple[int, int, int | None]], most: float) -> bool:
             """Return whether GPUs and batches have run that need as much, except those predicted to exceed `most`."""
-            for num_gpus, mbs, gbs in have_run if modelled is not None else ():
+            if modelled is None:
+                return False
+            for num_gpus, mbs, gbs in have_run:
                 with suppress(BadInput), refusing("the layout cannot be estimated"):
                     ran = fullest(layout.changed(num_gpus=num_gpus, mbs=mbs, gbs=gbs))
                     if ran[0] <= most and modelled <= ran[2] / GIB * (1 + _ROUNDING):

@@ -14,10 +14,17 @@ from pydantic import BaseModel, Field
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu, Price, gpu_named, mfu, precision_named
-from cloudai_mbridge.estimate.memory import ParallelLayout, Recompute, StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.adapter_parameters import active_adapters
-from cloudai_mbridge.estimate.memory.estimate import GIB, NOTHING, REFERENCES, Assumptions
-from cloudai_mbridge.estimate.memory.layout import Adapters
+from cloudai_mbridge.estimate.memory.estimate import (
+    GIB,
+    NOTHING,
+    REFERENCES,
+    Assumptions,
+    StageMemory,
+    memory_per_stage,
+    worst_stage,
+)
+from cloudai_mbridge.estimate.memory.layout import Adapters, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, not_considered, refusing
 from cloudai_mbridge.estimate.time.model import TimeModel, time_model, why_no_time

@@ -56,7 +56,12 @@ def shrink(recipe: Recipe, num_layers: int) -> Proxy:
         changed |= {name: False for name in _STAGE_PLACES if model.get(name)}
         changed |= {name: None for name in _STAGE_COUNTS if model.get(name) is not None}
     shrunk = {name: value for name, value in {**model, **changed}.items() if value is not None}
-    layouts = _layouts(recipe, num_layers) if num_layers < before else recipe.pipeline_layouts
+    layouts = recipe.pipeline_layouts
+    if num_layers < before:  # for the numbers of stages that the recipe has them for and the layers suffice for
+        has_mtp = any("m" in "".join(parse_layout(text)) for text in layouts.values())
+        tail = "m" * recipe.mtp_num_layers if has_mtp else ""
+        counts = [int(text) for text in layouts if int(text) <= num_layers]
+        layouts = {str(stages): pipeline_layout(num_layers, stages, tail) for stages in counts}
     sections = {**recipe.sections, "model": {**shrunk, "num_layers": num_layers}}
     changed = {name: value for name, value in changed.items() if value != model.get(name)}
     return Proxy(replace(recipe, sections=sections, pipeline_layouts=layouts), before, changed)
@@ -95,14 +100,6 @@ def choose(entries: Sequence[T], count: int) -> list[T]:
             quota[entry] -= 1
             chosen.append(entry)
     return chosen
-
-
-def _layouts(recipe: Recipe, num_layers: int) -> dict[str, str]:
-    """Return explicit layouts for the numbers of stages that the recipe has them for and the layers suffice for."""
-    has_mtp = any("m" in "".join(parse_layout(text)) for text in recipe.pipeline_layouts.values())
-    tail = "m" * recipe.mtp_num_layers if has_mtp else ""
-    counts = [int(text) for text in recipe.pipeline_layouts if int(text) <= num_layers]
-    return {str(stages): pipeline_layout(num_layers, stages, tail) for stages in counts}
 
 
 def pipeline_layout(num_layers: int, stages: int, tail: str = "") -> str:

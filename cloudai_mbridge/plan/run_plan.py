@@ -211,7 +211,7 @@ def plan_run(
     """
     run, definition, launcher = test.run, test.definition, LAUNCHERS[args.launcher]
     args = launcher.arguments(point, args)
-    placement = place(Point(args, system, recipe, launcher.num_nodes(point)))
+    num_nodes, ranks_per_node = place(Point(args, system, recipe, launcher.num_nodes(point)))
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     env = launcher.variables(args, system) | env
     time_limit = run.time_limit or args.time_limit
@@ -229,8 +229,8 @@ def plan_run(
         coordinates=point.coordinates,
         args=public_args(args),
         recipe=args.model_recipe_name,
-        num_nodes=placement.num_nodes,
-        ranks_per_node=placement.ranks_per_node,
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
         num_steps=num_steps,
         warmup_steps=definition.warmup_steps(num_steps),
         training_config=config,

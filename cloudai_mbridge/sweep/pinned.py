@@ -96,19 +96,18 @@ def pinned_by(definition: TestDefinition, system: System | None = None, rules: R
 
 def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:
     """Return the arguments, and fields of the model, that keys or launcher options of `extra_cmd_args` decide."""
-    names = {_argument(key) for key in extra}
+    names = set()
+    for key in extra:
+        if key.startswith("-"):
+            option = key.lstrip("-").partition("=")[0]
+            names.add(_OPTIONS.get(option, option))
+        else:
+            place = key.lstrip("+~")
+            names.add(_PLACES.get(place, place.removeprefix("model.")))
     for group in _TOGETHER:
         if names & group:
             names |= group
     return frozenset(names)
-
-
-def _argument(key: str) -> str:
-    if key.startswith("-"):
-        option = key.lstrip("-").partition("=")[0]
-        return _OPTIONS.get(option, option)
-    place = key.lstrip("+~")
-    return _PLACES.get(place, place.removeprefix("model."))
 
 
 _MOST_COMBINATIONS = 500
@@ -127,13 +126,20 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
             gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
             if preset is None and with_preset(args, preset).unknown - set(sweep.grid.names):
                 unknown[why_no_preset(args, pinned.release)] = None
-        elif preset is not None and not _is_open(args, preset, sweep):
-            continue
+        elif preset is not None:
+            resolved = with_loop_preset(args, preset)
+            filled = {name for name in resolved.from_preset if getattr(resolved.args, name) is not None}
+            if filled <= set(sweep.grid.names):
+                continue
         if preset is not None:
             names = sources.setdefault(f"Megatron-Bridge {preset.release.version} ({preset.release.source})", [])
             if preset.name not in names:
                 names.append(preset.name)
-    lines = [f"defaults of {source}: {_few(names)}" for source, names in sources.items()]
+    lines = []
+    for source, names in sources.items():
+        more = len(names) - _MOST_NAMED
+        shown = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"defaults of {source}: {shown}")
     if gpus and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += _replaced_variables(sweep, pinned)
@@ -144,13 +150,6 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
     ]
     nothing = "what Megatron-Bridge fills in is not known, and rules that need it are not evaluated"
     return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
-
-
-def _is_open(args: ResolvedCmdArgs, preset: Preset, sweep: SweepSpace) -> bool:
-    """Return whether a preset fills in something of a point of the embedded loop."""
-    resolved = with_loop_preset(args, preset)
-    filled = {name for name in resolved.from_preset if getattr(resolved.args, name) is not None}
-    return bool(filled - set(sweep.grid.names))
 
 
 def lifted_note(lifted: Lifted, count: int) -> str:
@@ -194,8 +193,3 @@ def _variants(sweep: SweepSpace, *more: str) -> Iterator[ResolvedCmdArgs]:
     axes = {axis.name: axis.values for axis in sweep.axes if axis.name in (*CHOOSING, *more)}
     for values in itertools.product(*axes.values()):
         yield base.model_copy(update=dict(zip(axes, values, strict=True)))
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -10,8 +10,10 @@ given; they are tp and bf16 otherwise.
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -22,8 +24,8 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, Precision, find_gpu, gpu_named, precision_named
 from cloudai_mbridge.estimate.headline import Headlines
-from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_on, trained_question
 from cloudai_mbridge.estimate.time.model import time_model
@@ -45,22 +47,14 @@ _SHORTEST_S, _LONGEST_S = 1e-7, 1e9
 
 
 @dataclass(frozen=True)
-class MeasuredLayout:
-    """A measured layout. step_time_s: None if it ran out of memory."""
-
-    layout: ParallelLayout
-    step_time_s: float | None
-
-
-@dataclass(frozen=True)
 class Space:
-    """The layouts of one model on so many GPUs with one batch."""
+    """The layouts of one model on so many GPUs with one batch. rows: each with its seconds, None if out of memory."""
 
     name: str
     model: Architecture
     gpu: Gpu
     precision: Precision
-    rows: tuple[MeasuredLayout, ...]
+    rows: tuple[tuple[ParallelLayout, float | None], ...]
 
     def model_of(self, tp: int) -> Architecture:
         """Return the model as this tensor parallel size pads its vocabulary."""
@@ -78,7 +72,7 @@ def read_table(path: Path) -> list[Space]:
         raise BadInput(f"{path}: cannot be read as text ({error})") from None
     reader = csv.DictReader(lines, restval="")
     try:
-        if not (spaces := _spaces(_rows(reader))):
+        if not (spaces := _spaces(reader)):
             raise BadInput("no row below the names of the columns; add measurements")
         return spaces
     except BadInput as error:
@@ -87,58 +81,45 @@ def read_table(path: Path) -> list[Space]:
         raise BadInput(f"{path}: line {reader.line_num + 1}: {error}; check the line") from None
 
 
-def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, MeasuredLayout]]:
+def _spaces(reader: "csv.DictReader[str]") -> list[Space]:
     names = reader.fieldnames or ()
     needed = _NEEDED if "recipe" in names else (*_NEEDED, *_MODEL)
     if missing := [name for name in needed if name not in names]:
         raise BadInput(f"missing column: {', '.join(missing)}; add it")
     if double := [name for name in needed if names.count(name) > 1]:
         raise BadInput(f"there are several columns {', '.join(double)}; leave one")
-    yield from (_read(row) for row in reader if any(isinstance(text, str) and text.strip() for text in row.values()))
-
-
-def _spaces(rows: Iterable[tuple[Space, MeasuredLayout]]) -> list[Space]:
-    spaces: dict[tuple[object, ...], dict[ParallelLayout, list[float | None]]] = {}
-    heads: dict[tuple[object, ...], Space] = {}
-    for space, row in rows:
-        layout = row.layout
-        key = (
-            replace(space.model, tensor_model_parallel_size=1),
-            space.gpu.name,
-            layout.num_gpus,
-            layout.gbs,
-            space.precision,
-        )
+    heads, rows = dict[Hashable, Space](), dict[Hashable, dict[ParallelLayout, list[float]]]()
+    for columns in reader:
+        if not any(isinstance(text, str) and text.strip() for text in columns.values()):
+            continue
+        space, layout, seconds = _read(columns)
+        model = replace(space.model, tensor_model_parallel_size=1)
+        key = (model, space.gpu.name, layout.num_gpus, layout.gbs, space.precision)
         heads.setdefault(key, space)
-        spaces.setdefault(key, {}).setdefault(layout, []).append(row.step_time_s)
-    return [
-        replace(head, rows=tuple(MeasuredLayout(layout, _median(times)) for layout, times in spaces[key].items()))
-        for key, head in heads.items()
-    ]
+        times = rows.setdefault(key, {}).setdefault(layout, [])
+        times += [] if seconds is None else [seconds]
+    medians = {
+        key: [(layout, median(times) if times else None) for layout, times in own.items()] for key, own in rows.items()
+    }
+    return [replace(head, rows=tuple(medians[key])) for key, head in heads.items()]
 
 
-def _median(times: Iterable[float | None]) -> float | None:
-    known = [seconds for seconds in times if seconds is not None]
-    return median(known) if known else None
-
-
-def _read(columns: Mapping[str, str]) -> tuple[Space, MeasuredLayout]:
-    """Return a row, and a space that has no rows yet."""
+def _read(columns: Mapping[str, str]) -> tuple[Space, ParallelLayout, float | None]:
+    """Return a space that has no rows yet, and a row: layout and seconds."""
     size: dict[str, Any] = {name: _size(columns, name) for name in ("num_gpus", "gbs", "mbs", "seq_length", *_SIZES)}
     etp = _size(columns, "etp") if columns.get("etp", "").strip() else None
     gpu, precision = gpu_named(columns["gpu"].strip()), precision_named(columns.get("precision", "").strip() or "bf16")
     recipe = columns.get("recipe", "").strip()
-    model = _recipe_model(recipe, size) if recipe else _model(columns, size)
+    if recipe:
+        model = architecture(load_recipe(recipe), ResolvedCmdArgs(seq_length=size["seq_length"], tp=size["tp"]))
+    else:
+        model = _model(columns, size)
     layout = ParallelLayout(**size, etp=etp, precision=precision)
     name = recipe or f"{model.num_layers} layers of {model.hidden_size}"
     if layout.ep > 1 and model.num_moe_experts is None:
         raise BadInput(f"ep: {layout.ep}, but the model ({name}) has no experts; use 1, or a recipe with experts")
     where = f"{name} on {layout.num_gpus} {gpu.name}, batch {layout.gbs} x {layout.seq_length}"
-    return Space(where, model, gpu, precision, ()), MeasuredLayout(layout, _seconds(columns["step_time_s"]))
-
-
-def _recipe_model(name: str, size: Mapping[str, int]) -> Architecture:
-    return architecture(load_recipe(name), ResolvedCmdArgs(seq_length=size["seq_length"], tp=size["tp"]))
+    return Space(where, model, gpu, precision, ()), layout, _seconds(columns["step_time_s"])
 
 
 def _model(columns: Mapping[str, str], size: Mapping[str, int]) -> Architecture:
@@ -198,15 +179,7 @@ class Measurements:
     """Points by GPU, and why others are left out: reason -> number."""
 
     points: dict[str, list[MeasuredPoint]] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
-
-    def add(self, point: MeasuredPoint) -> None:
-        """Add a point."""
-        self.points.setdefault(point.gpu, []).append(point)
-
-    def leave_out(self, why: str) -> None:
-        """Count an unusable point."""
-        self.left_out[why] = self.left_out.get(why, 0) + 1
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def read_measurements(paths: Sequence[Path]) -> Measurements:
@@ -214,59 +187,46 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
 
     Points with equal predictions are merged, also across files: otherwise none could be held out of a fit.
     """
-    found = Measurements()
+    left_out, alike = Counter[str](), dict[tuple[str, StepGroups], list[MeasuredPoint]]()
     for path in paths:
-        if path.suffix.lower() == ".csv":
-            for space in read_table(path):
-                _read_space(space, found)
-        else:
-            _read_runs(read_results(path), found)
-    found.points = {gpu: list(_merged(points)) for gpu, points in found.points.items()}
+        is_table = path.suffix.lower() == ".csv"
+        for find in _of_table(path, left_out) if is_table else _of_runs(read_results(path), left_out):
+            try:
+                point = find()
+                alike.setdefault((point.gpu, point.groups), []).append(point)
+            except BadInput as error:
+                left_out[str(error)] += 1
+    found = Measurements(left_out=left_out)
+    for (gpu, _), same in alike.items():
+        peaks = [point.peak_over_predicted for point in same if point.peak_over_predicted is not None]
+        seconds, peak = median(point.step_time_s for point in same), median(peaks) if peaks else None
+        found.points.setdefault(gpu, []).append(replace(same[0], step_time_s=seconds, peak_over_predicted=peak))
     return found
 
 
-def _merged(points: Sequence[MeasuredPoint]) -> Iterator[MeasuredPoint]:
-    alike: dict[StepGroups, list[MeasuredPoint]] = {}
-    for point in points:
-        alike.setdefault(point.groups, []).append(point)
-    for same in alike.values():
-        peaks = [point.peak_over_predicted for point in same if point.peak_over_predicted is not None]
-        times = [point.step_time_s for point in same]
-        yield replace(same[0], step_time_s=median(times), peak_over_predicted=median(peaks) if peaks else None)
+def _of_table(path: Path, left_out: Counter[str]) -> Iterator[Callable[[], MeasuredPoint]]:
+    for space in read_table(path):
+        for layout, seconds in space.rows:
+            if seconds is None:
+                left_out["it ran out of memory"] += 1
+            else:
+                yield partial(_row, space, layout, seconds)
 
 
-def _read_space(space: Space, found: Measurements) -> None:
-    for row in space.rows:
-        if row.step_time_s is None:
-            found.leave_out("it ran out of memory")
-            continue
-        try:
-            groups = time_model(space.model_of(row.layout.tp), space.gpu, space.precision).groups(row.layout)
-        except BadInput as error:
-            found.leave_out(str(error))
-            continue
-        found.add(MeasuredPoint(space.gpu.name, groups, row.step_time_s))
+def _row(space: Space, layout: ParallelLayout, step_time_s: float) -> MeasuredPoint:
+    groups = time_model(space.model_of(layout.tp), space.gpu, space.precision).groups(layout)
+    return MeasuredPoint(space.gpu.name, groups, step_time_s)
 
 
-def _read_runs(runs: Sequence[RunResult], found: Measurements) -> None:
-    """Read the runs of a report; repetitions of a point are one."""
-    headlines = Headlines()
-    for same in _repetitions(runs, found):
-        try:
-            found.add(_point(same, headlines))
-        except BadInput as error:
-            found.leave_out(str(error))
-
-
-def _repetitions(runs: Sequence[RunResult], found: Measurements) -> Iterator[list[RunResult]]:
-    """Yield the successful runs of each point."""
-    points: dict[str, list[RunResult]] = {}
+def _of_runs(runs: Sequence[RunResult], left_out: Counter[str]) -> Iterator[Callable[[], MeasuredPoint]]:
+    """Yield the points of a report; repetitions of a point are one."""
+    points, headlines = dict[str, list[RunResult]](), Headlines()
     for run in runs:
-        if not run.is_success:
-            found.leave_out(f"its verdict is {run.verdict}")
-        else:
+        if run.is_success:
             points.setdefault(run.comparability_id, []).append(run)
-    yield from points.values()
+        else:
+            left_out[f"its verdict is {run.verdict}"] += 1
+    yield from (partial(_point, same, headlines) for same in points.values())
 
 
 def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:

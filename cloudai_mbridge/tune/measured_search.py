@@ -5,7 +5,7 @@ It is stateless: measurements are in the journal and in the runs' files, so that
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -39,19 +39,6 @@ def choosers_of(plan: ScenarioPlan, judge: Judge) -> dict[str, Chooser]:
     return {
         test: PointSearch([run for run in plan.runs if run.test_id == test], judge, at_once=at_once) for test in tests
     }
-
-
-@dataclass(frozen=True)
-class TriedPoint:
-    """A measured point. step_time_s: None if it failed. error: of its logarithm, standard deviation.
-
-    is_cut: it was ended early, so that it is not the best.
-    """
-
-    step_time_s: float | None
-    error: float = 0.0
-    is_cut: bool = False
-    is_out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +89,7 @@ class PointSearch:
         known = [search for label in self._labels if (search := firsts[label].search) is not None]
         self._most = next((each.max_trials for each in known), None) or len(self._labels)
         self._judged: dict[tuple[str, int], Judgement] = {}
-        self._outcomes: dict[str, TriedPoint] = {}
+        self._outcomes: dict[str, Trial | None] = {}  # of every point that was tried; None if it failed
         self._noise = NOISE
         self._last: tuple[object, Choice] | None = None
 
@@ -121,7 +108,9 @@ class PointSearch:
         if best is None or best == run.label:
             return ""
         outcome = self._outcomes[best]
-        if outcome.step_time_s is None or not is_slower(step_times, outcome.step_time_s, outcome.error, self._noise):
+        if outcome is None or outcome.step_time_s is None or outcome.error is None:
+            return ""
+        if not is_slower(step_times, outcome.step_time_s, outcome.error, self._noise):
             return ""
         return f"it is slower than {best}, {outcome.step_time_s:.4g} s, after {len(step_times)} measured steps"
 
@@ -140,21 +129,25 @@ class PointSearch:
 
     def _learn(self, points: Sequence[_Point], entry_of: Callable[[str], JournalEntry]) -> None:
         """Update the outcomes of the points that have been tried."""
-        measured: dict[str, list[Judgement]] = {}
+        measured, cut = dict[str, list[Judgement]](), set[str]()
         for point in points:
             if not point.has_begun or point.is_pending:
                 self._outcomes.pop(point.label, None)
                 continue
             ended = [run for run in (*point.firsts, *point.again) if run.number and run.phase is Phase.ENDED]
-            judged = [self._judgement(run, entry_of) for run in ended]
+            for run in ended:
+                if (run.plan.key, run.number) not in self._judged:
+                    self._judged[run.plan.key, run.number] = self._judge(run.plan, entry_of(run.plan.key))
+            judged = [self._judged[run.plan.key, run.number] for run in ended]
             both = list(zip(ended, judged, strict=True))
-            is_cut = any(_was_ended_early(run) for run in ended)
             failed = [each for run, each in both if not (each.is_success or run.plan.is_again)]
-            if is_cut or not failed:
+            if any(map(_was_ended_early, ended)):
+                cut.add(point.label)
+            if point.label in cut or not failed:
                 counted = [each for run, each in both if each.is_success or _was_ended_early(run)]
                 measured[point.label] = [each for each in counted if each.step_time_s]
             is_out_of_memory = any(each.failure == OUT_OF_MEMORY for each in failed)
-            self._outcomes[point.label] = TriedPoint(None, is_cut=is_cut, is_out_of_memory=is_out_of_memory)
+            self._outcomes[point.label] = Trial(self._index[point.label], None) if is_out_of_memory else None
         self._noise = noise_of([[each.step_time_s or math.nan for each in own] for own in measured.values()])
         for label, own in measured.items():
             if not own:
@@ -162,20 +155,14 @@ class PointSearch:
             step_time_s = fmean(each.step_time_s or math.nan for each in own)
             squares = [self._noise**2 + (each.step_time_error or 0.0) ** 2 for each in own]
             error = math.sqrt(sum(squares)) / len(squares)
-            self._outcomes[label] = replace(self._outcomes[label], step_time_s=step_time_s, error=error)
-
-    def _judgement(self, run: Tracked, entry_of: Callable[[str], JournalEntry]) -> Judgement:
-        key = run.plan.key, run.number
-        if key not in self._judged:
-            self._judged[key] = self._judge(run.plan, entry_of(run.plan.key))
-        return self._judged[key]
+            self._outcomes[label] = Trial(self._index[label], step_time_s, error, is_cut=label in cut)
 
     def _best(self, but: str = "") -> str | None:
         """Return the label of the fastest point that was run to its end, None without one. but: a label to exclude."""
         done = {
             label: outcome.step_time_s
             for label, outcome in self._outcomes.items()
-            if outcome.step_time_s and not outcome.is_cut and label != but
+            if outcome and outcome.step_time_s and not outcome.is_cut and label != but
         }
         return min(done, key=lambda label: done[label], default=None)
 
@@ -214,22 +201,20 @@ class PointSearch:
         """Return the active runs; else runs that separate the best point from the next; else the ending."""
         if kept:
             return Choice(kept)
-        if again := self._worth_again(best, points):
-            return Choice({run.plan.key for run in again})
-        return Choice((), f"{ending}; {self._ending(best, chance)}" if ending else self._ending(best, chance))
-
-    def _worth_again(self, best: str, points: Mapping[str, _Point]) -> list[Tracked]:
-        """Return the runs that separate the best point from the next, if the difference is within the noise."""
         second = self._best(but=best)
-        if second is None or self._certainty(best, second) > _CERTAIN:
-            return []
-        return [run for label in (best, second) for run in points[label].spare]
+        if second is not None and self._certainty(best, second) <= _CERTAIN:  # the difference is within the noise
+            again = [run for label in (best, second) for run in points[label].spare]
+            if again:
+                return Choice({run.plan.key for run in again})
+        return Choice((), f"{ending}; {self._ending(best, chance)}" if ending else self._ending(best, chance))
 
     def _certainty(self, best: str, second: str) -> float:
         """Return the probability that one point is faster than another."""
-        one, other = self._outcomes[best], self._outcomes[second]
-        ahead = math.log((other.step_time_s or math.inf) / (one.step_time_s or math.inf))
-        return NormalDist().cdf(ahead / max(math.hypot(one.error, other.error), _LEAST_ERROR))
+        (one, error), (other, other_error) = (
+            (trial.step_time_s or math.inf, trial.error or 0.0) if trial else (math.inf, 0.0)
+            for trial in (self._outcomes[best], self._outcomes[second])
+        )
+        return NormalDist().cdf(math.log(other / one) / max(math.hypot(error, other_error), _LEAST_ERROR))
 
     def _ending(self, best: str, chance: float) -> str:
         text = f"with probability {1 - chance:.1%}, none of the others is over {WORTH:.0%} faster than {best}"
@@ -240,13 +225,14 @@ class PointSearch:
 
     def _search(self) -> Search:
         """Return the search that has learned from all points that were tried."""
-        measured = {self._index[label]: each.step_time_s for label, each in self._outcomes.items() if each.step_time_s}
+        trials = [trial for trial in self._outcomes.values() if trial is not None]
+        measured = {trial.index: trial.step_time_s for trial in trials if trial.step_time_s}
         search = Search(self._prior.beliefs(measured), self._prior.room())
-        for label, outcome in self._outcomes.items():
-            if outcome.step_time_s is not None or outcome.is_out_of_memory:
-                search.learn(Trial(self._index[label], outcome.step_time_s, outcome.error, outcome.is_cut))
-            else:
+        for label, trial in self._outcomes.items():
+            if trial is None:
                 search.exclude(self._index[label])
+            else:
+                search.learn(trial)
         return search
 
 

@@ -18,7 +18,7 @@ from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Precision
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines
-from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.point import times_of
 from cloudai_mbridge.estimate.published import read_published
 from cloudai_mbridge.estimate.request import EstimateRequest

@@ -168,13 +168,12 @@ class SearchRequest:
 
     def _virtual_stages(self, pp: int) -> list[int]:
         """Return the numbers of virtual stages for which Megatron-Core has a split; [] if there is not even one."""
-        most = 1 if pp == 1 else -(-(self.model.num_layers + 2) // pp)
-        return [vp for vp in range(1, most + 1) if self._is_split(pp, vp)]
-
-    def _is_split(self, pp: int, vp: int) -> bool:
-        with suppress(BadInput):
-            return bool(pipeline_chunks(self.model, pp, vp, self.pipeline_layout(pp, vp)))
-        return False
+        found, most = [], 1 if pp == 1 else -(-(self.model.num_layers + 2) // pp)
+        for vp in range(1, most + 1):
+            with suppress(BadInput):
+                pipeline_chunks(self.model, pp, vp, self.pipeline_layout(pp, vp))
+                found.append(vp)
+        return found
 
     def _expert_sizes(self, tp: int, pp: int) -> list[tuple[int, int]]:
         experts, per_stage = self.model.num_moe_experts, self.num_gpus // pp

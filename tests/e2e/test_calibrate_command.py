@@ -9,7 +9,7 @@ import pytest
 
 from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named
-from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe

@@ -11,8 +11,8 @@ from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Price, gpu_named, gpus
 from cloudai_mbridge.estimate.headline import Headlines
-from cloudai_mbridge.estimate.memory import Granularity, memory_per_stage
-from cloudai_mbridge.estimate.memory.estimate import _microbatches
+from cloudai_mbridge.estimate.memory.estimate import _microbatches, memory_per_stage
+from cloudai_mbridge.estimate.memory.layout import Granularity
 from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, Estimate, estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -184,27 +184,6 @@ def test_overrides_reach_the_layout() -> None:
     assert layout.optimizer_offload_fraction == 1.0
     half = _request(extra={"optimizer.optimizer_offload_fraction": "0.5"})
     assert half.layout_of(half.architecture).optimizer_offload_fraction == 0.0  # the offload is not on
-
-
-def test_headlines_are_the_estimates() -> None:
-    headlines = Headlines()
-    for args in (
-        {},
-        {"gb": 512},
-        {"vp": 5},
-        {"vp": 5, "gb": 1024, "num_gpus": 128},
-        {"tp": 8, "recompute_modules": "mlp"},
-    ):
-        request = _request(**args)
-        found, head = estimate_point(request), headlines.of(request)
-        for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"):
-            assert getattr(head, name) == pytest.approx(getattr(found, name)), (args, name)
-        memory = found.memory
-        assert memory is not None
-        assert head.peak_memory_gib == pytest.approx(memory.peak_memory_gib)
-        assert head.memory_share == pytest.approx(memory.share)
-        assert head.worst_stage == memory.worst_stage
-        assert head.gpu_hours(10) == pytest.approx(found.gpu_hours)
 
 
 def test_further_micro_batches_need_no_more_memory() -> None:

@@ -9,8 +9,8 @@ import pytest
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.memory import parameters_per_stage, total_parameters
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
+from cloudai_mbridge.estimate.memory.parameters import parameters_per_stage, total_parameters
 from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, render_proxy, shrink
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading import load_test_definition

@@ -1,11 +1,9 @@
 """FLOPs per token x published tokens/s against the published TFLOP/s, and what the columns of a row mean."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.published import (
     PublishedRow,
     formula_of,
@@ -240,29 +238,3 @@ def test_sizes_that_are_not_given() -> None:
 )
 def test_the_formula_of_a_container(container: str, formula: str) -> None:
     assert formula_of(container + (".00" if container == "27" else "")) is formula
-
-
-@every(
-    ("columns", "match"),
-    [
-        ({"model": "GPT-5"}, "model: 'GPT-5' has no recipe"),
-        ({"precision": "INT8"}, "precision: 'INT8' is unknown"),
-        ({"section": "Inference"}, "section: 'Inference' is unknown"),
-        ({"gbs": "many"}, "gbs: 'many' is not a number"),
-        ({"tokens_per_s_per_gpu": ""}, "tokens_per_s_per_gpu: '' is not a number"),
-        ({"container": "latest"}, "container: 'latest' is not a version"),
-    ],
-)
-def test_a_row_that_cannot_be_understood(tmp_path: Path, columns: dict[str, str], match: str) -> None:
-    path = tmp_path / "table.csv"
-    row = {**ROW, **columns}
-    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
-    with pytest.raises(BadInput, match=f"table.csv: line 2: {match}"):
-        read_published(path)
-
-
-def test_a_table_without_a_column(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("container,section\n26.06,SFT\n")
-    with pytest.raises(BadInput, match="column 'model' is missing"):
-        read_published(path)

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.memory.adapter_parameters import adapters_per_stage
-from cloudai_mbridge.estimate.memory.layout import Adapters
+from cloudai_mbridge.estimate.memory.layout import Adapters, ParallelLayout
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.peft.adapter import SharedAdapter

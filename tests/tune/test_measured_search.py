@@ -269,7 +269,9 @@ def test_a_failed_repetition_does_not_undo_a_point() -> None:
         else judge(run, entry)
     )
     assert "faster than tp1-mb1" in bench.run()
-    assert bench.search._outcomes["tp1-mb1"].step_time_s == 1.0
+    trial = bench.search._outcomes["tp1-mb1"]
+    assert trial is not None
+    assert trial.step_time_s == 1.0
 
 
 def test_where_nothing_succeeds_every_point_is_tried() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.tune.measured import Space, read_table
 from tests.benchmarks.replay.__main__ import replay
@@ -47,11 +46,11 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     path = write_table(tmp_path_factory.mktemp("replay") / "t.csv", layouts())
     (bare,) = read_table(path)
     rows = layouts()
-    for written, row in zip(rows, bare.rows, strict=True):
-        groups = time_model(bare.model_of(row.layout.tp), bare.gpu, bare.precision).groups(row.layout)
+    for written, (layout, _) in zip(rows, bare.rows, strict=True):
+        groups = time_model(bare.model_of(layout.tp), bare.gpu, bare.precision).groups(layout)
         busy = 1.6 * groups.compute + 2 * groups.memory + 2 * groups.links
         seconds = max(busy, 3 * groups.launches) * (1 + groups.bubble) + groups.data_parallel + groups.optimizer
-        written["step_time_s"] = "OOM" if (row.layout.tp, row.layout.mbs) == (1, 4) else round(seconds, 5)
+        written["step_time_s"] = "OOM" if (layout.tp, layout.mbs) == (1, 4) else round(seconds, 5)
     (space,) = read_table(write_table(path, rows))
     return space
 
@@ -59,16 +58,15 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
 def test_a_table_is_read_as_it_is_written(space: Space) -> None:
     assert space.name == "24 layers of 2048 on 8 a100, batch 32 x 2048"
     assert len(space.rows) == len(layouts())
-    assert isinstance(space.rows[0].layout, ParallelLayout)
-    assert {row.step_time_s for row in space.rows if (row.layout.tp, row.layout.mbs) == (1, 4)} == {None}
+    assert {seconds for layout, seconds in space.rows if (layout.tp, layout.mbs) == (1, 4)} == {None}
 
 
 def test_predictions_belong_to_a_table(space: Space, case: Case) -> None:
-    assert case.best_s == min(row.step_time_s or math.inf for row in space.rows)
+    assert case.best_s == min(seconds or math.inf for _, seconds in space.rows)
     assert case.groups is not None
     assert case.shares is not None
     assert len(case.groups) == len(case.shares) == len(space.rows)
-    assert case.coordinates[0]["mbs"] == space.rows[0].layout.mbs
+    assert case.coordinates[0]["mbs"] == space.rows[0][0].mbs
 
 
 def test_rows_of_another_batch_or_model_are_another_space(tmp_path: Path) -> None:
@@ -181,7 +179,7 @@ def test_rows_of_one_layout_are_one_point(tmp_path: Path) -> None:
     times = (("oom", one), (3.0, one), (1.0, one), (8.0, one), ("oom", other), ("oom", other))
     rows = [{**layout, "step_time_s": seconds} for seconds, layout in times]
     (space,) = read_table(write_table(tmp_path / "t.csv", rows))
-    assert [row.step_time_s for row in space.rows] == [3.0, None]
+    assert [seconds for _, seconds in space.rows] == [3.0, None]
 
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:

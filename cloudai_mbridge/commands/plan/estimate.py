@@ -1,7 +1,7 @@
 """`mbridge estimate` and `mbridge proxy`."""
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from cloudai_mbridge.constraints.engine import with_origins
 from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.estimate.hardware import gpu_named, precision_named, price_of
-from cloudai_mbridge.estimate.memory import StageMemory, expert_tp, worst_stage
-from cloudai_mbridge.estimate.memory.estimate import GIB
+from cloudai_mbridge.estimate.memory.arguments import expert_tp
+from cloudai_mbridge.estimate.memory.estimate import GIB, StageMemory, worst_stage
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
 from cloudai_mbridge.estimate.proxy import render_proxy, shrink
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
@@ -109,7 +109,7 @@ def _lines(found: Estimate) -> Iterator[tuple[str, str]]:
         yield f"published, {row.container}", f"{row.step_time_s:.4g} s, {rates}"
 
 
-def _stages(stages: Sequence[StageMemory]) -> Table:
+def _stages(stages: tuple[StageMemory, ...]) -> Table:
     columns = _columns(stages)
     unit = _in_unit(max(stage.total for stage in stages))[1]
     size = {"GiB": GIB, "MiB": MIB}[unit]
@@ -129,7 +129,7 @@ def _in_unit(size: float) -> tuple[float, str]:
     return (size / GIB, "GiB") if size >= GIB else (size / MIB, "MiB")
 
 
-def _columns(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
+def _columns(stages: tuple[StageMemory, ...]) -> list[tuple[str, StageMemory]]:
     """Merge neighboring equal stages into columns; of too many columns, keep the first, the last and the fullest."""
     columns: list[tuple[int, StageMemory]] = []
     for stage in stages:

@@ -132,15 +132,12 @@ def status_of(look: PointPreview) -> str:
 
 def as_point(look: PointPreview) -> PlannedPoint:
     """Return a point of a sweep in its document form."""
-    return PlannedPoint(look.label, status_of(look), look.point.coordinates, look.beyond, _needs(look))
-
-
-def _needs(look: PointPreview) -> Needs | None:
-    if look.headline is None:
-        return None
-    values: dict[str, Any] = {"gpu_hours": look.gpu_hours, "cost": look.cost}
-    values |= {each.name: getattr(look.headline, each.name) for each in fields(Needs) if each.name not in values}
-    return Needs(**values)
+    needs = None
+    if look.headline is not None:
+        values: dict[str, Any] = {"gpu_hours": look.gpu_hours, "cost": look.cost}
+        values |= {each.name: getattr(look.headline, each.name) for each in fields(Needs) if each.name not in values}
+        needs = Needs(**values)
+    return PlannedPoint(look.label, status_of(look), look.point.coordinates, look.beyond, needs)
 
 
 def as_test(summary: SweepSummary, notes: tuple[str, ...]) -> TestPlan:
@@ -239,25 +236,37 @@ def sweep_plan(
     if choice is not None:  # nothing is printed before the choice has been checked
         summaries = list(summaries)
         choice.check()
-    totals = list(summaries) if as_json else list(_shown(summaries, system, with_points=form == "table"))
+    totals = list(summaries) if as_json else _show(summaries, system, with_points=form == "table")
     if as_json:
         print_json(SweepPlan(calibration_note(system), tuple(as_test(each, tuple(_notes(each))) for each in totals)))
     return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
 
 
-def _shown(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> Iterator[SweepSummary]:
-    """Yield each summary after printing it; the totals come last."""
-    console, totals = new_console(), list[SweepSummary]()
+def _show(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> list[SweepSummary]:
+    """Print and return the summaries, each as soon as it is there; the totals come last."""
+    console, found = new_console(), list[SweepSummary]()
     if note := calibration_note(system):
         console.print_line(note)
     for summary in summaries:
-        _show_counts(console, summary)
+        found.append(summary)
+        axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
+        console.print_line(f"{summary.test_id}: {axes}")
+        rejected = summary.points - summary.accepted - summary.held_back
+        held = f", {summary.held_back} held back" if summary.held_back else ""
+        console.print(f"  {counted(summary.points, 'point')}, {summary.accepted} accepted, {rejected} rejected{held}")
+        for line in filter(None, (*_notes(summary), details_hint(summary.rules))):
+            console.print_line(f"  {line}")
         if with_points:
             _show_points(console, summary)
-        totals.append(summary)
-        yield summary
-    if len(totals) > 1 and any(summary.predicted for summary in totals):
-        _show_totals(console, totals)
+    if len(found) > 1 and any(summary.predicted for summary in found):
+        hours, points = (sum(getattr(each, name) for each in found) for name in ("gpu_hours", "predicted"))
+        costs: dict[str, float] = {}
+        for each in found:
+            if each.cost is not None:
+                costs[each.currency] = costs.get(each.currency, 0.0) + each.cost
+        cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
+        console.print_line(f"all tests: {counted(points, 'point')}, {hours:.4g} GPU-hours of steps{cost}")
+    return found
 
 
 def _load(
@@ -265,16 +274,6 @@ def _load(
 ) -> tuple[System, LoadedScenario]:
     system = load_system(system_config)
     return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS)
-
-
-def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
-    axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
-    console.print_line(f"{summary.test_id}: {axes}")
-    rejected = summary.points - summary.accepted - summary.held_back
-    held = f", {summary.held_back} held back" if summary.held_back else ""
-    console.print(f"  {counted(summary.points, 'point')}, {summary.accepted} accepted, {rejected} rejected{held}")
-    for line in filter(None, (*_notes(summary), details_hint(summary.rules))):
-        console.print_line(f"  {line}")
 
 
 def _notes(summary: SweepSummary) -> Iterator[str]:
@@ -365,17 +364,6 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
-    hours = sum(summary.gpu_hours for summary in summaries)
-    costs: dict[str, float] = {}
-    for summary in summaries:
-        if summary.cost is not None:
-            costs[summary.currency] = costs.get(summary.currency, 0.0) + summary.cost
-    cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
-    points = sum(summary.predicted for summary in summaries)
-    console.print_line(f"all tests: {counted(points, 'point')}, {hours:.4g} GPU-hours of steps{cost}")
-
-
 def _write_csv(tests: list[SweepPreview], choice: PointChoice | None) -> int:
     """Write each point immediately, also rejected points, without keeping any. Every axis of any test is a column.
 
@@ -415,19 +403,12 @@ def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
     )
     yield from ("" if value is None else f"{value:.6g}" for value in values)
     yield ""
-    yield "; ".join(_reasons(look, plan))
-
-
-def _reasons(look: PointPreview, plan: SweepPreview) -> Iterator[str]:
-    """Yield why an otherwise valid point is held back or not run, and which of its predictions are missing."""
+    reasons = [f"beyond {look.beyond}"] if not look.is_held_back and not look.is_run else []
     if look.is_held_back and plan.memory_limit:  # the terms of the memory would cost an estimate of every point
-        yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
-    if not look.is_held_back and not look.is_run:
-        yield f"beyond {look.beyond}"
+        reasons.append(f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory")
     if look.left_out:
-        yield f"left out: {look.left_out}"
-    if look.headline is not None:
-        yield from look.headline.why
+        reasons.append(f"left out: {look.left_out}")
+    yield "; ".join([*reasons, *headline.why])
 
 
 @sweep.command("explain")

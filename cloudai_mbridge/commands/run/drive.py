@@ -22,7 +22,7 @@ from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts
 from cloudai_mbridge.runner.lock import driver_lock
-from cloudai_mbridge.tune.choosers import choosers_for
+from cloudai_mbridge.tune import choosers_for
 from cloudai_mbridge.verdict import Verdict
 
 

@@ -226,7 +226,10 @@ def in_flight(
 
 @lru_cache(maxsize=4096)
 def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_warmup: bool) -> tuple[Moment, ...]:
-    forward = _chunk_order(pp, vp, num_microbatches)
+    forward: list[int] = []  # the chunk of every forward pass: groups of pp micro-batches, each through all chunks
+    for start in range(0, num_microbatches, pp):
+        group = min(pp, num_microbatches - start)
+        forward += [chunk for chunk in range(vp) for _ in range(group)]
     warmup = min(2 * (pp - rank - 1) + (vp - 1) * pp + has_extra_warmup, len(forward))
     counts = [forward[:warmup].count(chunk) for chunk in range(vp)]
     moments: dict[int, set[tuple[int, ...]]] = {chunk: set() for chunk in range(vp)}  # by whose backward pass begins
@@ -248,12 +251,3 @@ def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_w
             if not is_exceeded(counts, alike)
         )
     )
-
-
-def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
-    """Return the chunk of every forward pass: groups of pp micro-batches, each through all chunks."""
-    order: list[int] = []
-    for start in range(0, num_microbatches, pp):
-        group = min(pp, num_microbatches - start)
-        order += [chunk for chunk in range(vp) for _ in range(group)]
-    return order

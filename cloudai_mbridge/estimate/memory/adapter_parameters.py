@@ -6,7 +6,6 @@ the layers Megatron-Core 0.16.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -15,9 +14,11 @@ from cloudai_mbridge.estimate.memory.parameters import (
     ADAPTERS,
     EXPERTS,
     Chunk,
+    Linear,
     ParameterSplit,
     RankParameters,
     chunks_of,
+    linears,
     padded_for,
     pipeline_chunks,
     split_of,
@@ -25,29 +26,17 @@ from cloudai_mbridge.estimate.memory.parameters import (
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 
 
-class Linear(NamedTuple):
-    """A linear layer of the whole model, over `ranks` of which its output is split, or its input (is_row).
-
-    parts: name and outputs of those of a fused layer. experts: of routed experts on this rank, 0 for another layer.
-    has_split_tokens: its input is not gathered over the tensor-parallel ranks.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    ranks: int
-    is_row: bool = False
-    parts: tuple[tuple[str, int], ...] = ()
-    experts: int = 0
-    has_split_tokens: bool = False
-
-
 def adapters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[RankParameters, ...]:
     """Return the parameters of adapters on a rank of every pipeline stage. BadInput: unsupported, or indivisible."""
     if layout.adapters is None:
         return (RankParameters({}),) * layout.pp
     arch, split = padded_for(arch, layout.tp), split_of(layout)
-    return tuple(_rank(arch, split, layout.adapters, chunks) for chunks in chunks_of(arch, layout))
+    found = []
+    for chunks in chunks_of(arch, layout):
+        counts = [_chunk(arch, split, layout.adapters, chunk) for chunk in chunks]
+        dense, experts = (sum(each) for each in zip(*counts, strict=True))
+        found.append(RankParameters({ADAPTERS: dense, EXPERTS: experts}))
+    return tuple(found)
 
 
 def active_adapters(arch: Architecture, adapters: Adapters) -> int:
@@ -58,11 +47,6 @@ def active_adapters(arch: Architecture, adapters: Adapters) -> int:
         (met if linear.experts else 1) * _size(adapters, linear, _dim(adapters, linear, arch))
         for linear in _linears_of(arch, ParameterSplit(), chunk)
     )
-
-
-def _rank(arch: Architecture, split: ParameterSplit, adapters: Adapters, chunks: tuple[Chunk, ...]) -> RankParameters:
-    counts = [_chunk(arch, split, adapters, chunk) for chunk in chunks]
-    return RankParameters({ADAPTERS: sum(dense for dense, _ in counts), EXPERTS: sum(experts for _, experts in counts)})
 
 
 @lru_cache(maxsize=4096)
@@ -120,7 +104,7 @@ def adapter_bytes(z: Sizes, half: str, *, has_te: bool) -> float:
     if z.adapters is None:
         return 0.0
     found = 0.0
-    for linear in linears(z.arch, ParameterSplit(z.tp, 1, z.expert_tp, has_te), half):
+    for linear in _adapted(z.arch, ParameterSplit(z.tp, 1, z.expert_tp, has_te), half):
         chosen = _chosen(z.adapters, linear, is_whole=bool(linear.experts) and has_te)
         rows = z.expert_tokens if linear.experts else z.split_tokens if linear.has_split_tokens else z.tokens
         values = len(chosen) * rows * _dim(z.adapters, linear, z.arch)
@@ -137,72 +121,12 @@ def _linears_of(arch: Architecture, split: ParameterSplit, chunk: Chunk) -> Iter
     prediction = chunk.mtp[: 1 if arch.mtp_use_repeated_layer else None]
     for layer in (*chunk.layers, *(layer for module in prediction for layer in module)):
         for half in (layer.mixer, layer.ffn):
-            yield from linears(arch, split, half) if half else ()
+            yield from _adapted(arch, split, half) if half else ()
     for _ in prediction:
         yield Linear("eh_proj", 2 * arch.hidden_size, arch.hidden_size, split.tp)
 
 
-@lru_cache(maxsize=1024)
-def linears(arch: Architecture, split: ParameterSplit, half: str) -> tuple[Linear, ...]:
-    """Return the linear layers of a mixer or feed-forward network: attention, mamba, mlp or moe."""
-    return tuple(_HALVES[half](arch, split))
-
-
-def _attention(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    if arch.experimental_attention_variant is not None:
+def _adapted(arch: Architecture, split: ParameterSplit, half: str) -> tuple[Linear, ...]:
+    if half == "attention" and arch.experimental_attention_variant is not None:
         raise BadInput(f"recipe {arch.recipe}: adapters of its attention are not modelled; choose another recipe")
-    if arch.multi_latent_attention:
-        yield from _latent_attention(arch, split)
-        return
-    h, q, kv = arch.hidden_size, arch.kv_channels * arch.num_attention_heads, arch.kv_channels * arch.num_query_groups
-    outputs = q + 2 * kv + (q if arch.attention_output_gate else 0)
-    parts = (("linear_q", q), ("linear_k", kv), ("linear_v", kv))
-    yield Linear("linear_qkv", h, outputs, split.tp, parts=parts)
-    yield Linear("linear_proj", q, h, split.tp, is_row=True)
-
-
-def _latent_attention(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads, arch.q_lora_rank, arch.kv_lora_rank
-    d_q = arch.qk_head_dim + arch.qk_pos_emb_head_dim
-    down, whole = 1 if split.has_te else split.tp, split.has_te
-    if r_q is None:
-        yield Linear("linear_q_proj", h, a * d_q, split.tp)
-    else:
-        yield Linear("linear_q_down_proj", h, r_q, down, has_split_tokens=whole)
-        yield Linear("linear_q_up_proj", r_q, a * d_q, split.tp)
-    yield Linear("linear_kv_down_proj", h, r_kv + arch.qk_pos_emb_head_dim, down, has_split_tokens=whole)
-    yield Linear("linear_kv_up_proj", r_kv, a * (arch.qk_head_dim + arch.v_head_dim), split.tp)
-    yield Linear("linear_proj", a * arch.v_head_dim, h, split.tp, is_row=True)
-
-
-def _mamba(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    heads = arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
-    inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
-    yield Linear("in_proj", arch.hidden_size, 2 * inner + states + heads, split.tp)
-    yield Linear("out_proj", inner, arch.hidden_size, split.tp, is_row=True)
-
-
-def _mlp(arch: Architecture, ffn: int, ranks: int, width: int | None = None, experts: int = 0) -> Iterator[Linear]:
-    width = arch.hidden_size if width is None else width
-    gated = (("linear_fc1_gate", ffn), ("linear_fc1_up", ffn)) if arch.gated_linear_unit else ()
-    yield Linear("linear_fc1", width, ffn * (len(gated) or 1), ranks, parts=gated, experts=experts)
-    yield Linear("linear_fc2", ffn, width, ranks, is_row=True, experts=experts)
-
-
-def _moe(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    h, experts, latent = arch.hidden_size, arch.num_moe_experts or 0, arch.moe_latent_size
-    yield Linear("router", h, experts, 1, has_split_tokens=True)
-    yield from _mlp(arch, arch.moe_ffn_hidden_size or arch.ffn_hidden_size, split.etp, latent, experts // split.ep)
-    if latent:
-        yield Linear("fc1_latent_proj", h, latent, 1, has_split_tokens=True)
-        yield Linear("fc2_latent_proj", latent, h, 1, has_split_tokens=True)
-    if arch.moe_shared_expert_intermediate_size:
-        yield from _mlp(arch, arch.moe_shared_expert_intermediate_size, split.tp)
-
-
-_HALVES = {
-    "attention": _attention,
-    "mamba": _mamba,
-    "mlp": lambda arch, split: _mlp(arch, arch.ffn_hidden_size, split.tp),
-    "moe": _moe,
-}
+    return linears(arch, split, half)

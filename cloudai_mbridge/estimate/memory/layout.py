@@ -83,12 +83,11 @@ class Implementation(StrEnum):
     """Modules of a layer; they decide about the tensors saved for the backward pass.
 
     FUSED: Transformer Engine, flash attention and fused kernels: the estimate for GPUs. TORCH: the embedded loop where
-    Transformer Engine is not installed. LOCAL: as TORCH, with Megatron-Core's own core attention, which keeps scores.
+    Transformer Engine is not installed.
     """
 
     FUSED = "fused"
     TORCH = "torch"
-    LOCAL = "local"
 
 
 class Granularity(StrEnum):

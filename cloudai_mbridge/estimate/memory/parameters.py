@@ -8,11 +8,11 @@ multi_token_prediction), `models/gpt/gpt_model`, `ssm/mamba_mixer`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -290,26 +290,19 @@ def mlp(arch: Architecture, ffn: int, tp: int, *, width: int | None = None, has_
 def _attention(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     if arch.experimental_attention_variant == "dsv4_hybrid":
         return {"attention": _dsv4_attention(arch, split.tp)}
+    layers = linears(arch, split, "attention")
+    count = _weights(layers) + (arch.hidden_size if arch.add_bias_linear else 0)
     if arch.multi_latent_attention:
-        return _latent_attention(arch, split)
-    h, q, kv = arch.hidden_size, arch.kv_channels * arch.num_attention_heads, arch.kv_channels * arch.num_query_groups
-    out = (q + 2 * kv + (q if arch.attention_output_gate else 0)) // split.tp
-    count = h * out + (out if arch.add_bias_linear or arch.add_qkv_bias else 0)
-    count += q // split.tp * h + (h if arch.add_bias_linear else 0)
+        ranks = [rank for rank in (arch.kv_lora_rank, arch.q_lora_rank) if rank is not None]
+        return {"attention": count, "norms": sum(norm(arch, rank) for rank in ranks) if arch.qk_layernorm else 0}
+    count += layers[0].outputs // split.tp if arch.add_bias_linear or arch.add_qkv_bias else 0
     norms = 2 * norm(arch, arch.kv_channels) if arch.qk_layernorm else 0
     sinks = arch.num_attention_heads // split.tp if arch.softmax_type == "learnable" else 0
     return {"attention": count, "norms": norms, "other": sinks}
 
 
-def _latent_attention(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
-    h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads // split.tp, arch.q_lora_rank, arch.kv_lora_rank
-    d_q, d_r, d_v = arch.qk_head_dim + arch.qk_pos_emb_head_dim, arch.qk_pos_emb_head_dim, arch.v_head_dim
-    down = 1 if split.has_te else split.tp
-    query = h * a * d_q if r_q is None else h * r_q // down + r_q * a * d_q
-    key_value = h * (r_kv + d_r) // down + r_kv * a * (arch.qk_head_dim + d_v)
-    output = a * d_v * h + (h if arch.add_bias_linear else 0)
-    norms = norm(arch, r_kv) + (norm(arch, r_q) if r_q is not None else 0) if arch.qk_layernorm else 0
-    return {"attention": query + key_value + output, "norms": norms}
+def _weights(layers: Iterable["Linear"]) -> int:
+    return sum(layer.inputs * layer.outputs // layer.ranks for layer in layers)
 
 
 def _moe(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
@@ -330,10 +323,10 @@ def _moe(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
 
 def _mamba(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     """A Mamba-2 mixer: input projection, convolution over 4 tokens with bias, A, D, dt bias, gated norm, output."""
-    h, tp, heads = arch.hidden_size, split.tp, arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
+    heads = arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
     inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
-    projections = h * (2 * inner + states + heads) // tp + inner // tp * h
-    return {"mamba": projections, "mamba_kernels": (5 * (inner + states) + 3 * heads + inner) // tp}
+    kernels = (5 * (inner + states) + 3 * heads + inner) // split.tp
+    return {"mamba": _weights(linears(arch, split, "mamba")), "mamba_kernels": kernels}
 
 
 _HALVES: Mapping[str, Callable[[Architecture, ParameterSplit], Mapping[str, int]]] = {
@@ -361,3 +354,94 @@ def _compressors(arch: Architecture) -> int:
     indexer = 4 * h * dim + r_q * heads * dim + h * heads
     total = sum({4: 2 * compressor + indexer, 128: compressor}.get(ratio, 0) for ratio in ratios)
     return total // max(1, len(ratios))
+
+
+class Linear(NamedTuple):
+    """A linear layer of the whole model, over `ranks` of which its output is split, or its input (is_row).
+
+    parts: name and outputs of those of a fused layer. experts: of routed experts on this rank, 0 for another layer.
+    has_split_tokens: its input is not gathered over the tensor-parallel ranks. times: how often a token meets it.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    ranks: int = 1
+    is_row: bool = False
+    parts: tuple[tuple[str, int], ...] = ()
+    experts: int = 0
+    has_split_tokens: bool = False
+    times: float = 1
+
+    @property
+    def multiply_adds(self) -> float:
+        """Multiply-adds of one token."""
+        return self.inputs * self.outputs * self.times
+
+
+@lru_cache(maxsize=1024)
+def linears(arch: Architecture, split: ParameterSplit, half: str) -> tuple[Linear, ...]:
+    """Return the linear layers of a mixer or feed-forward network: attention, mamba, mlp or moe."""
+    return tuple(_LAYERS[half](arch, split))
+
+
+def _attention_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
+    if arch.multi_latent_attention:
+        yield from _latent_attention_layers(arch, split)
+        return
+    h, q, kv = arch.hidden_size, arch.kv_channels * arch.num_attention_heads, arch.kv_channels * arch.num_query_groups
+    outputs = q + 2 * kv + (q if arch.attention_output_gate else 0)
+    parts = (("linear_q", q), ("linear_k", kv), ("linear_v", kv))
+    yield Linear("linear_qkv", h, outputs, split.tp, parts=parts)
+    yield Linear("linear_proj", q, h, split.tp, is_row=True)
+
+
+def _latent_attention_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
+    h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads, arch.q_lora_rank, arch.kv_lora_rank
+    d_q = arch.qk_head_dim + arch.qk_pos_emb_head_dim
+    down, whole = 1 if split.has_te else split.tp, split.has_te
+    if r_q is None:
+        yield Linear("linear_q_proj", h, a * d_q, split.tp)
+    else:
+        yield Linear("linear_q_down_proj", h, r_q, down, has_split_tokens=whole)
+        yield Linear("linear_q_up_proj", r_q, a * d_q, split.tp)
+    yield Linear("linear_kv_down_proj", h, r_kv + arch.qk_pos_emb_head_dim, down, has_split_tokens=whole)
+    yield Linear("linear_kv_up_proj", r_kv, a * (arch.qk_head_dim + arch.v_head_dim), split.tp)
+    yield Linear("linear_proj", a * arch.v_head_dim, h, split.tp, is_row=True)
+
+
+def _mamba_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
+    heads = arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
+    inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
+    yield Linear("in_proj", arch.hidden_size, 2 * inner + states + heads, split.tp)
+    yield Linear("out_proj", inner, arch.hidden_size, split.tp, is_row=True)
+
+
+def _mlp_layers(
+    arch: Architecture, ffn: int, ranks: int, width: int | None = None, experts: int = 0
+) -> Iterator[Linear]:
+    width = arch.hidden_size if width is None else width
+    gated = (("linear_fc1_gate", ffn), ("linear_fc1_up", ffn)) if arch.gated_linear_unit else ()
+    yield Linear("linear_fc1", width, ffn * (len(gated) or 1), ranks, parts=gated, experts=experts)
+    yield Linear("linear_fc2", ffn, width, ranks, is_row=True, experts=experts)
+
+
+def _moe_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
+    h, experts, latent = arch.hidden_size, arch.num_moe_experts or 0, arch.moe_latent_size
+    yield Linear("router", h, experts, 1, has_split_tokens=True)
+    yield from _mlp_layers(
+        arch, arch.moe_ffn_hidden_size or arch.ffn_hidden_size, split.etp, latent, experts // split.ep
+    )
+    if latent:
+        yield Linear("fc1_latent_proj", h, latent, 1, has_split_tokens=True)
+        yield Linear("fc2_latent_proj", latent, h, 1, has_split_tokens=True)
+    if arch.moe_shared_expert_intermediate_size:
+        yield from _mlp_layers(arch, arch.moe_shared_expert_intermediate_size, split.tp)
+
+
+_LAYERS = {
+    "attention": _attention_layers,
+    "mamba": _mamba_layers,
+    "mlp": lambda arch, split: _mlp_layers(arch, arch.ffn_hidden_size, split.tp),
+    "moe": _moe_layers,
+}

@@ -1,4 +1,4 @@
-"""Tensors that modules of the embedded loop save without Transformer Engine; and Megatron's local attention.
+"""Tensors that modules of the embedded loop save without Transformer Engine.
 
 Every formula here is measured against saved-tensor hooks of a real step (tests/estimate/memory). It follows what torch
 2.13 keeps on a CPU: its RMSNorm keeps input and normalised input in 32 bits, and every step of an unfused activation
@@ -35,10 +35,6 @@ def attention(z: Sizes) -> SavedBytes:
         qkv = t * (z.query + (2 * z.key if is_view else 0) + gate) * z.value if gate or is_view else 0
         rotated = t * ((0 if is_view else z.query) + 2 * gathered * z.key) * z.value
     core, output = _core(z), t * z.query * z.value
-    if z.is_local:
-        core += 2 * t * z.query * z.value  # keys and values repeated for every query head
-        is_view = bool(gate) or z.query == z.key  # nothing to repeat: the values stay views of the whole projection
-        rotated, qkv = t * z.query * z.value, (qkv - (0 if gate else t * z.key * z.value) if is_view else 0)
     return SavedBytes(
         projected=qkv + rotated + norms + _rotation(z, z.arch.kv_channels),
         core=core,
@@ -57,8 +53,6 @@ def _head_norms(z: Sizes) -> float:
 
 def _core(z: Sizes) -> float:
     """Return the bytes kept by scaled-dot-product attention without inputs and output: log-sums of the score rows."""
-    if z.is_local:  # the scores, and one mask per layer
-        return z.mbs * z.heads * z.sequence * z.whole_sequence * z.value + z.sequence * z.whole_sequence
     has_mask = z.whole_sequence > z.sequence or z.arch.window_size is not None
     return z.tokens * z.heads * 4 + (z.sequence * z.whole_sequence * z.value if has_mask else 0)
 
@@ -100,8 +94,6 @@ def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
         return replace(own, norm=half.norm, norm_output=half.norm_output, core=0)
     if z.arch.multi_latent_attention:
         inputs = z.tokens * z.heads * (2 * z.latent_query + z.arch.v_head_dim) * z.value
-    elif z.is_local:  # keys that are not repeated, and the values' view of the whole projection
-        inputs = z.tokens * (z.query + 3 * z.key) * z.value
     return replace(half, projected=half.projected + inputs, core=0)
 
 

@@ -41,7 +41,6 @@ class Sizes:
     value: int
     kept_input: float
     fp32_logits: bool
-    is_local: bool
     adapters: Adapters | None = None
 
     def kept(self, linear: str) -> float:
@@ -104,7 +103,6 @@ def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
         value,
         _KEPT_INPUT.get(layout.precision, float(value)) if is_fused else float(value),
         layout.fp32_logits,
-        layout.implementation is Implementation.LOCAL,
         layout.adapters,
     )
 

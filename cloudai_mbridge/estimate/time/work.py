@@ -7,11 +7,12 @@ and twice that backward.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.parameters import Linear, ParameterSplit, linears
 from cloudai_mbridge.training.flops.attention import GATED_DELTA_NET
 from cloudai_mbridge.training.flops.quantities import (
     count_layers,
@@ -35,27 +36,9 @@ class Kind(StrEnum):
     MOE = "moe"
 
 
+_WHOLE = ParameterSplit()
 # A kind, and of compressed attention the ratio
 Sublayer = tuple[Kind, int]
-
-
-@dataclass(frozen=True)
-class Matmul:
-    """Weights of k x n that every token meets `times` times; `copies` such matrices exist.
-
-    is_row: tensor parallelism divides the input side.
-    """
-
-    k: int
-    n: int
-    is_row: bool = False
-    times: float = 1
-    copies: int = 1
-
-    @property
-    def multiply_adds(self) -> float:
-        """Multiply-adds of one token."""
-        return self.k * self.n * self.times
 
 
 @dataclass(frozen=True)
@@ -94,52 +77,34 @@ def _mixers(model: Architecture) -> Counter[Sublayer]:
     return +Counter({(Kind.WINDOWED, 0): windowed, (Kind.ATTENTION, 0): layers - windowed})
 
 
-def mixer_matmuls(model: Architecture, sublayer: Sublayer) -> list[Matmul]:
+def mixer_matmuls(model: Architecture, sublayer: Sublayer) -> Sequence[Linear]:
     """Return the projections of an attention, linear-attention or Mamba sublayer."""
     h, (kind, ratio) = model.hidden_size, sublayer
-    if kind is Kind.MAMBA:
-        inner = (model.mamba_num_heads or 0) * model.mamba_head_dim
-        groups = 2 * model.mamba_num_groups * model.mamba_state_dim
-        return [Matmul(h, 2 * inner + groups + (model.mamba_num_heads or 0)), Matmul(inner, h, is_row=True)]
     if kind is Kind.LINEAR:
         keys, values = _linear_widths(model)
-        return [Matmul(h, 2 * keys + 2 * values + 2 * model.linear_num_value_heads), Matmul(values, h, is_row=True)]
+        wide = 2 * keys + 2 * values + 2 * model.linear_num_value_heads
+        return [Linear("in_proj", h, wide), Linear("out_proj", values, h, is_row=True)]
     if kind is Kind.COMPRESSED:
         return _compressed_matmuls(model, ratio)
-    if model.multi_latent_attention:
-        return _latent_matmuls(model)
-    q = model.kv_channels * model.num_attention_heads
-    gate = q if model.attention_output_gate else 0
-    return [Matmul(h, q + gate + 2 * model.kv_channels * model.num_query_groups), Matmul(q, h, is_row=True)]
+    return linears(model, _WHOLE, "mamba" if kind is Kind.MAMBA else "attention")
 
 
-def _latent_matmuls(model: Architecture) -> list[Matmul]:
-    h, heads = model.hidden_size, model.num_attention_heads
-    wide = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
-    rank = model.q_lora_rank
-    query = [Matmul(h, wide)] if rank is None else [Matmul(h, rank), Matmul(rank, wide)]
-    key_value = [
-        Matmul(h, model.kv_lora_rank + model.qk_pos_emb_head_dim),
-        Matmul(model.kv_lora_rank, heads * (model.qk_head_dim + model.v_head_dim)),
-    ]
-    return [*query, *key_value, Matmul(heads * model.v_head_dim, h, is_row=True)]
-
-
-def _compressed_matmuls(model: Architecture, ratio: int) -> list[Matmul]:
+def _compressed_matmuls(model: Architecture, ratio: int) -> list[Linear]:
     h, heads, value = model.hidden_size, model.num_attention_heads, model.v_head_dim
-    rank = model.q_lora_rank or h
+    rank, latent = model.q_lora_rank or h, model.o_lora_rank
     matmuls = [
-        Matmul(h, rank),
-        Matmul(rank, heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)),
-        Matmul(h, value),
-        Matmul(heads * value // model.o_groups, model.o_lora_rank, is_row=True, times=model.o_groups),
-        Matmul(model.o_lora_rank * model.o_groups, h, is_row=True),
+        Linear("q_down", h, rank),
+        Linear("q_up", rank, heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)),
+        Linear("kv", h, value),
+        Linear("o_down", heads * value // model.o_groups, latent, is_row=True, times=model.o_groups),
+        Linear("o_up", latent * model.o_groups, h, is_row=True),
     ]
     if ratio == 4:
         index_heads, dim = model.dsa_indexer_n_heads or 0, model.dsa_indexer_head_dim or 0
-        matmuls += [Matmul(h, 4 * value), Matmul(h, 4 * dim + index_heads), Matmul(rank, index_heads * dim)]
+        matmuls += [Linear("compressor", h, 4 * value), Linear("indexer", h, 4 * dim + index_heads)]
+        matmuls.append(Linear("indexer_q", rank, index_heads * dim))
     elif ratio > 4:
-        matmuls.append(Matmul(h, 2 * value))
+        matmuls.append(Linear("compressor", h, 2 * value))
     return matmuls
 
 
@@ -183,34 +148,23 @@ def _compressed_core(model: Architecture, ratio: int) -> Core:
     return Core(2 * heads * value * keys + index, heads * keys)
 
 
-def dense_matmuls(model: Architecture, width: int | None = None, k: int | None = None) -> list[Matmul]:
+def dense_matmuls(model: Architecture) -> Sequence[Linear]:
     """Return the two matmuls of a feed-forward block."""
-    h, f = k or model.hidden_size, width or model.ffn_hidden_size
-    return [Matmul(h, f * (2 if model.gated_linear_unit else 1)), Matmul(f, h, is_row=True)]
+    return linears(model, _WHOLE, "mlp")
 
 
-def shared_matmuls(model: Architecture) -> list[Matmul]:
-    """Return the matmuls of every token in a MoE sublayer: shared expert and latent projections."""
-    shared = model.moe_shared_expert_intermediate_size
-    matmuls = dense_matmuls(model, shared) if shared else []
-    if model.moe_latent_size:
-        h, latent = model.hidden_size, model.moe_latent_size
-        matmuls += [Matmul(h, latent), Matmul(latent, h)]
-    return matmuls
+def moe_matmuls(model: Architecture) -> tuple[list[Linear], list[Linear]]:
+    """Return the routed experts of a MoE sublayer, and every token's matmuls: shared expert and latent projections."""
+    layers = [layer for layer in linears(model, _WHOLE, "moe") if layer.name != "router"]
+    experts = [layer._replace(times=model.moe_router_topk) for layer in layers if layer.experts]
+    return experts, [layer for layer in layers if not layer.experts]
 
 
-def expert_matmuls(model: Architecture) -> list[Matmul]:
-    """Return the routed experts of a MoE sublayer."""
-    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
-    top, experts = model.moe_router_topk, model.num_moe_experts or 1
-    return [replace(one, times=top, copies=experts) for one in dense_matmuls(model, width, model.moe_latent_size)]
-
-
-def output_matmuls(model: Architecture) -> list[Matmul]:
+def output_matmuls(model: Architecture) -> list[Linear]:
     """Return the output layer (once more per prediction layer) and the projections of multi-token prediction."""
     h, mtp = model.hidden_size, model.mtp_num_layers
-    logits = Matmul(h, model.padded_vocab_size, times=1 + mtp)
-    return [logits, Matmul(2 * h, h, times=mtp)] if mtp else [logits]
+    logits = Linear("output_layer", h, model.padded_vocab_size, times=1 + mtp)
+    return [logits, Linear("eh_proj", 2 * h, h, times=mtp)] if mtp else [logits]
 
 
 # Elements that a matmul's inputs and outputs pass through memory: read, written, and read again by both of backward
@@ -263,14 +217,14 @@ def work_of(model: Architecture, tp: int, ep: int, etp: int) -> Work:
             _add_moe(work, model, count, tp, ep, etp)
         elif sublayer[0] is Kind.DENSE:
             _add_mlp(work, dense_matmuls(model), count, tp)
-            work.activation_bytes += count * dense_matmuls(model)[0].n * _BF16 / tp
+            work.activation_bytes += count * dense_matmuls(model)[0].outputs * _BF16 / tp
         else:
             _add_mixer(work, model, sublayer, count, tp)
     work.hidden_bytes += work.num_sublayers * model.hidden_size * _BF16 / tp
     output = output_matmuls(model)
     work.output_flops = _flops(output) / tp
     work.output_bytes = _bytes(output, tp)
-    work.output_weight_bytes = _WEIGHT_BYTES * sum(m.k * m.n * m.times for m in output) / tp
+    work.output_weight_bytes = _WEIGHT_BYTES * sum(m.multiply_adds for m in output) / tp
     tables = 1 if model.share_embeddings_and_output_weights else 2
     work.dense_parameters += tables * model.hidden_size * model.padded_vocab_size / tp
     return work
@@ -282,7 +236,7 @@ def _add_mixer(work: Work, model: Architecture, sublayer: Sublayer, count: int, 
     _add_matmul_bytes(work, matmuls, count, tp)
     work.num_collectives += count
     if sublayer[0] in (Kind.MAMBA, Kind.LINEAR):
-        work.scan_bytes += count * _BF16 * sum(m.n for m in matmuls if not m.is_row) / tp
+        work.scan_bytes += count * _BF16 * sum(m.outputs for m in matmuls if not m.is_row) / tp
         return
     core = mixer_core(model, sublayer)
     work.key_value_bytes += count * _BF16 * 2 * model.kv_channels * max(1, model.num_query_groups / tp)
@@ -293,39 +247,39 @@ def _add_mixer(work: Work, model: Architecture, sublayer: Sublayer, count: int, 
     work.exponentials += count * 2 * core.exponentials / tp
 
 
-def _add_mlp(work: Work, matmuls: list[Matmul], count: int, tp: int) -> None:
+def _add_mlp(work: Work, matmuls: Sequence[Linear], count: int, tp: int) -> None:
     work.mlp_flops += count * _flops(matmuls) / tp
     _add_matmul_bytes(work, matmuls, count, tp)
     work.num_collectives += count * bool(matmuls)
 
 
 def _add_moe(work: Work, model: Architecture, count: int, tp: int, ep: int, etp: int) -> None:
-    experts = expert_matmuls(model)
+    experts, shared = moe_matmuls(model)
     work.num_moe += count
     work.num_local_experts += count * max(1.0, (model.num_moe_experts or 1) / ep)
     work.expert_flops += count * _flops(experts) / tp
     work.expert_bytes += count * _bytes(experts, etp) * etp / tp
-    parameters = count * sum(m.k * m.n * m.copies for m in experts) / (ep * etp)
+    parameters = count * sum(m.inputs * m.outputs * m.experts for m in experts) / (ep * etp)
     work.weight_bytes += parameters * _WEIGHT_BYTES
     work.expert_parameters += parameters
     width = model.moe_latent_size or model.hidden_size
     work.routed_bytes += count * model.moe_router_topk * width * _BF16 / tp
-    work.activation_bytes += count * model.moe_router_topk * experts[0].n * _BF16 / tp
-    _add_mlp(work, shared_matmuls(model), count, tp)
+    work.activation_bytes += count * model.moe_router_topk * experts[0].outputs * _BF16 / tp
+    _add_mlp(work, shared, count, tp)
 
 
-def _add_matmul_bytes(work: Work, matmuls: list[Matmul], count: int, tp: int) -> None:
+def _add_matmul_bytes(work: Work, matmuls: Sequence[Linear], count: int, tp: int) -> None:
     parameters = count * sum(m.multiply_adds for m in matmuls) / tp
     work.matmul_bytes += count * _bytes(matmuls, tp)
     work.weight_bytes += parameters * _WEIGHT_BYTES
     work.dense_parameters += parameters
 
 
-def _flops(matmuls: Iterable[Matmul]) -> float:
+def _flops(matmuls: Iterable[Linear]) -> float:
     return 6 * sum(m.multiply_adds for m in matmuls)
 
 
-def _bytes(matmuls: Iterable[Matmul], ranks: int) -> float:
+def _bytes(matmuls: Iterable[Linear], ranks: int) -> float:
     """Return the bytes of one token's inputs and outputs; ranks split the output, or a row-parallel matmul's input."""
-    sides = ((m.k / ranks + m.n if m.is_row else m.k + m.n / ranks) * m.times for m in matmuls)
+    sides = ((m.inputs / ranks + m.outputs if m.is_row else m.inputs + m.outputs / ranks) * m.times for m in matmuls)
     return _PASSES * _BF16 * sum(sides)

@@ -11,8 +11,7 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
 from cloudai_mbridge.estimate.headline import Headlines
-from cloudai_mbridge.estimate.memory import worst_stage
-from cloudai_mbridge.estimate.memory.estimate import GIB, memory_per_stage
+from cloudai_mbridge.estimate.memory.estimate import GIB, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.point import STAND_IN, assumptions_for, groups_of
 from cloudai_mbridge.estimate.request import gpu_on
 from cloudai_mbridge.estimate.time.model import time_model
@@ -67,23 +66,23 @@ def _case_in(path: Path, space: Space, system: System | None) -> Case:
 
 def case_of(space: Space, gpu: Gpu) -> Case:
     """Return the space of a table with its predictions. gpu: as it is calibrated."""
-    models = [space.model_of(row.layout.tp) for row in space.rows]
+    layouts = [layout for layout, _ in space.rows]
+    models = [space.model_of(layout.tp) for layout in layouts]
     groups = [
-        time_model(model, gpu, space.precision).groups(row.layout)
-        for model, row in zip(models, space.rows, strict=True)
+        time_model(model, gpu, space.precision).groups(layout) for model, layout in zip(models, layouts, strict=True)
     ]
     shares = None
     if gpu.memory_gib is not None:
         try:
             stages = [
-                memory_per_stage(model, row.layout, assumptions_for(gpu))
-                for model, row in zip(models, space.rows, strict=True)
+                memory_per_stage(model, layout, assumptions_for(gpu))
+                for model, layout in zip(models, layouts, strict=True)
             ]
             shares = tuple(worst_stage(each).total / GIB / gpu.memory_gib for each in stages)
         except BadInput:
             pass
-    coordinates = tuple({name: getattr(row.layout, name) for name in _SIZES} for row in space.rows)
-    times = tuple(row.step_time_s for row in space.rows)
+    coordinates = tuple({name: getattr(layout, name) for name in _SIZES} for layout in layouts)
+    times = tuple(seconds for _, seconds in space.rows)
     return Case(space.name, coordinates, times, tuple(groups), shares, gpu.measured is not None)
 
 

@@ -148,30 +148,14 @@ def others() -> Iterator[Case]:
         yield Case(f"{dtype} latent core again", LATENT, dtype, mbs=2, recompute=selective("core_attn"))
         yield Case(f"{dtype} latent up again", LATENT, dtype, mbs=2, recompute=selective("mla_up_proj"))
         yield Case(f"{dtype} latent full", {**LATENT, **SHARED}, dtype, recompute=full("uniform", 1))
-        local: dict[str, Any] = {"dtype": dtype, "implementation": Implementation.LOCAL}
-        for seq_length in (32, 256):
-            yield Case(f"{dtype} local s{seq_length}", {"seq_length": seq_length}, mbs=2, **local)
-            yield Case(f"{dtype} local tp2 s{seq_length}", {"seq_length": seq_length}, **tp2, **local)
-            yield Case(
-                f"{dtype} local core again s{seq_length}",
-                {"seq_length": seq_length},
-                mbs=2,
-                recompute=selective("core_attn"),
-                **local,
-            )
-        yield Case(f"{dtype} local, no groups", {"num_query_groups": 8}, mbs=2, **local)
 
 
 def measured(megatron: Any, case: Case, patch: pytest.MonkeyPatch) -> int:
     """Return the peak of the bytes kept in one step of one micro-batch, through the embedded loop's own model."""
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.module import Float16Module
 
     from cloudai_mbridge.training.cpu import megatron_device
-    from cloudai_mbridge.training.models import layer_specs
 
-    if case.implementation is Implementation.LOCAL:
-        patch.setattr(layer_specs, "SDPACoreAttention", DotProductAttention)
     data = container_data(case.sections)
     data["model"] |= {
         "tensor_model_parallel_size": case.tp,

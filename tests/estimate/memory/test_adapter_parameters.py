@@ -6,9 +6,9 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, memory_per_stage
 from cloudai_mbridge.estimate.memory.adapter_parameters import active_adapters, adapters_per_stage
-from cloudai_mbridge.estimate.memory.layout import Adapters, adapters_of
+from cloudai_mbridge.estimate.memory.estimate import memory_per_stage
+from cloudai_mbridge.estimate.memory.layout import Adapters, Implementation, ParallelLayout, adapters_of
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.container import container_data
 

@@ -6,8 +6,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Precision
-from cloudai_mbridge.estimate.memory import Granularity, ParallelLayout, layout_of
-from cloudai_mbridge.estimate.memory.layout import Adapters
+from cloudai_mbridge.estimate.memory.arguments import layout_of
+from cloudai_mbridge.estimate.memory.layout import Adapters, Granularity, ParallelLayout
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 

@@ -10,17 +10,8 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Precision
-from cloudai_mbridge.estimate.memory import (
-    Assumptions,
-    Granularity,
-    Implementation,
-    ParallelLayout,
-    Recompute,
-    memory_per_stage,
-    worst_stage,
-)
-from cloudai_mbridge.estimate.memory.estimate import NOTHING, TERMS
-from cloudai_mbridge.estimate.memory.layout import Adapters
+from cloudai_mbridge.estimate.memory.estimate import NOTHING, TERMS, Assumptions, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.memory.layout import Adapters, Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
 FULL = Recompute(Granularity.FULL)

@@ -6,11 +6,10 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.time.work import (
     Kind,
     dense_matmuls,
-    expert_matmuls,
     mixer_core,
     mixer_matmuls,
+    moe_matmuls,
     output_matmuls,
-    shared_matmuls,
     sublayers,
 )
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -27,11 +26,11 @@ def flops_by_block(model: Architecture) -> float:
     core = 0.0
     for sublayer, count in sublayers(model).items():
         if sublayer[0] is Kind.MOE:
-            matmuls += (expert_matmuls(model) + shared_matmuls(model)) * count
+            matmuls += [layer for group in moe_matmuls(model) for layer in group] * count
         elif sublayer[0] is Kind.DENSE:
-            matmuls += dense_matmuls(model) * count
+            matmuls += [*dense_matmuls(model)] * count
         else:
-            matmuls += mixer_matmuls(model, sublayer) * count
+            matmuls += [*mixer_matmuls(model, sublayer)] * count
             core += count * mixer_core(model, sublayer).multiply_adds
     return 6 * (core + sum(matmul.multiply_adds for matmul in matmuls))
 
