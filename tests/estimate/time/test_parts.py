@@ -4,8 +4,19 @@ import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named
-from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.time.parts import IdealTimes, bubble, device_of, ideal_parts, launch_time_s, stage_shares
+from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
+from cloudai_mbridge.estimate.time.parts import (
+    IdealTimes,
+    RecomputeFactors,
+    bubble,
+    device_of,
+    exchange_shares,
+    ideal_parts,
+    launch_time_s,
+    recomputed,
+    ring_gb_s,
+    stage_shares,
+)
 from cloudai_mbridge.estimate.time.work import work_of
 from tests.cases import every
 
@@ -108,3 +119,84 @@ def test_a_whole_graph_needs_no_launches(dense: Architecture) -> None:
 def test_no_device_without_figures() -> None:
     assert device_of(gpu_named("cpu"), Precision.BF16) is None
     assert device_of(gpu_named("h100"), Precision.NVFP4) is None
+
+
+H100, GB200 = gpu_named("h100"), gpu_named("gb200")
+
+
+@every(
+    ("ranks", "stride", "expected"),
+    [
+        (8, 1, 450),  # a node
+        (2, 4, 450),  # two of a node
+        (16, 1, 400),  # every adapter of the node carries a ring
+        (16, 2, 200),  # four of its ranks in a node
+        (16, 8, 50),  # one of its ranks in a node
+        (4, 64, 50),
+    ],
+)
+def test_ring_runs_as_fast_as_its_slowest_link(ranks: int, stride: int, expected: float) -> None:
+    assert ring_gb_s(H100, ranks, stride) == expected
+
+
+def test_a_rack_is_one_domain() -> None:
+    assert ring_gb_s(GB200, 64, 1) == 900
+    assert ring_gb_s(GB200, 128, 1) == 900  # 72 adapters outrun NVLink
+    assert ring_gb_s(GB200, 4, 64) == 50
+
+
+def test_within_the_domain_nothing_crosses_the_network() -> None:
+    near, far = exchange_shares(GB200, 64, 8)
+    assert far == 0
+    assert 7 < near < 8  # nearly every expert is on another rank
+
+
+def test_tokens_go_to_a_domain_once() -> None:
+    _, far = exchange_shares(H100, 64, 8)
+    assert 0 < far < 8 * 7 / 8
+    assert far == pytest.approx(8 * (1 - (7 / 8) ** 8) * 7 / 8)
+
+
+def test_tokens_go_to_a_rank_once() -> None:
+    near, _ = exchange_shares(H100, 2, 8)
+    assert near == pytest.approx((1 - 0.5**8) * 2 * 0.5)
+
+
+def test_more_experts_send_more() -> None:
+    sent = [exchange_shares(H100, 32, copies) for copies in (1, 2, 4, 8)]
+    assert sent == sorted(sent)
+
+
+def again(model: Architecture, recompute: Recompute, **sizes: int) -> RecomputeFactors:
+    return recomputed(model, ParallelLayout(num_gpus=64, recompute=recompute, **sizes))
+
+
+def test_nothing_recomputed_costs_nothing(dense: Architecture) -> None:
+    assert again(dense, Recompute()) == RecomputeFactors(1, 1, 1, 1, 1)
+
+
+def test_a_whole_forward_is_a_third_more(dense: Architecture) -> None:
+    factors = again(dense, Recompute(Granularity.FULL))
+    assert factors == pytest.approx(RecomputeFactors(*[4 / 3] * 5))
+
+
+def test_some_layers_of_every_chunk(dense: Architecture) -> None:
+    factors = again(dense, Recompute(Granularity.FULL, method="block", num_layers=1), pp=4, vp=5)
+    assert factors.mlp == pytest.approx(1 + 1 / 3 * 20 / 80)
+
+
+@every(
+    ("module", "group"),
+    [
+        ("core_attn", "core"),
+        ("mlp", "mlp"),
+        ("shared_experts", "mlp"),
+        ("moe", "moe"),
+        ("mla_up_proj", "attention"),
+        ("layernorm", "other"),
+        ("moe_act", "other"),
+    ],
+)
+def test_a_module_costs_its_own_group_only(dense: Architecture, module: str, group: str) -> None:
+    factors = again(dense, Recompute(Granularity.SELECTIVE, frozenset({module})))
+    assert {name for name, factor in factors._asdict().items() if factor > 1} == {group}
