@@ -51,6 +51,7 @@ NOT_UPSTREAM = ("python_executable", "distribution", "mpi", "container_mount_hom
 NOT_EMBEDDED = ("git_repos", "nemo_run_repo")
 # Extent and time of profiling as in upstream's launcher and NeMo-Run; CUPTI's hardware tracing does not work there
 _NSYS = {"sample": "none", "trace": "cuda-sw,nvtx", "force_overwrite": True, "cuda_graph_trace": "node"}
+_NSYS |= {"capture_range": "cudaProfilerApi", "capture_range_end": "stop"}
 _NSYS_ARGS, _SQLITE = ["--cuda-event-trace=false"], "--export=sqlite"
 _LEAST_NUMA_GPUS = ("gb200", "gb300", "vr200")  # two GPUs to a NUMA node, else four
 # On B300 every rank has two cores of its own, except in these model families
@@ -69,9 +70,6 @@ def notes_on_keys(where: str, model: BaseModel) -> Iterator[str]:
     if names := set_without_effect(model):
         verb = "has" if len(names) == 1 else "have"
         yield f"{where}: {', '.join(names)} {verb} no effect"
-
-
-_NSYS |= {"capture_range": "cudaProfilerApi", "capture_range_end": "stop"}
 
 
 def variables_of(args: ResolvedCmdArgs, gpu: str) -> dict[str, str]:

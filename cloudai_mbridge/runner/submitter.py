@@ -24,8 +24,6 @@ from cloudai_mbridge.schedulers.interface import (
 
 # Pauses of the search for jobs of withdrawn attempts: the longer nothing has turned up, the less often.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
-
-
 # How often a run is submitted whose submission fails with an unknown error: the answer may have been damaged.
 DOUBTFUL_TRIES = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0

@@ -142,15 +142,28 @@ def find_marked(mark: str) -> int | None:
 
 
 def find_scripts(submissions: Iterable[Submission], root: Path, *, is_launcher: bool = False) -> dict[str, str]:
-    """Return the job ids, by run key, of scripts that carry the tokens, and of ended ones that have claimed them."""
+    """Return the job ids, by run key, of scripts that carry the tokens, and of ended ones that have claimed them.
+
+    A copy without links has lost the claims; the line that a script has written then counts.
+    """
     found = {}
     for submission in submissions:
         (run,) = submission.runs
         if (pid := find_marked(submission.token)) is not None:
             found[run.key] = str(ProcessId(pid, submission.token, is_launcher))
-        elif (holder := claimed_by(root / run.key, submission.token)) is not None:
+        elif holder := claimed_by(root / run.key, submission.token) or _started(root / run.key, submission.token):
             found[run.key] = holder
     return found
+
+
+def _started(directory: Path, token: str) -> str | None:
+    """Return the job id that a script of this token has written."""
+    try:
+        lines = read_regular(directory / POINT_FILES.started).decode(errors="replace").splitlines()
+    except (FileNotFoundError, NotRegular):
+        return None
+    ids = [line.partition("job=")[2].split(" ")[0] for line in lines]
+    return next((job_id for job_id in reversed(ids) if (own := process_of(job_id)) and own.mark == token), None)
 
 
 def _is_marked(pid: int, mark: str) -> bool:

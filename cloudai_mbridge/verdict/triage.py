@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
 from cloudai_mbridge.logs.tail import printable
@@ -174,25 +174,29 @@ def _catalogue() -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
     return parse_catalogue((resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8"))
 
 
+_Known = TypeVar("_Known", Entry, EndState)
+
+
 def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
     """Parse the entries and the states of a catalogue's text.
 
-    ValueError, KeyError, TypeError or re.error: a key is missing or unknown, an id is duplicate, a kind is unknown, or
-    a pattern does not compile.
+    ValueError: a key is missing or unknown, an id is duplicate, a kind is unknown, or a pattern does not compile.
     """
 
-    def values(table: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        lists = {key: tuple(table.get(key, ())) for key in ("examples", "counterexamples") if key in table}
-        return {**table, **lists, **more, "kind": FailureKind(table["kind"])}
+    def parsed(kind: type[_Known], table: Mapping[str, Any]) -> _Known:
+        try:
+            more: dict[str, Any] = {key: tuple(table[key]) for key in ("examples", "counterexamples") if key in table}
+            if kind is Entry:
+                more["patterns"] = tuple(map(re.compile, table["patterns"]))
+            elif "reason" in table:
+                more["reason"] = re.compile(table["reason"])
+            return kind(**{**table, **more, "kind": FailureKind(table["kind"])})
+        except (KeyError, TypeError, ValueError, re.error) as error:
+            raise ValueError(f"failures.toml: {table.get('id', 'an entry without id')}: {error}") from error
 
     data = tomllib.loads(text)
-    entries = tuple(
-        Entry(**values(table, patterns=tuple(map(re.compile, table["patterns"])))) for table in data.get("failure", ())
-    )
-    states = tuple(
-        EndState(**values(table, reason=re.compile(table["reason"]) if "reason" in table else None))
-        for table in data.get("state", ())
-    )
+    entries = tuple(parsed(Entry, table) for table in data.get("failure", ()))
+    states = tuple(parsed(EndState, table) for table in data.get("state", ()))
     ids = [known.id for known in (*entries, *states)]
     if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
         raise ValueError(f"failures.toml: ids that appear twice: {sorted(twice)}")

@@ -110,6 +110,9 @@ def test_a_later_client_finds_what_has_ended(started: Any, body: str, state: str
     assert later.find([job.submission], job.root) == {"a/0/0": job.job_id}
     status = job.poll(later)
     assert (status.state, status.exit_code) == (state, code)
+    for claim in (job.root / job.submission.runs[0].key).glob("claim.*"):
+        claim.unlink()  # as in a copy without links
+    assert job.later().find([job.submission], job.root) == {"a/0/0": job.job_id}
 
 
 def test_a_later_client_sees_that_it_was_killed(started: Any) -> None:

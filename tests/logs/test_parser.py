@@ -57,6 +57,7 @@ def test_records_are_read_at_full_precision() -> None:
     assert (step.step, step.loss, step.step_time_s) == (1, 5.123456789012345, 0.12345678901234567)
     assert (step.tflops_per_gpu, step.grad_norm, step.peak_memory_gib) == (2.5, 1.25, 1.5)
     assert (summary.source, summary.notes) == ("records", ())
+    assert _parse(_record(1)).steps[0].peak_memory_gib is None
 
 
 @every("step", [-1, 10**15, 10**30, True, 1.0, "1", None])
@@ -189,6 +190,11 @@ def test_the_same_summary_wherever_a_chunk_ends() -> None:
         parser.feed(MIXED[:cut])
         parser.feed(MIXED[cut:])
         assert parser.finish() == whole, cut
+    for size in (1, 2, 7, 40):
+        parser = LogParser()
+        for start in range(0, len(MIXED), size):
+            parser.feed(MIXED[start : start + size])
+        assert parser.finish() == whole, size
 
 
 # Upstream's logs: two lines per step, printed by two ranks

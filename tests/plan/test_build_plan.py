@@ -162,6 +162,7 @@ def test_a_time_limit_means_the_same_in_both_places(written: str | None, seconds
 
 
 def test_a_bad_time_limit_among_the_arguments() -> None:
+    assert _one({"time_limit": "5"}).time_limit == "5"
     with pytest.raises(ValueError, match="is not a time limit"):
         _plan({"time_limit": "soon"})
 
