@@ -205,8 +205,9 @@ class Report(model.RunReport, Tabular):
         """Every step of every run; `counted` are those after the warm-up."""
         axes = axis_types((point.coordinates for point in self.points), _STEPS)
         rows = (
-            dict(zip(_STEPS, row, strict=True)) | axis_values(point.coordinates, _STEPS)
+            dict(zip(_STEPS, row, strict=True)) | own
             for point in self.points
+            for own in (axis_values(point.coordinates, _STEPS),)
             for row in step_rows([point])
         )
         return Table({**_STEPS, **axes}, tuple(rows))

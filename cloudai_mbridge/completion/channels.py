@@ -93,9 +93,9 @@ class Webhook:
         return f"webhook {name}: {problem}" if problem else ""
 
     def _send(self) -> None:
-        from cloudai_mbridge.completion.post import post  # imported only if a webhook is configured
-
         try:
+            from cloudai_mbridge.completion.post import post  # imported only if a webhook is configured
+
             if self._asked.webhook_file:
                 url = read_regular(Path(self._asked.webhook_file), _LONGEST_URL).decode().strip()
             else:

@@ -1,6 +1,6 @@
 """The estimate of one point: FLOPs, parameters, memory, time, cost. docs/estimate.md.
 
-An unknown value is None, with the reason in `missing`. For many points of a sweep use `estimate.headlines`.
+An unknown value is None, with the reason in `missing`. For many points of a sweep use `estimate.headline`.
 """
 
 from collections.abc import Callable, Mapping

@@ -9,12 +9,9 @@ import os
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
-from logging.handlers import BufferingHandler
 from typing import Any
 
 from cloudai_mbridge.errors import MBridgeError, ToolFailure
-
-_MOST_RECORDS = 10_000  # only the first is shown
 
 
 def load(module: str, package: str) -> Any:
@@ -25,14 +22,24 @@ def load(module: str, package: str) -> Any:
         raise ToolFailure(f"{error}; install it with: pip install '{package}'") from None
 
 
+class _FirstMessage(logging.Handler):
+    """Keeps the first message from a warning up."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.message = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.message = self.message or record.getMessage()
+
+
 @contextlib.contextmanager
 def errors_of(service: str, logger: str) -> Iterator[None]:
     """Raise ToolFailure with the last message of a service's library, whatever it raises.
 
     Its log records and warnings are not printed; they supply the message if the error has none.
     """
-    log, said = logging.getLogger(logger), BufferingHandler(_MOST_RECORDS)
-    said.setLevel(logging.WARNING)
+    log, said = logging.getLogger(logger), _FirstMessage()
     before = log.propagate, log.handlers[:]
     log.propagate, log.handlers[:] = False, [said]
     try:
@@ -44,7 +51,7 @@ def errors_of(service: str, logger: str) -> Iterator[None]:
     except Exception as error:
         from cloudai_mbridge.install.process import last_words
 
-        text = str(error) or next((record.getMessage() for record in said.buffer), "")
+        text = str(error) or said.message
         raise ToolFailure(f"{service}: {last_words(text, os.environ) or type(error).__name__}") from None
     finally:
         log.propagate, log.handlers[:] = before

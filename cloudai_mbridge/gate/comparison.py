@@ -73,12 +73,14 @@ class ComparisonTable:
 def tabulate(result: GateResult, metric: str, old: Sequence[RunResult], new: Sequence[RunResult]) -> ComparisonTable:
     """Return the table of a metric, in the order of the runs. result: of the comparison of these runs."""
     before, after = ({point.point: point for point in group_by_point(runs)[0]} for runs in (old, new))
-    verdicts = {point.point: point for point in result.points}
+    verdicts: dict[str, list[PointVerdict | None]] = {}
+    for point in result.points:  # a name may occur twice: its old work may be missing from the new side
+        verdicts.setdefault(point.point, []).append(point)
     points = []
     for name in dict.fromkeys(run.point for run in (*old, *new)):
         sides = before.get(name, PointRuns(name)), after.get(name, PointRuns(name))
-        if name in verdicts or sides[0].failed:
-            points.append(_compare(metric, *sides, verdicts.get(name)))
+        for verdict in verdicts.get(name, [None] if sides[0].failed else []):
+            points.append(_compare(metric, *sides, verdict))
     reasons = [point.excluded for point in points if point.excluded]
     pairs = [(p.old, p.new, p.change) for p in points if not p.excluded]
     olds, news, changes = zip(*pairs, strict=True) if pairs else ((), (), ())
@@ -99,7 +101,7 @@ def _compare(name: str, before: PointRuns, after: PointRuns, point: PointVerdict
     old, new = ([run.values[name][0] for run in side.good if name in run.values] for side in (before, after))
     failed = [values for side, values in ((before, old), (after, new)) if side.failed]
     if failed:
-        excluded = INCOMPLETE if all(failed) else FAILED
+        excluded = INCOMPLETE if point and all(failed) else FAILED
     elif not after.good:
         excluded = ONLY_OLD
     elif metric is not None and metric.verdict is not GateVerdict.NOT_RUN and metric.change is not None:

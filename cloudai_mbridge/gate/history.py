@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.files.documents import is_deep
-from cloudai_mbridge.files.regular import open_regular
+from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.gate.history_file import (
     StoredPoint,
     StoredRun,
@@ -459,7 +459,10 @@ def _digest_of(file: Path) -> str:
     """Return the SHA-256 of a file; "" if it cannot be read: reading it later raises the error."""
     try:
         with open_regular(file) as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+            digest = hashlib.sha256()
+            for chunk in read_chunks(opened):  # without the holes of a sparse file
+                digest.update(chunk)
+            return digest.hexdigest()
     except OSError:
         return ""
 

@@ -10,7 +10,7 @@ probability of one half that nights do not differ.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +80,18 @@ def compare_suite(points: Sequence[PointRuns], metric: str, confidence: float) -
     points: comparable ones. None if there are too few.
     """
     usable = [point for point in points if _is_usable(point, metric)]
-    return _Fit(usable, metric, confidence).suite() if len(usable) >= FEWEST_POINTS else None
+    if len(usable) < FEWEST_POINTS:
+        return None
+    values: dict[str, set[str]] = {}
+    for name, value in (fact for point in points for fact in _facts(point).items()):
+        values.setdefault(name, set()).add(value)
+    return _Fit(usable, metric, confidence, {name for name, found in values.items() if len(found) > 1}).suite()
+
+
+def _facts(point: PointRuns) -> dict[str, str]:
+    fields = point.reference.comparability if point.reference else {}
+    known = {name: str(value) for name, value in fields.items() if isinstance(value, str | int | float)}
+    return {"test": point.point.partition("/")[0], **known}
 
 
 def _is_usable(point: PointRuns, metric: str) -> bool:
@@ -96,8 +107,8 @@ def _is_usable(point: PointRuns, metric: str) -> bool:
 class _Fit:
     """All runs, in the order of points, the old before the new. Cells: twice the point's number, and one if new."""
 
-    def __init__(self, points: Sequence[PointRuns], metric: str, confidence: float) -> None:
-        self._points, self._confidence = points, confidence
+    def __init__(self, points: Sequence[PointRuns], metric: str, confidence: float, differing: Collection[str]) -> None:
+        self._points, self._confidence, self._differing = points, confidence, differing
         found = [
             (math.log(run.values[metric][0]), 2 * number + side, run)
             for number, point in enumerate(points)
@@ -215,10 +226,8 @@ class _Fit:
         """Return the changes of points with a common test or comparability field, beyond those of the rest."""
         members: dict[str, set[int]] = {}
         for i, point in enumerate(self._points):
-            fields = point.reference.comparability if point.reference else {}
-            facts = {"test": point.point.partition("/")[0]}
-            facts |= {name: str(value) for name, value in fields.items() if isinstance(value, str | int | float)}
-            for group in sorted(f"{name} = {value}" for name, value in facts.items()):
+            facts = _facts(point).items()
+            for group in sorted(f"{name} = {value}" for name, value in facts if name in self._differing):
                 members.setdefault(group, set()).add(i)
         names: dict[frozenset[int], list[str]] = {}
         for name, inside in members.items():

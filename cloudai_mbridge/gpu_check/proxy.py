@@ -154,7 +154,7 @@ def distributed_optimizer(kit: Kit) -> Figures:
     is_used = dict.fromkeys(("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"), True)
     is_unused = dict.fromkeys((*is_used, "ddp.overlap_param_gather"), False)
     tests = [training("with", recipe, args, is_used), training("without", recipe, args, is_unused)]
-    return _pair(kit, "distributed_optimizer", tests, ("with", "without"), "those with it")
+    return _pair(kit, "distributed_optimizer", tests, ("without", "with"), "those without it")
 
 
 def _pair(kit: Kit, name: str, tests: Sequence[Figures], names: tuple[str, str], of: str) -> Figures:

@@ -132,7 +132,7 @@ def _joined(sections: Mapping[str, Mapping[str, Any]], blocks: Collection[Block]
 def user_buffers(name: str) -> dict[str, Any]:
     """Return tuned user buffers of tensor parallelism, by a name of `TUNED`, in the form of a training config.
 
-    `training.comm_overlap.presets` has them as classes.
+    `training.comm_overlap` has them as classes.
     """
     bulk, chunks = _TUNED[name][:4], _TUNED[name][4:]
     ring = {"_target_": f"{_CONFIG}.RingExchangeOverlapCfg"}
@@ -142,6 +142,6 @@ def user_buffers(name: str) -> dict[str, Any]:
     for i, slot in enumerate(("proj_fprop", "fc2_fprop")):
         slots[slot] = {**ring, "set_sm_margin": True}
         if chunks:
-            slots[slot] |= {"_target_": f"{_CONFIG}.PipelineOverlapCfg", "num_sm": chunks[i]}
-            slots[slot] |= {"cga_size": 2, "num_splits": 4}
+            slots[slot] = {"_target_": f"{_CONFIG}.PipelineOverlapCfg", "num_sm": chunks[i], "cga_size": 2}
+            slots[slot] |= {"num_splits": 4, "set_sm_margin": True}
     return {"_target_": f"{_CONFIG}.TransformerLayerTPOverlapCfg", **slots}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cloudai_mbridge.gate.comparison import tabulate
 from cloudai_mbridge.gate.judge import judge_results
 from cloudai_mbridge.gate.policy import GatePolicy
 from cloudai_mbridge.gate.runs import ReferencePoint, RunResult, reference_from_runs
@@ -132,6 +133,18 @@ def test_a_change_of_a_group_is_one_finding():
     assert "the others changed by" in group.metrics[0].words
 
 
+def test_a_field_with_one_value_makes_no_group() -> None:
+    """Comparability leaves out arguments at their default, so some points lack a field that others have."""
+
+    def marked(each: Any) -> Any:
+        is_one = int(each.point.rpartition("-")[2]) % 4 == 3
+        return replace(each, comparability={**each.comparability, "args.cuda_graphs": True}) if is_one else each
+
+    references, results = Suite().sides(lambda point, side, run, node: 0.015 * (side and point % 4 == 3))
+    (_, group) = judged([*map(marked, references)], [*map(marked, results)]).shared
+    assert group.point == "10 points with args.tp = 8"
+
+
 @pytest.mark.parametrize("slowdown", [0.0, 0.03])
 def test_slow_nodes_are_a_reason_and_not_noise(slowdown):
     slow = {"n03", "n17", "n22", "n30"}
@@ -201,6 +214,17 @@ def test_what_nights_differ_by_is_noise_of_all_points():
     assert unknown.shared[0].verdict is GateVerdict.REGRESSION, "without dates nobody can tell nights from a change"
     quiet = judged(*Suite().sides(lambda point, side, run, node: 0.02 * side, nights))
     assert quiet.shared[0].verdict is GateVerdict.REGRESSION
+
+
+def test_the_table_of_a_comparison_keeps_points_of_one_name() -> None:
+    """Work of the old side that the new one lacks is a row of its own, beside the work that was compared."""
+    first, second = ([make_run(f"o{key}{i}", 1 + 0.001 * i) for i in range(5)] for key in "ab")
+    second = [replace(run, comparability_id="other", comparability={**KEY, "args.tp": 9}) for run in second]
+    slower = [make_run(f"n{i}", 1.05 + 0.001 * i) for i in range(5)]
+    before = [reference_from_runs(first), reference_from_runs(second)]
+    rows = tabulate(judged(before, slower), "step_time_s", [*first, *second], slower).points
+    assert [row.excluded for row in rows].count(None) + [row.excluded for row in rows].count("") == 1
+    assert len(rows) == 2
 
 
 def test_few_points_are_judged_as_each_alone():

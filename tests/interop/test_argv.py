@@ -24,7 +24,7 @@ from cloudai_mbridge.models.loading import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.checks import resolve_groups, unknown_states
 from cloudai_mbridge.plan.run_plan import plan_run
-from cloudai_mbridge.sweep import expand
+from cloudai_mbridge.sweep.expand import expand
 from tests.interop.random_tomls import Files, files
 
 CONFIGURATIONS = 400

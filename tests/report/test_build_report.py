@@ -247,7 +247,7 @@ def test_a_directory_without_a_run(tmp_path: Path) -> None:
 
 def test_a_directory_that_was_only_planned(root: Path) -> None:
     (root / "journal.sqlite").unlink()
-    with pytest.raises(NothingRan):
+    with pytest.raises(NothingRan, match="was planned, and nothing was submitted"):
         build_report(root)
     assert not (root / "journal.sqlite").exists()
 

@@ -166,6 +166,17 @@ def test_changing_a_config_leaves_the_preset_alone() -> None:
 # The config
 
 
+def test_fields_and_defaults() -> None:
+    defaults = {field.name: field.default for field in fields(CommOverlapConfig)}
+    assert len(defaults) == 15
+    assert {name: default for name, default in defaults.items() if default is not None} == {
+        "tp_comm_overlap": fields(CommOverlapConfig)[0].default,
+        "tp_comm_bootstrap_backend": "nccl",
+    }
+    with pytest.raises(TypeError, match="tp_comm_overlap"):
+        CommOverlapConfig()  # type: ignore[call-arg]
+
+
 def test_only_the_first_finalize_looks_at_the_fields() -> None:
     config = CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2, bucket_size=5)
     config.finalize()

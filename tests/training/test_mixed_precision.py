@@ -38,6 +38,40 @@ with warnings.catch_warnings():
         update_config_with_precision_overrides,
     )
 
+DEFAULTS: dict[str, Any] = {
+    "fp32": False,
+    "fp16": False,
+    "bf16": False,
+    "params_dtype": None,
+    "pipeline_dtype": None,
+    "autocast_dtype": None,
+    "autocast_enabled": False,
+    "grad_reduce_in_fp32": True,
+    "fp8": None,
+    "fp8_recipe": "tensorwise",
+    "first_last_layers_bf16": False,
+    "fp8_margin": 0,
+    "fp8_amax_history_len": 1,
+    "fp8_amax_compute_algo": "most_recent",
+    "fp8_wgrad": True,
+    "fp8_dot_product_attention": False,
+    "fp8_multi_head_attention": False,
+    "fp8_param": None,
+    "fp8_param_gather": False,
+    "fp4": None,
+    "fp4_recipe": "nvfp4",
+    "fp4_param": None,
+    "fp4_param_gather": False,
+    "loss_scale": None,
+    "initial_loss_scale": 4294967296,
+    "min_loss_scale": 1.0,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "num_layers_at_start_in_bf16": 0,
+    "num_layers_at_end_in_bf16": 0,
+    "reuse_grad_buf_for_mxfp8_param_ag": False,
+}
+
 BF16 = {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
 FP16 = {"fp16": True, "params_dtype": torch.float16, "pipeline_dtype": torch.float16, "grad_reduce_in_fp32": False}
 GATHER = {"fp8_param": True, "fp8_param_gather": True}
@@ -96,6 +130,12 @@ def fake_te(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(megatron_utils, "_te_version", None)  # what Megatron-Core remembers
 
     return install
+
+
+def test_fields_and_defaults() -> None:
+    assert {field.name: field.default for field in fields(MixedPrecisionConfig)} == DEFAULTS
+    with pytest.raises(TypeError, match="positional"):
+        MixedPrecisionConfig(True)  # type: ignore[call-arg, misc]
 
 
 @every("name", RECIPES)

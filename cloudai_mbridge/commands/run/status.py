@@ -194,7 +194,8 @@ def _row(root: Path, started: str) -> ListedRun:
     report, _ = read_report(file)
     ran = [point for point in report.points if point.verdict is not Verdict.REJECTED and not point.is_pre_test]
     verdicts = Counter(str(point.verdict) for point in ran)
-    rankings = rank(report)
+    timed = tuple(point for point in report.points if point.metrics and point.metrics.step_time_s)
+    rankings = rank(replace(report, points=timed))
     best = rankings[0].points[0] if len(rankings) == 1 else None
     if best is not None and best.step_time_s is not None:
         row = replace(row, best=Best(best.step_time_s.capped_mean, f"{best.test_id}/{best.label}"))

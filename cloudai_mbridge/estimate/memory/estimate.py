@@ -174,7 +174,7 @@ OTHER_TERMS = (
 
 @dataclass(frozen=True)
 class StageMemory:
-    """A rank of one pipeline stage. total, terms: bytes; all names are there, in the order of the tuples above."""
+    """A rank of one pipeline stage. total, terms: bytes."""
 
     stage: int
     parameters: int
@@ -223,7 +223,7 @@ def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions
             terms["as measured"] = (assumptions.measured - 1) * sum(terms.values())
             known[key] = {name: float(terms[name]) for name in TERMS}
         total, count = sum(known[key].values()), parameters[rank].total + adapters[rank].total
-        stages.append(StageMemory(rank, count, total, total / GIB, known[key]))
+        stages.append(StageMemory(rank, count, total, total / GIB, {**known[key]}))
     return tuple(stages)
 
 

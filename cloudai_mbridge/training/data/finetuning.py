@@ -273,10 +273,11 @@ def read_lines(path: Path, remedy: str = "") -> list[tuple[int, dict[str, Any]]]
 def _build_split(config: ConfigContainer, tokenizer: Any, split: str) -> Any:
     dataset: Any = config.dataset
     pad_id = 0  # any will do, as padding has no loss
-    for name in ("eod", "pad"):
+    for name in ("pad", "eod"):
         with suppress(AttributeError, NotImplementedError):
             if (value := getattr(tokenizer, name)) is not None and value >= 0:
                 pad_id = int(value)
+                break
     if not is_packed(dataset):
         return FinetuningDataset(_encode_split(dataset, tokenizer, split, dataset.seq_length), pad_id)
     specs = dataset.packed_sequence_specs

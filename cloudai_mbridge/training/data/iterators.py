@@ -232,7 +232,6 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
     batch = required(config.train.global_batch_size) if split == "train" else config.eval_batch_sizes[0]
     if total == 0:
         raise ConfigError(f"dataset: the {split} set has no samples")
-    seed = int(getattr(loader, "seed", getattr(loader, "random_seed", config.rng.seed)))
     epoch = epoch_length(total, batch, loader.drop_last)
     if split == "train" and config.train.num_epochs is not None:
         epoch = -(-total // batch) * batch  # a last batch that is not full is filled up
@@ -244,13 +243,18 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
                 f"dataset.data_sharding = True: {total} samples cannot be divided among {share.replicas} data-parallel"
                 " ranks; use False"
             )
-        return sharded(total, seed, share)
+        return sharded(total, _seed(config), share)
     shuffles = loader.dataloader_type == "cyclic" or (
         loader.dataloader_type == "batch" and isinstance(loader, FinetuningDatasetConfig)
     )
     if split == "train" and shuffles:
-        return shuffled(total, epoch, seed)
+        return shuffled(total, epoch, _seed(config))
     return in_order(total, epoch)
+
+
+def _seed(config: ConfigContainer) -> int:
+    """Return the seed of an order that draws; a dataset of another order may have none."""
+    return int(getattr(config.dataset, "seed", getattr(config.dataset, "random_seed", config.rng.seed)))
 
 
 def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callable[[int], int]:

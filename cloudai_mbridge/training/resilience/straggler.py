@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -134,6 +133,13 @@ def _report_lines(found: Any, num_named: int, world_size: int) -> list[str]:
     return lines
 
 
+class _Step:
+    """The training step as `run`, which the detector replaces. The detector keeps it as a key, so it is hashable."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+
 class NVRxStragglerDetectionManager:
     """The detector of one process; every rank makes the same calls. Raises ImportError: the package is missing."""
 
@@ -163,7 +169,7 @@ class NVRxStragglerDetectionManager:
         """Return the step, measured; or as it came, when the detector does not run or cannot wrap it."""
         if not self.initialized:
             return train_step_func
-        step = SimpleNamespace(run=train_step_func)  # the detector replaces `run`, and restores it at its shutdown
+        step = _Step(train_step_func)  # the detector replaces `run`, and restores it at its shutdown
         try:
             self._straggler.Detector.wrap_callables([self._straggler.CallableId(step, "run")])
         except Exception as error:

@@ -46,6 +46,29 @@ def test_prediction_layers_add_up(name: str, mtp: int) -> None:
 
 
 @settings(deadline=None)
+@given(s=st.integers(1, 8192), window=st.integers(1, 9000), skip=st.integers(1, 8))
+def test_a_window_never_costs_more_and_a_wide_one_is_full_attention(s: int, window: int, skip: int) -> None:
+    model = replace(MODELS["llama3_8b"], seq_length=s)
+    windowed = replace(model, window_size=(window - 1, 0), window_attn_skip_freq=skip)
+    full, narrow = cost_per_token(model, Lengths.fixed(s)).total, cost_per_token(windowed, Lengths.fixed(s)).total
+    if window >= s or skip == 1:
+        assert narrow == full
+    elif window > 1:
+        # a window counts the query's own key, full attention half of it
+        assert narrow < full + 12 * 32 * 4096
+    wider = replace(windowed, window_size=(window, 0))
+    if window + 1 < s:
+        assert narrow <= cost_per_token(wider, Lengths.fixed(s)).total
+
+
+@settings(deadline=None)
+@given(name=ANY, widen=st.sampled_from(["ffn_hidden_size", "vocab_size", "kv_channels"]))
+def test_nothing_gets_cheaper_when_it_grows(name: str, widen: str) -> None:
+    model = MODELS[name]
+    assert flops_per_token(model) <= flops_per_token(replace(model, **{widen: 2 * getattr(model, widen)}))
+
+
+@settings(deadline=None)
 @given(name=ANY, tp=st.integers(1, 64))
 def test_tensor_parallelism_costs_padding_only(name: str, tp: int) -> None:
     """The formula counts the padding, whether a model's vocabulary is padded or not, as Megatron-Bridge's does."""

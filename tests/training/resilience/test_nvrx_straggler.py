@@ -61,6 +61,7 @@ class FakeDetector:
         self.settings = settings
 
     def wrap_callables(self, ids: list[Any]) -> None:
+        hash(ids[0])  # a key of the package's dictionary
         ((owner, name),) = ids
         original = getattr(owner, name)
 

@@ -13,12 +13,21 @@ import torch
 
 from cloudai_mbridge.training.reporting import reports
 from cloudai_mbridge.training.reporting.reports import (
+    MEMORY_KEYS,
     report_l2_norm_grad,
     report_memory,
     report_runtime,
     report_throughput,
 )
 from tests.cases import every
+
+
+def test_the_memory_keys() -> None:
+    where = {"allocated": "allocated", "active": "active", "inactive_split": "inactive", "reserved": "reserved"}
+    now = {f"{source}_bytes.all.current": f"mem-{name}-bytes" for source, name in where.items()}
+    peak = {f"{source}_bytes.all.peak": f"mem-max-{name}-bytes" for source, name in where.items()}
+    counts = {"num_alloc_retries": "mem-alloc-retires", "allocation.all.current": "mem-allocated-count"}
+    assert {**now, **peak, **counts} == MEMORY_KEYS
 
 
 def test_memory_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
