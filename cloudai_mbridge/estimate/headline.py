@@ -108,7 +108,6 @@ class Headlines:
         needed = answer_or_why("memory", lambda: fullest(layout), why.append)
         peak, worst, modelled = (needed[0] / GIB, needed[1], needed[2] / GIB) if needed else (None, None, None)
         step = answer_or_why("step_time_s", lambda: times_of(request, model).step_time_s(layout), why.append)
-        rows = [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in request.published_shape(model)]
 
         def is_proven(have_run: Iterable[tuple[int, int, int | None]], most: float) -> bool:
             """Return whether GPUs and batches have run that need as much, except those predicted to exceed `most`."""
@@ -121,6 +120,11 @@ class Headlines:
                         return True
             return False
 
+        def published() -> list[tuple[int, int, int | None]]:
+            return [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in request.published_shape(model)]
+
+        limit = DEFAULT_LIMIT.share * (gpu.memory_gib or 0.0)  # a proof changes nothing below the default limit
+        is_over = modelled is not None and (modelled > limit or (peak or 0.0) > (gpu.memory_gib or 0.0))
         return Headline(
             gpu=gpu.name,
             num_gpus=layout.num_gpus,
@@ -130,6 +134,6 @@ class Headlines:
             modelled_gib=modelled,
             **speed_of(step, tokens_per_step(model, layout), flops, request, layout.num_gpus),
             why=tuple(why),
-            is_known_to_fit=is_proven(rows, (gpu.memory_gib or 0.0) * GIB),
-            is_shipped=is_proven(request.shipped, math.inf),
+            is_known_to_fit=is_over and is_proven(published(), (gpu.memory_gib or 0.0) * GIB),
+            is_shipped=is_over and is_proven(request.shipped, math.inf),
         )
