@@ -223,9 +223,9 @@ def test_a_rank_that_dies_takes_no_other_point_with_it(machine: Any, end: str) -
 
 
 def comparable(text: str) -> list[str]:
-    """Return the lines without frames, numbers of processes, and times."""
+    """Return the lines without frames, numbers of processes and what is as wide as them, and times."""
     lines = [line for line in text.splitlines() if not line.startswith("  ") or " : " in line]
-    plain = [re.sub(r"^[WE]\d.*?\] |\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d_|\d{3,}", "", line) for line in lines]
+    plain = [re.sub(r"^[WE]\d.*?\] |\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d_|\d{3,}|[=*-]{5,}", "", line) for line in lines]
     return [line for line in plain if "closing signal" not in line]
 
 
