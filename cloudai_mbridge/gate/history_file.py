@@ -103,7 +103,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise BadInput(f"{path}: is not a file; make it with `mbridge history import RUN`, or name another")
     _check_magic(path)
     with _opened(path, "mode=ro") as db:
-        if not _is_history(db, path):
+        with transaction(db, "DEFERRED"):
+            filled = _is_history(db, path)
+        if not filled:
             raise BadInput(f"{path}: is empty; fill it with `mbridge history import RUN`")
         return db
 
@@ -121,7 +123,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise ToolFailure(f"{path.parent}: cannot be made ({error.strerror})") from None
     with _opened(path, "mode=rwc") as db:
-        _is_history(db, path)
+        with transaction(db, "DEFERRED"):
+            _is_history(db, path)
         # A write-ahead log: readers and a writer do not wait for each other. SQLite does not wait here
         end = time.monotonic() + BUSY_TIMEOUT_S
         while db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -152,9 +155,9 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
 
 
 @contextlib.contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit all writes inside at once, or none; other writers wait."""
-    db.execute("BEGIN IMMEDIATE")
+def transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit all writes inside at once, or none; other writers wait. DEFERRED: reads inside see one state."""
+    db.execute(f"BEGIN {kind}")
     try:
         yield
         db.execute("COMMIT")
@@ -218,7 +221,10 @@ def _check_magic(path: Path) -> None:
 
 
 def _is_history(db: sqlite3.Connection, path: Path) -> bool:
-    """Return False for a file without tables; raise BadInput for another program's or version's, or a damaged file."""
+    """Return False for a file without tables; raise BadInput for another program's or version's, or a damaged file.
+
+    Call it in a transaction: a first writer may commit between the reads.
+    """
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION_ID:

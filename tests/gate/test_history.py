@@ -4,6 +4,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -429,6 +430,19 @@ def test_many_first_writers_at_once(tmp_path: Path) -> None:
     assert outputs == [f"{report} 1 0\n" for report in reports]
     with History(path) as store:
         assert len(store.runs()) == 6
+
+
+def test_first_writers_in_the_same_instant(tmp_path: Path) -> None:
+    """A check that reads the header before another writer's commit and the tables after it refuses its own file."""
+    for i in range(20):
+        start = threading.Barrier(6)
+
+        def opened(_: int, path: Path = tmp_path / f"{i}.sqlite", start: threading.Barrier = start) -> None:
+            start.wait()
+            history_file.open_for_writing(path).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(opened, range(6)))
 
 
 @pytest.mark.process
