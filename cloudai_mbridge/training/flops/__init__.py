@@ -4,6 +4,8 @@ Standard library only. Training costs three forward passes, a multiply-add two F
 counted are norms, softmax, activations, routers, embedding look-ups and recomputed activations: these are model FLOPs.
 """
 
+from typing import Any
+
 from cloudai_mbridge.training.flops.quantities import (
     FLOPS_FORMULA,
     NEW,
@@ -37,3 +39,14 @@ __all__ = [
     "num_floating_point_operations",
     "padded_vocab_size",
 ]
+
+_SUCCESSORS = {
+    "PackedSamples": "pass its two averages to `lora_flops_per_sample(model, tokens, squared)`",
+    "VisionPatches": "pass `num_vision_patches` to `num_floating_point_operations`",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUCCESSORS:
+        raise ImportError(f"{__name__}.{name} was removed: {_SUCCESSORS[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.training import flops
 from cloudai_mbridge.training.flops import (
     NEW,
     OLD,
@@ -171,3 +172,9 @@ def test_the_general_rule_is_the_references_but_for_its_attention() -> None:
     assert general == pytest.approx(lora_flops_per_sample(model, tokens=1), rel=1e-9)
     core = flops_per_token(model, frozen=True, seq_length=512) - general
     assert lora_flops_per_sample(model, 0, squared=512) == pytest.approx(2 * core)
+
+
+def test_removed_names_name_their_successor() -> None:
+    for name, successor in (("PackedSamples", "lora_flops_per_sample"), ("VisionPatches", "num_vision_patches")):
+        with pytest.raises(ImportError, match=successor):
+            getattr(flops, name)
