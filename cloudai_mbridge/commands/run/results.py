@@ -134,7 +134,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 def export(root: Path, target: str, output: Path | None, by: str) -> int:
     """Export the results of a run: a row for each run of a point.
 
-    Where mlflow, wandb and otel send to, and their keys, is said by their own environment variables.
+    mlflow, wandb and otel read addresses and keys from their own environment variables.
     """
     from cloudai_mbridge.export.table import read_table  # slow to import, and only for this command
 
