@@ -20,10 +20,6 @@ PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
 _PATH = click.Path(path_type=Path)
 
 
-class _Interrupted(MBridgeError):
-    exit_code = 128 + signal.SIGTERM
-
-
 _INSTALL_HELP = f"""Install what tests of the upstream launcher need: repositories, NeMo-Run, container images.
 
 Existing installations are kept. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
@@ -87,7 +83,9 @@ def _ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the tool that is running and remove its unfinished work, as SIGINT does."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise _Interrupted("interrupted by SIGTERM; unfinished work was removed")
+        error = MBridgeError("interrupted by SIGTERM; unfinished work was removed")
+        error.exit_code = 128 + number
+        raise error
 
     before = signal.signal(signal.SIGTERM, end)
     try:
