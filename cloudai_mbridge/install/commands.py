@@ -13,7 +13,7 @@ import click
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.installables import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import install_all, uninstall_all
-from cloudai_mbridge.models.loading import NO_HOOKS, TEMPLATE_KEY, find_test_files, load_scenario, load_system, validate
+from cloudai_mbridge.models.loading import TEMPLATE_KEY, find_test_files, load_scenario, load_system, validate
 from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
@@ -57,7 +57,7 @@ def _command(name: str, work: Callable[..., tuple[str, ...]], text: str) -> clic
 
 def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[TestDefinition]:
     if test_scenario is not None:
-        return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=NO_HOOKS).tests]
+        return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=None).tests]
     if tests_dir is None:
         raise BadInput("no tests to install for; give --tests-dir or --test-scenario")
     return [

@@ -19,7 +19,7 @@ from cloudai_mbridge.models.slurm_values import format_time_limit, parse_time_li
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
-from cloudai_mbridge.schedulers.slurm.commands import run_command
+from cloudai_mbridge.schedulers.slurm.commands import complaint_of, run_command
 
 # sinfo puts nodes that are alike in all of this on one line
 _FORMAT = "%P|%l|%D|%N|%G"
@@ -69,7 +69,7 @@ def find_nodes(partition: str | None) -> PartitionNodes:
     answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
     if answer.returncode != 0:
         raise ToolFailure(
-            f"Slurm does not respond: {answer.complaint}; check SLURM_CONF and the controller, or use --local"
+            f"Slurm does not respond: {complaint_of(answer)}; check SLURM_CONF and the controller, or use --local"
         )
     known = parse_nodes(answer.stdout)
     names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
@@ -441,6 +441,6 @@ def _sacctmgr(kind: str, fields: Sequence[str], *more: str) -> list[dict[str, st
     argv = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *more, f"format={','.join(fields)}")
     answer = run_command(*argv, timeout_s=_QUICK_S)
     if answer.returncode != 0:
-        raise ToolFailure(f"sacctmgr failed: {answer.complaint}")
+        raise ToolFailure(f"sacctmgr failed: {complaint_of(answer)}")
     rows = (line.split("|") for line in answer.stdout.splitlines())
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
