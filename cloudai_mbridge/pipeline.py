@@ -273,13 +273,14 @@ def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
 
 def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     """Return the scheduler of the embedded loop on a system."""
-    from cloudai_mbridge.integrations.nemo_run import NemoRunLocalClient, NemoRunSlurmClient
+    from cloudai_mbridge.integrations.nemo_run import NemoRunSlurmClient, require_nemo_run
     from cloudai_mbridge.schedulers.local import LocalClient
     from cloudai_mbridge.schedulers.slurm import SlurmClient
 
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
-        return (NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
+        needed = (require_nemo_run,) if uses_nemo_run else ()
+        return LocalClient(system, plan.runs, *needed)
     return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 
