@@ -16,7 +16,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_files import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
-from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions, LoadedScenario, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading import HOOK_DIR, LoadedScenario, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
@@ -44,9 +44,10 @@ _NOT_ASKED = (
 
 @dataclass(frozen=True)
 class Request:
-    """A scenario on a system, as the command line names them; `on_unknown_arg` and `hooks` as in `load_scenario`.
+    """A scenario on a system, as the command line names them; `on_unknown_arg` as in `load_scenario`.
 
-    rules: as in `build_plan`. only, failed_of: the points to run, as in `selection_of`.
+    hook_dir: directory of hooks. skip_hooks: none of them run. rules: as in `build_plan`.
+    only, failed_of: the points to run, as in `selection_of`.
     """
 
     system_config: Path
@@ -54,7 +55,8 @@ class Request:
     tests_dir: Path | None
     output_dir: Path | None
     on_unknown_arg: Warn | None = None
-    hooks: HookOptions | None = None
+    hook_dir: Path = HOOK_DIR
+    skip_hooks: bool = False
     rules: RuleSet = RuleSet.RELEASE
     only: tuple[str, ...] = ()
     failed_of: Path | None = None
@@ -62,13 +64,12 @@ class Request:
     @property
     def options(self) -> tuple[str, ...]:
         """Options of `mbridge run` for the same request, without those of its output."""
-        hooks = self.hooks or HookOptions()
         given = (
             ("--system-config", str(self.system_config)),
             ("--tests-dir", str(self.tests_dir)) if self.tests_dir else (),
             ("--test-scenario", str(self.test_scenario)),
-            ("--hook-dir", str(hooks.directory)) if hooks.directory != HOOK_DIR else (),
-            ("--skip-hooks",) if hooks.skip else (),
+            ("--hook-dir", str(self.hook_dir)) if self.hook_dir != HOOK_DIR else (),
+            ("--skip-hooks",) if self.skip_hooks else (),
             ("--rules", str(self.rules)) if self.rules is not RuleSet.RELEASE else (),
             ("--allow-unknown-args",) if self.on_unknown_arg else (),
         )
@@ -96,7 +97,8 @@ class Loaded:
 def load(request: Request) -> Loaded:
     """Read and check the files of a scenario and a system. BadInput: one of them is wrong."""
     system = load_system(request.system_config)
-    scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
+    hooks = None if request.skip_hooks else request.hook_dir
+    scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, hooks)
     return Loaded(scenario, system, request)
 
 
@@ -271,13 +273,14 @@ def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
 
 def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     """Return the scheduler of the embedded loop on a system."""
-    from cloudai_mbridge.integrations.nemo_run import NemoRunLocalClient, NemoRunSlurmClient
+    from cloudai_mbridge.integrations.nemo_run import NemoRunSlurmClient, require_nemo_run
     from cloudai_mbridge.schedulers.local import LocalClient
     from cloudai_mbridge.schedulers.slurm import SlurmClient
 
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
-        return (NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
+        needed = (require_nemo_run,) if uses_nemo_run else ()
+        return LocalClient(system, plan.runs, *needed)
     return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 

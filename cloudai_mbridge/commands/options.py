@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.models.loading import HOOK_DIR, HookOptions
+from cloudai_mbridge.models.loading import HOOK_DIR
 from cloudai_mbridge.pipeline import Request
 from cloudai_mbridge.plan.read import LATEST, find_run, find_runs
 from cloudai_mbridge.training.flops import Formula
@@ -176,8 +176,7 @@ _OF_A_RUN: tuple[Callable[..., Any], ...] = (
 
 def request_of(options: dict[str, Any]) -> Request:
     """Return the request that the options of `scenario_options` define."""
-    hook_dir, skip = options.pop("hook_dir"), options.pop("skip_hooks")
-    return Request(**options, hooks=HookOptions(hook_dir or HOOK_DIR, skip))
+    return Request(**{**options, "hook_dir": options["hook_dir"] or HOOK_DIR})
 
 
 def scenario_options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

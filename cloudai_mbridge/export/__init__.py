@@ -22,26 +22,24 @@ def load(module: str, package: str) -> Any:
         raise ToolFailure(f"{error}; install it with: pip install '{package}'") from None
 
 
-class _FirstMessage(logging.Handler):
-    """Keeps the first message from a warning up."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.message = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.message = self.message or record.getMessage()
-
-
 @contextlib.contextmanager
 def errors_of(service: str, logger: str) -> Iterator[None]:
     """Raise ToolFailure with the last message of a service's library, whatever it raises.
 
     Its log records and warnings are not printed; they supply the message if the error has none.
     """
-    log, said = logging.getLogger(logger), _FirstMessage()
+    said = ""
+
+    def keep_first(record: logging.LogRecord) -> bool:
+        """Keep the first message, and have the handler print none."""
+        nonlocal said
+        said = said or record.getMessage()
+        return False
+
+    log, handler = logging.getLogger(logger), logging.Handler(logging.WARNING)
+    handler.addFilter(keep_first)
     before = log.propagate, log.handlers[:]
-    log.propagate, log.handlers[:] = False, [said]
+    log.propagate, log.handlers[:] = False, [handler]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,7 +49,7 @@ def errors_of(service: str, logger: str) -> Iterator[None]:
     except Exception as error:
         from cloudai_mbridge.install.process import last_words
 
-        text = str(error) or said.message
+        text = str(error) or said
         raise ToolFailure(f"{service}: {last_words(text, os.environ) or type(error).__name__}") from None
     finally:
         log.propagate, log.handlers[:] = before

@@ -6,8 +6,9 @@ Names and labels are the same from one run of a scenario to the next, so that ea
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cloudai_mbridge.export.table import ARGUMENTS, RunTable
+from cloudai_mbridge.export.table import RunTable
 from cloudai_mbridge.metrics import MEASURES, PRIMARY, Measure
+from cloudai_mbridge.report.columns import ARGUMENTS
 from cloudai_mbridge.verdict import Verdict
 
 _LABELS = ("scenario", "system", "test", "point", "iteration", "recipe", "world_size", *ARGUMENTS)

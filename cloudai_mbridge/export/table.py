@@ -11,24 +11,15 @@ from typing import Any
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import MEASURES, Over, summarize
 from cloudai_mbridge.report.build import build_report
+from cloudai_mbridge.report.columns import ARGUMENTS, COLUMNS, METRICS, columns_with
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.report.read import read_report
-from cloudai_mbridge.report.rows import MEASURE_COLUMNS, measure_cells, run_cells
+from cloudai_mbridge.report.rows import measure_cells, run_cells
 from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
 Row = Mapping[str, Any]
-
-ARGUMENTS = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length")
-_NAMES = ("run", "scenario", "system", "test", "point", "iteration")
-_FOUND = ("recipe", "gpu", "dtype", "num_nodes", "world_size", "verdict", "reason", "failure", "runs", "good_runs")
-METRICS = (*MEASURE_COLUMNS, "gpu_hours")
-_LAST = (
-    *("memory_kind", "flops_formula", "comparability", "job_id", "attempts", "nodes", "started_at", "ended_at"),
-    "pre_test",
-)
-TIMES = ("started_at", "ended_at")
 
 
 @dataclass(frozen=True)
@@ -49,7 +40,7 @@ class RunTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*_NAMES, *ARGUMENTS, *self.axes, *_FOUND, *METRICS, *_LAST)
+        return tuple(columns_with(dict.fromkeys((*ARGUMENTS, *self.axes), object)))
 
     @property
     def ran(self) -> tuple[Row, ...]:
@@ -85,8 +76,7 @@ def read_table(path: Path, *, by_point: bool = False) -> RunTable:
         report, file = read_report(path)
         name = file.resolve().parent.name
     names = dict.fromkeys(name for point in report.points for name in point.coordinates if name not in ARGUMENTS)
-    taken = {*_NAMES, *_FOUND, *METRICS, *_LAST}
-    axes = {name: visible(f"axis.{name}" if name in taken else name) for name in names}
+    axes = {name: visible(f"axis.{name}" if name in COLUMNS else name) for name in names}
     table = RunTable(
         run=visible(name),
         scenario=visible(report.scenario),

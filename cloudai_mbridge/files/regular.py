@@ -19,11 +19,7 @@ _KINDS = {
 
 
 class NotRegular(OSError):
-    """The path leads to something that is not a regular file; strerror says to what."""
-
-
-class TooLarge(NotRegular):
-    """The file is larger than any that is read as a whole; strerror says how large."""
+    """The path leads to no regular file, or to one too large to be read as a whole; strerror says to what."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -89,10 +85,10 @@ def copy_regular(source: Path, target: Path) -> None:
 
 
 def read_regular(path: Path, most: int = _MOST_READ) -> bytes:
-    """Return the contents of a regular file of at most `most` bytes; OSError: as above, or TooLarge."""
+    """Return the contents of a regular file of at most `most` bytes; OSError: as above, or it is larger."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
-            raise TooLarge(None, f"a file of {size:,} bytes, and at most {most:,} are read", str(path))
+            raise NotRegular(None, f"a file of {size:,} bytes, and at most {most:,} are read", str(path))
         return file.read()
 
 

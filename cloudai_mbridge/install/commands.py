@@ -13,15 +13,11 @@ import click
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.installables import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import install_all, uninstall_all
-from cloudai_mbridge.models.loading import NO_HOOKS, TEMPLATE_KEY, find_test_files, load_scenario, load_system, validate
+from cloudai_mbridge.models.loading import TEMPLATE_KEY, find_test_files, load_scenario, load_system, validate
 from cloudai_mbridge.models.test_definition import TEMPLATE, TestDefinition
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
 _PATH = click.Path(path_type=Path)
-
-
-class _Interrupted(MBridgeError):
-    exit_code = 128 + signal.SIGTERM
 
 
 _INSTALL_HELP = f"""Install what tests of the upstream launcher need: repositories, NeMo-Run, container images.
@@ -61,7 +57,7 @@ def _command(name: str, work: Callable[..., tuple[str, ...]], text: str) -> clic
 
 def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[TestDefinition]:
     if test_scenario is not None:
-        return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=NO_HOOKS).tests]
+        return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=None).tests]
     if tests_dir is None:
         raise BadInput("no tests to install for; give --tests-dir or --test-scenario")
     return [
@@ -87,7 +83,9 @@ def _ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the tool that is running and remove its unfinished work, as SIGINT does."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise _Interrupted("interrupted by SIGTERM; unfinished work was removed")
+        error = MBridgeError("interrupted by SIGTERM; unfinished work was removed")
+        error.exit_code = 128 + number
+        raise error
 
     before = signal.signal(signal.SIGTERM, end)
     try:

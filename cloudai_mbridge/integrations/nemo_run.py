@@ -35,7 +35,6 @@ from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.schedulers.interface import Submission
-from cloudai_mbridge.schedulers.local import LocalClient
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.commands import parse_submitted, run_command
 from cloudai_mbridge.schedulers.slurm.jobs import failure, job_env, job_name_of
@@ -50,18 +49,10 @@ _REPLACED = "/nemo_run"
 _TORCHRUN_OWNS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
-def _require_nemo_run() -> None:
+def require_nemo_run() -> None:
+    """Raise ToolFailure unless NeMo-Run is installed."""
     if (spec := find_spec("nemo_run")) is None or spec.origin is None:
         raise ToolFailure(f'executor = "nemo_run": NeMo-Run is not installed here; {INSTALL}')
-
-
-class NemoRunLocalClient(LocalClient):
-    """This machine; a run's job is the script that waits for NeMo-Run."""
-
-    def preflight(self) -> None:
-        """Also check that NeMo-Run is installed."""
-        _require_nemo_run()
-        super().preflight()
 
 
 class NemoRunSlurmClient(SlurmClient):
@@ -69,7 +60,7 @@ class NemoRunSlurmClient(SlurmClient):
 
     def preflight(self) -> None:
         """Also check that NeMo-Run is installed and can pass the system's options."""
-        _require_nemo_run()
+        require_nemo_run()
         for option in self._system.extra_sbatch_args:
             _named_option(option)
         super().preflight()

@@ -14,37 +14,31 @@ _ROUNDED_S, _OTHER_CLOCK = 0.01, 0.01
 
 
 @dataclass(frozen=True)
-class TimeLine:
-    """at: its place among the lines of both kinds."""
+class StepLine:
+    """A line of either kind. at: its place among the lines of both. step: 0 of a "Step Time" line.
+
+    The other fields are None if the line lacks them; a "Step Time" line has the first two.
+    """
 
     at: int
-    step_time_s: float
-    tflops_per_gpu: float
-
-
-@dataclass(frozen=True)
-class IterationLine:
-    """at: as above. step_time_s, tflops_per_gpu: None if the line lacks them."""
-
-    at: int
-    step: int
     step_time_s: float | None
     tflops_per_gpu: float | None
-    loss: float | None
-    grad_norm: float | None
+    step: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
 
 
-Pair = tuple[TimeLine | None, IterationLine | None]
+Pair = tuple[StepLine | None, StepLine | None]  # a "Step Time" line, and an "iteration" line
 
 
-def numbered(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> tuple[list[tuple[int, Pair]], int]:
+def numbered(times: Sequence[StepLine], iterations: Sequence[StepLine]) -> tuple[list[tuple[int, Pair]], int]:
     """Return the lines of each step with its number, in the log's order, and the number of unnumbered step-time lines.
 
     A step-time line alone has the number that is missing between its neighbours; at the end, numbers are consecutive.
     After an iteration line without a partner, it might belong to that step, and has no number.
     """
     found: list[tuple[int, Pair]] = []
-    alone: list[TimeLine] = []
+    alone: list[StepLine] = []
     last, num_lost, is_known = 0, 0, True
     for time, iteration in _pairs(times, iterations):
         if iteration is None:
@@ -61,7 +55,7 @@ def numbered(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> 
     return found + [(number, (line, None)) for number, line in enumerate(alone, last + 1)], num_lost
 
 
-def _pairs(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> Iterator[Pair]:
+def _pairs(times: Sequence[StepLine], iterations: Sequence[StepLine]) -> Iterator[Pair]:
     """Yield every line once, in order."""
     if not times or not iterations or _are_neighbours(times, iterations):
         matched = list(zip(range(len(times)), range(len(iterations)), strict=False))
@@ -69,16 +63,15 @@ def _pairs(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> It
         matched = _aligned(times, iterations)
     i = j = 0
     for to_i, to_j in [*matched, (len(times), len(iterations))]:
-        between: list[TimeLine | IterationLine] = sorted(
-            [*times[i:to_i], *iterations[j:to_j]], key=lambda line: line.at
-        )
-        yield from ((line, None) if isinstance(line, TimeLine) else (None, line) for line in between)
+        between: list[tuple[int, Pair]] = [(line.at, (line, None)) for line in times[i:to_i]]
+        between += [(line.at, (None, line)) for line in iterations[j:to_j]]
+        yield from (pair for _, pair in sorted(between, key=lambda placed: placed[0]))
         if to_i < len(times) and to_j < len(iterations):
             yield times[to_i], iterations[to_j]
         i, j = to_i + 1, to_j + 1
 
 
-def _are_neighbours(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> bool:
+def _are_neighbours(times: Sequence[StepLine], iterations: Sequence[StepLine]) -> bool:
     """Return whether the two lines of each step are adjacent, always in the same order; the last line may be missing.
 
     With both orders, a lost line would shift all lines after it.
@@ -91,12 +84,14 @@ def _are_neighbours(times: Sequence[TimeLine], iterations: Sequence[IterationLin
     )
 
 
-def _agree(time: TimeLine, iteration: IterationLine) -> bool:
-    exact = iteration.step_time_s
-    return exact is None or math.isclose(time.step_time_s, exact, rel_tol=_OTHER_CLOCK, abs_tol=_ROUNDED_S)
+def _agree(time: StepLine, iteration: StepLine) -> bool:
+    rounded, exact = time.step_time_s, iteration.step_time_s
+    if rounded is None or exact is None:
+        return True
+    return math.isclose(rounded, exact, rel_tol=_OTHER_CLOCK, abs_tol=_ROUNDED_S)
 
 
-def _aligned(times: Sequence[TimeLine], iterations: Sequence[IterationLine]) -> list[tuple[int, int]]:
+def _aligned(times: Sequence[StepLine], iterations: Sequence[StepLine]) -> list[tuple[int, int]]:
     """Return the pairs (indices) that leave the fewest lines unpaired, with the smallest distances.
 
     Time and memory grow with the lines and the difference in number; beyond 2 million cells, pairs are by position.

@@ -23,7 +23,7 @@ from pydantic import StrictInt
 
 from cloudai_mbridge.files.documents import Number, is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
-from cloudai_mbridge.logs.pairing import IterationLine, TimeLine, numbered
+from cloudai_mbridge.logs.pairing import StepLine, numbered
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 20
@@ -70,8 +70,8 @@ class LogParser:
         self._token, self._has_records = token, has_records
         self._rest = b""
         self._records: dict[int, StepRecord] = {}
-        self._times: list[TimeLine] = []
-        self._iterations: list[IterationLine] = []
+        self._times: list[StepLine] = []
+        self._iterations: list[StepLine] = []
         self._run: dict[str, Any] = {}
         self._malformed = self._repeated = self._foreign = 0
         self._restarts: list[int] = []
@@ -110,11 +110,11 @@ class LogParser:
         for start, end in zip(starts, [*starts[1:], len(line)], strict=False):
             part, at = line[start:end], len(self._times) + len(self._iterations)
             if (pair := match_step_time(part)) is not None:
-                self._times.append(TimeLine(at, *pair))
+                self._times.append(StepLine(at, *pair))
             elif (fields := match_iteration(part)) is not None:
                 loss = math.nan if fields["nan_iterations"] else fields["loss"]
                 rest = {name: fields[name] for name in ("step", "step_time_s", "tflops_per_gpu", "grad_norm")}
-                self._iterations.append(IterationLine(at, loss=loss, **rest))
+                self._iterations.append(StepLine(at, loss=loss, **rest))
 
     def _take_records(self, line: str) -> None:
         """Parse every whole record that the run's token proves; without a token, a record that begins its line."""
@@ -201,7 +201,7 @@ class LogParser:
         return LogSummary(tuple(found[step] for step in sorted(found)), "lines", self._run, tuple(notes))
 
 
-def _record_of(step: int, time: TimeLine | None, iteration: IterationLine | None) -> StepRecord:
+def _record_of(step: int, time: StepLine | None, iteration: StepLine | None) -> StepRecord:
     """Return a step; the iteration line's time, in tenths of a ms, is finer than the step-time line's."""
     seconds = (time.step_time_s or None) if time else None  # 0: rounded
     rate = time.tflops_per_gpu if time else None

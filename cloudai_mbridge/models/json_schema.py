@@ -25,7 +25,14 @@ _BOOLEAN = (
 
 
 class _TomlSchema(GenerateJsonSchema):
-    """The schema of a model in TOML, which has no null."""
+    """The schema of a model in TOML, which has no null.
+
+    is_lax: the model takes text for a number, and pydantic's other conversions.
+    """
+
+    def __init__(self, *, is_lax: bool) -> None:
+        super().__init__()
+        self._is_lax = is_lax
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False  # the key implies it already
@@ -48,20 +55,22 @@ class _TomlSchema(GenerateJsonSchema):
             return made
         return {**{key: value for option in options for key, value in option.items()}, "type": types}
 
-
-class _LaxTomlSchema(_TomlSchema):
-    """The same of a model that takes text for a number, and pydantic's other conversions."""
-
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
-        return {**super().int_schema(schema), "type": ["integer", "boolean", "string"], "pattern": _INTEGER}
+        made = super().int_schema(schema)
+        return {**made, "type": ["integer", "boolean", "string"], "pattern": _INTEGER} if self._is_lax else made
 
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        made = super().float_schema(schema)
+        if not self._is_lax:
+            return made
         types = ["number", "boolean", "string"]
         if schema.get("allow_inf_nan", True):
             types.append("null")  # taplo's value for inf
-        return {**super().float_schema(schema), "type": types, "pattern": _NUMBER}
+        return {**made, "type": types, "pattern": _NUMBER}
 
     def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
+        if not self._is_lax:
+            return super().bool_schema(schema)
         numbers = {"minimum": 0, "maximum": 1}
         return {"type": ["boolean", "integer", "string"], **numbers, "pattern": _BOOLEAN}
 
@@ -77,8 +86,8 @@ def _is_more_than_a_type(schema: Schema) -> bool:
 
 def toml_schema(model: type[BaseModel], title: str) -> Schema:
     """Return the schema of a TOML file that is this model."""
-    generator = _TomlSchema if model.model_config.get("strict") else _LaxTomlSchema
-    made = model.model_json_schema(schema_generator=generator)
+    generator = _TomlSchema(is_lax=not model.model_config.get("strict"))
+    made = generator.generate(model.__pydantic_core_schema__)
     return {"$schema": _DRAFT, **_inlined(made, made.pop("$defs", {})), "title": title}
 
 

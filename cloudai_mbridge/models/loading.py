@@ -28,17 +28,19 @@ _ALIKE = 0.85  # similarity of spellings; MegatronRun, the nearest name in Cloud
 _MOST_WARNINGS = 20
 
 
-class ForeignSystem(BadInput):
-    """A system that CloudAI knows and this tool does not."""
+class Foreign(BadInput):
+    """A file that is CloudAI's and not this tool's. names: of its templates, or of its scheduler."""
+
+    def __init__(self, text: str, *names: str) -> None:
+        super().__init__(text)
+        self.names = names
 
 
-class ForeignTemplate(BadInput):
-    """A file that is CloudAI's and not this tool's."""
-
-    def __init__(self, path: Path, templates: Iterable[str]) -> None:
-        self.names = sorted(set(templates))
-        names = ", ".join(self.names)
-        super().__init__(f"{path}: has nothing for this tool, which runs {TEMPLATE!r} only; it is of {names}")
+def foreign_template(path: Path, templates: Iterable[str]) -> Foreign:
+    """Return the error of a file whose tests are of templates that only CloudAI has."""
+    names = sorted(set(templates))
+    text = f"{path}: has nothing for this tool, which runs {TEMPLATE!r} only; it is of {', '.join(names)}"
+    return Foreign(text, *names)
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,6 @@ class LoadedScenario:
     post_hook: tuple[LoadedTest, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class HookOptions:
-    """Directory of hooks, and whether they run at all."""
-
-    directory: Path = HOOK_DIR
-    skip: bool = False
-
-
-NO_HOOKS = HookOptions(skip=True)
 
 
 @dataclass(frozen=True)
@@ -191,7 +182,7 @@ def load_system(path: Path) -> System:
         raise BadInput(f"{path}: is not a system, the key scheduler is missing; set it to one of {known}")
     scheduler, where = source.data["scheduler"], source.where(("scheduler",))
     if scheduler in FOREIGN_SCHEDULERS:
-        raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {known}")
+        raise Foreign(f"{where}: {scheduler!r} is not supported; use one of {known}", scheduler)
     if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
         raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {known}")
     system = validate(SCHEDULERS[scheduler], source.data, source)
@@ -210,19 +201,19 @@ def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> Test
 
 
 def load_scenario(
-    path: Path, tests: Path | TestFiles | None, on_unknown_arg: Warn | None = None, hooks: HookOptions | None = None
+    path: Path, tests: Path | TestFiles | None, on_unknown_arg: Warn | None = None, hooks: Path | None = HOOK_DIR
 ) -> LoadedScenario:
     """Read a scenario and find every test that it names. Tests of other templates are listed and left out.
 
     tests: the directory of the tests, or the files that were found in one.
     on_unknown_arg: called with every unknown key of `cmd_args`, which is then dropped; without it, an error.
-    hooks: default: CloudAI's directory of hooks.
+    hooks: the directory of hooks; None skips them.
     """
     files = tests if isinstance(tests, TestFiles) else find_test_files(tests)
     loaded = _load_tests(path, files, on_unknown_arg)
     if not loaded.tests:
-        raise ForeignTemplate(path, {template for _, template in loaded.foreign})
-    return _with_hooks(loaded, read_toml(path), files, on_unknown_arg, hooks or HookOptions())
+        raise foreign_template(path, {template for _, template in loaded.foreign})
+    return _with_hooks(loaded, read_toml(path), files, on_unknown_arg, hooks)
 
 
 def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenario:
@@ -273,18 +264,18 @@ def _find_bases(
 
 
 def _with_hooks(
-    loaded: LoadedScenario, source: TomlSource, files: TestFiles, warn: Warn | None, hooks: HookOptions
+    loaded: LoadedScenario, source: TomlSource, files: TestFiles, warn: Warn | None, hooks: Path | None
 ) -> LoadedScenario:
     """Add the tests of pre_test and post_test: a hook's scenario, or for pre_test a test that checks every node."""
     scenario = loaded.scenario
-    if hooks.skip:
+    if hooks is None:
         named = [f"{key} = {name!r}" for key in ("pre_test", "post_test") if (name := getattr(scenario, key))]
         return replace(loaded, notes=(*loaded.notes, *(f"{text} is skipped, as asked for" for text in named)))
-    pre, post = (_find_hook(getattr(scenario, key), hooks.directory, warn) for key in ("pre_test", "post_test"))
+    pre, post = (_find_hook(getattr(scenario, key), hooks, warn) for key in ("pre_test", "post_test"))
     if pre is None and scenario.pre_test:
-        loaded = replace(loaded, pre_test=_node_check(scenario.pre_test, source, files, warn, hooks.directory))
+        loaded = replace(loaded, pre_test=_node_check(scenario.pre_test, source, files, warn, hooks))
     if post is None and scenario.post_test:
-        raise BadInput(f"{source.where(('post_test',))}: {_no_hook(scenario.post_test, hooks.directory)}")
+        raise BadInput(f"{source.where(('post_test',))}: {_no_hook(scenario.post_test, hooks)}")
     if pre is not None and pre.foreign:
         raise BadInput(
             f"{source.where(('pre_test',))}: {scenario.pre_test!r} checks with {_templates(pre)}, which this tool does"

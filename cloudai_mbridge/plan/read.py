@@ -200,9 +200,13 @@ _Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 def _part(of: type, required: str = "", **own: Any) -> Any:
     """Return the model of a dataclass as plan.json has it. own: types more specific than the dataclass's."""
     types = {**{name: _as_json(hint) for name, hint in get_type_hints(of).items()}, **own}
+    return _model(of.__name__, required, types)
+
+
+def _model(name: str, required: str, types: Mapping[str, Any]) -> Any:
     fields: dict[str, Any] = {name: (kind, ... if name in required.split() else None) for name, kind in types.items()}
     config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-    return create_model(f"{of.__name__}Part", __config__=config, **fields)
+    return create_model(f"{name}Part", __config__=config, **fields)
 
 
 def _as_json(hint: Any) -> Any:
@@ -227,22 +231,17 @@ _UpstreamPart = _part(
 )
 
 
-class _Args:
-    """The arguments that reports calculate with; all others are shown only."""
-
-    gb: int | None
-    seq_length: int | None
-    launcher: str | None
-    gpu_type: str | None
-    compute_dtype: str | None
-
-
+# The arguments that reports calculate with; all others are shown only
+_ARGUMENTS = {
+    **dict.fromkeys(("gb", "seq_length"), _Size | None),
+    **dict.fromkeys(("launcher", "gpu_type", "compute_dtype"), _Text | None),
+}
 _SearchPart = _part(SearchPlan, "groups", max_trials=Annotated[int, Field(ge=1, le=10**12)] | None)
 _RunPart = _part(
     RunPlan,
     "key",
     key=Annotated[_Text, AfterValidator(_is_inside)],
-    args=_part(_Args, gb=_Size | None, seq_length=_Size | None),
+    args=_model("Args", "", _ARGUMENTS),
     num_nodes=_Ranks,
     ranks_per_node=_Ranks,
     array=Annotated[_Text, AfterValidator(lambda path: path and _is_inside(path))],

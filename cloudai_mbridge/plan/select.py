@@ -6,7 +6,7 @@ The sweep is expanded and checked first: labels, limits and rules are the same a
 import difflib
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -47,38 +47,25 @@ class Selection:
 ALL_POINTS = Selection()
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One condition of an expression: the value of an axis, or without an axis a name.
-
-    is_exact: the text of a value or a test, not a pattern.
-    """
-
-    text: str
-    axis: str = ""
-    is_exact: bool = False
-
-    def matches(self, test_id: str, label: str, coordinates: Mapping[str, Any]) -> bool:
-        if not self.axis:
-            names = (test_id, label, f"{test_id}/{label}")
-            return self.text in names or (not self.is_exact and any(fnmatchcase(name, self.text) for name in names))
-        if self.axis not in coordinates:
-            return False
-        value = coordinates[self.axis]
-        return _equals(self.text, value) or (not self.is_exact and _is_like(self.text, value))
+# Of a point's test, label and coordinates: whether it is meant
+_Condition = Callable[[str, str, Mapping[str, Any]], bool]
 
 
 @dataclass
 class _Expression:
-    """One `--only`: conditions that a point must meet together. rejected: the name of a match that does not run."""
+    """One `--only`: conditions that a point must meet together. names: those that are no axes.
+
+    rejected: the name of a match that does not run.
+    """
 
     text: str
-    parts: tuple[_Part, ...]
+    names: Sequence[str]
+    conditions: Sequence[_Condition]
     is_matched: bool = False
     rejected: str = ""
 
     def matches(self, test_id: str, label: str, coordinates: Mapping[str, Any]) -> bool:
-        return all(part.matches(test_id, label, coordinates) for part in self.parts)
+        return all(meets(test_id, label, coordinates) for meets in self.conditions)
 
 
 @dataclass
@@ -147,9 +134,8 @@ class PointChoice:
     def _why_no_match(self, expression: _Expression) -> str:
         if expression.rejected:
             return f"only points match that do not run, such as {expression.rejected}; see `mbridge sweep explain`"
-        names = [part.text for part in expression.parts if not part.axis]
         known = [*self.axes, *self.known]
-        for name in names:
+        for name in expression.names:
             if not any(fnmatchcase(each, name) or each == name for each in known):
                 near = difflib.get_close_matches(name.strip("*?"), known, 3, cutoff=0.4)
                 remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"tests: {listed([*self.axes])}"
@@ -173,7 +159,9 @@ def among(selection: Selection, scenario: str, axes: Axes) -> PointChoice:
         if not all(parts):
             what = "is empty" if not text.strip() else "has a condition that is empty"
             raise BadInput(f"--only {shown(text)}: {what}; give names, or conditions such as tp=2,pp=[14]")
-        expressions.append(_Expression(text, tuple(_parse_part(part, text, axes) for part in parts)))
+        names = [part for part in parts if _is_name(part, axes) or "=" not in part]
+        conditions = [_named(part, axes) if part in names else _at_value(part, text, axes) for part in parts]
+        expressions.append(_Expression(text, names, conditions))
     others = past.others.items() if past is not None else ()
     gone = {
         name: None
@@ -217,9 +205,22 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _parse_part(part: str, whole: str, axes: Axes) -> _Part:
-    if (is_name := _is_name(part, axes)) or "=" not in part:
-        return _Part(part, is_exact=is_name)
+def _named(text: str, axes: Axes) -> _Condition:
+    """Return the condition that a point, or its test, has a name; of a pattern, that it matches."""
+    is_exact = _is_name(text, axes)
+
+    def meets(test_id: str, label: str, coordinates: Mapping[str, Any]) -> bool:
+        names = (test_id, label, f"{test_id}/{label}")
+        return text in names or (not is_exact and any(fnmatchcase(name, text) for name in names))
+
+    return meets
+
+
+def _at_value(part: str, whole: str, axes: Axes) -> _Condition:
+    """Return the condition AXIS=VALUE; of a pattern that is not a value itself, that the value matches.
+
+    BadInput: no test has the axis, or the value.
+    """
     name, _, value = (each.strip() for each in part.partition("="))
     values = [each for of_test in axes.values() for each in of_test.get(name, ())]
     where = f"--only {shown(whole)}"
@@ -232,7 +233,13 @@ def _parse_part(part: str, whole: str, axes: Axes) -> _Part:
     if not is_exact and not any(_is_like(value, each) for each in values):
         known = listed([_text(each) for each in {_text(each): each for each in values}.values()])
         raise BadInput(f"{where}: {shown(value)} is not a value of {name}; its values: {known}")
-    return _Part(value, name, is_exact)
+
+    def meets(test_id: str, label: str, coordinates: Mapping[str, Any]) -> bool:
+        if name not in coordinates:
+            return False
+        return _equals(value, coordinates[name]) or (not is_exact and _is_like(value, coordinates[name]))
+
+    return meets
 
 
 def _is_name(text: str, axes: Axes) -> bool:

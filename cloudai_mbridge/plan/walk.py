@@ -184,33 +184,32 @@ class PointWalk:
         return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """What the user says of the plan.
-
-    memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
-    rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
-    """
-
-    memory_share: float | None = None
-    include_oom_risk: bool = False
-    order: str | None = None
-    formula: Formula = NEW
-    rules: RuleSet = RuleSet.RELEASE
-
-
 class SweepPreview:
     """The points of one test on a system. choice: of the points to run, None for all."""
 
     choice: PointChoice | None = None
 
-    def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
+    def __init__(
+        self,
+        test: LoadedTest,
+        system: System,
+        *,
+        memory_share: float | None = None,
+        include_oom_risk: bool = False,
+        order: str | None = None,
+        formula: Formula = NEW,
+        rules: RuleSet = RuleSet.RELEASE,
+    ) -> None:
+        """memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
+
+        rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
+        """
         self.test, self.test_id, self.limits = test, test.run.id, test.definition.sweep
-        share = self.limits.memory_share if options.memory_share is None else options.memory_share
+        share = self.limits.memory_share if memory_share is None else memory_share
         limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
-        self.memory_limit = None if options.include_oom_risk else limit
+        self.memory_limit = None if include_oom_risk else limit
         with naming_file(test):
-            self.walk = PointWalk(test, system, options.rules, self.memory_limit, options.order, options.formula)
+            self.walk = PointWalk(test, system, rules, self.memory_limit, order, formula)
         self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
         extra = test.definition.extra_cmd_args
         self.not_considered = not_considered(self.sweep.base_args(), extra, self.sweep.grid.names)

@@ -69,16 +69,6 @@ class TestRanking:
         return measured[0] if len(measured) > 1 else None
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Runs that did not succeed for one reason, and the lines of the first one's logs that say most."""
-
-    verdict: Verdict
-    reason: str
-    keys: tuple[str, ...]
-    excerpt: tuple[str, ...]
-
-
 def rank(report: RunReport) -> list[TestRanking]:
     """Return the tests with points that succeeded, in the report's order."""
     by_test: dict[str, dict[str, list[PointReport]]] = {}
@@ -90,18 +80,17 @@ def rank(report: RunReport) -> list[TestRanking]:
     return [_ranking(points) for points in good if points]
 
 
-def causes(report: RunReport) -> list[Cause]:
-    """Return the causes of failures, the most frequent first. Slow or too large trials of a search are excluded."""
+def causes(report: RunReport) -> list[list[PointReport]]:
+    """Return the runs that did not succeed, by verdict and reason, the most frequent first.
+
+    Slow or too large trials of a search are excluded.
+    """
     groups: dict[tuple[Verdict, str], list[PointReport]] = {}
     for point in report.points:
         if point.verdict not in _NO_CAUSE and not report.tells_search(point):
             reason = str(point.failure["id"]) if point.failure else "; ".join(point.reasons)
             groups.setdefault((point.verdict, reason), []).append(point)
-    found = [
-        Cause(verdict, "; ".join(points[0].reasons), tuple(point.key for point in points), _excerpt(points[0]))
-        for (verdict, _), points in groups.items()
-    ]
-    return sorted(found, key=lambda cause: -len(cause.keys))
+    return sorted(groups.values(), key=lambda points: -len(points))
 
 
 def gpu_hours(points: Iterable[PointReport]) -> float:
@@ -153,8 +142,11 @@ def _ranking(points: list[PointSummary]) -> TestRanking:
     return TestRanking(points[0].test_id, by, tuple(ranked), tuple(alike))
 
 
-def _excerpt(point: PointReport) -> tuple[str, ...]:
-    """Return the first line that shows a known failure, or where each rank hung; else the last two of the logs."""
+def excerpt(point: PointReport) -> tuple[str, ...]:
+    """Return the lines of a run's logs that explain most.
+
+    They are the first one that shows a known failure, or where each rank hung; else the last two.
+    """
     if not point.failure:
         return point.evidence[-2:]
     stacks = (line for line in point.evidence if line.startswith("stacks/"))

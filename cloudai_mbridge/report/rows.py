@@ -18,27 +18,16 @@ from typing import Any
 from cloudai_mbridge.files.replace import replacing
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import MEASURES, Measure, Metrics
+from cloudai_mbridge.metrics import MEASURES, Metrics
+from cloudai_mbridge.report.columns import API_COLUMNS, MEASURE_COLUMNS, columns_with
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.verdict import Verdict
 
-# Column of a measure -> the measure, and the number of its statistic
-MEASURE_COLUMNS: Mapping[str, tuple[Measure, str]] = {
-    column: (measure, number) for measure in MEASURES for number, column in measure.columns.items()
-}
-# Columns with their types; the axes are between them
-_NAMES = {"test": str, "point": str, "iteration": int}
-_FOUND = {
-    **{"num_nodes": int, "world_size": int, "verdict": str, "reason": str, "failure": str},
-    **{column: int if number == "n" else float for column, (_, number) in MEASURE_COLUMNS.items()},
-    **{"gpu_hours": float, "job_id": str},
-}
-
 
 def run_columns(points: Iterable[PointReport]) -> dict[str, type]:
     """Return the columns of `run_rows` with their types. Every axis of any test is a column."""
-    return {**_NAMES, **axis_types((point.coordinates for point in points), _NAMES | _FOUND), **_FOUND}
+    return columns_with(axis_types((point.coordinates for point in points), API_COLUMNS), API_COLUMNS)
 
 
 def run_rows(points: Iterable[PointReport]) -> Iterator[dict[str, Any]]:
@@ -47,7 +36,7 @@ def run_rows(points: Iterable[PointReport]) -> Iterator[dict[str, Any]]:
     step_time_n: number of steps after the warm-up, the base of the statistics. gpu_hours: of all attempts.
     """
     for point in points:
-        axes = axis_values(point.coordinates, _NAMES | _FOUND)
+        axes = axis_values(point.coordinates, API_COLUMNS)
         is_known = point.world_size and all(attempt.get("run_time_s") is not None for attempt in point.attempts)
         hours = gpu_hours([point]) if is_known else None
         yield {**run_cells(point), **axes, **measure_cells(point.metrics), "gpu_hours": hours}

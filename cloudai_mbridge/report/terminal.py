@@ -13,7 +13,7 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import MEASURES, TABLE_MEASURES
 from cloudai_mbridge.report.model import PointReport, RunReport
-from cloudai_mbridge.report.ranking import PointSummary, causes, rank
+from cloudai_mbridge.report.ranking import PointSummary, causes, excerpt, rank
 from cloudai_mbridge.report.text import (
     cause_text,
     cost_text,
@@ -127,9 +127,10 @@ def _points_table(points: Sequence[PointSummary], several_tests: bool, width: in
 
 def _causes(report: RunReport) -> Iterator[Text]:
     found = causes(report)
-    for cause in found[:_MOST_CAUSES]:
-        yield _text(f"{cause.verdict}: {cause_text(cause)}", style=_STYLE[cause.verdict])
-        for line in cause.excerpt:  # only the terminal folds it: its paths stay whole in a file and when copied
+    for points in found[:_MOST_CAUSES]:
+        verdict = points[0].verdict
+        yield _text(f"{verdict}: {cause_text(points)}", style=_STYLE[verdict])
+        for line in excerpt(points[0]):  # only the terminal folds it: its paths stay whole in a file and when copied
             text = visible(f"  | {clipped(line, _LONGEST)}")
             yield Text(text, style="dim", no_wrap=True, overflow="ignore")
     if len(found) > _MOST_CAUSES:

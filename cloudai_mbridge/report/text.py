@@ -10,7 +10,7 @@ from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import MEASURES, Metrics, Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
-from cloudai_mbridge.report.ranking import Cause, TestRanking, causes, gpu_hours, rank
+from cloudai_mbridge.report.ranking import TestRanking, causes, excerpt, gpu_hours, rank
 
 _WORTH_SAYING = 0.01  # of the difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
@@ -154,8 +154,9 @@ def cost_text(report: RunReport) -> str:
     return f"{hours:.3g} GPU-hours" if hours and not is_on_cpus else ""
 
 
-def cause_text(cause: Cause) -> str:
-    return f"{_some(cause.keys)}: {cause.reason}"
+def cause_text(points: Sequence[PointReport]) -> str:
+    """Return the names of runs that did not succeed for one reason, and this reason."""
+    return f"{_some([point.key for point in points])}: {'; '.join(points[0].reasons)}"
 
 
 def rejected_text(report: RunReport) -> str:
@@ -173,8 +174,8 @@ def ending(report: RunReport) -> dict[str, Any]:
         "measured": windows_text(report) if rankings else "",
         "cost": cost_text(report),
         "causes": [
-            {"verdict": str(cause.verdict), "text": cause_text(cause), "excerpt": list(cause.excerpt)}
-            for cause in causes(report)
+            {"verdict": str(points[0].verdict), "text": cause_text(points), "excerpt": list(excerpt(points[0]))}
+            for points in causes(report)
         ],
         "rejected": rejected_text(report) if report.num_rejected else "",
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
@@ -204,11 +204,8 @@ class RunnerContext:
             self.journal.note("the scheduler answers again")
 
 
-class Choice(NamedTuple):
-    """Keys of the waiting runs that may be submitted now. over: why no others will be; "" while the search goes on."""
-
-    keys: Collection[str]
-    over: str = ""
+# Keys of the waiting runs that may be submitted now, and why no others will be; "" while the search goes on
+Choice = tuple[Collection[str], str]
 
 
 class Chooser(Protocol):

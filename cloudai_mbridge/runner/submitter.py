@@ -126,11 +126,11 @@ class Submitter:
         for test, chooser in self._choosers.items():
             if not any(run.plan.test_id == test for run in waiting):
                 continue
-            choice = chooser.choose(self._searched[test], self._context.journal.entry)
-            chosen.update(choice.keys)
-            if choice.over:
+            keys, over = chooser.choose(self._searched[test], self._context.journal.entry)
+            chosen.update(keys)
+            if over:
                 untried = [run for run in self._searched[test] if run.phase is Phase.WAITING and not run.number]
-                self._context.leave_untried(untried, choice.over)
+                self._context.leave_untried(untried, over)
         return [
             run
             for run in waiting

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -186,8 +186,14 @@ class LocalClient:
 
     pace, may_be_late = (0.1, 1.0, 0.02), False  # polling processes costs a few milliseconds
 
-    def __init__(self, system: LocalSystem, runs: Iterable[RunPlan] = ()) -> None:
-        """runs: may include runs that an earlier process started."""
+    def __init__(
+        self, system: LocalSystem, runs: Iterable[RunPlan] = (), require_executor: Callable[[], None] = lambda: None
+    ) -> None:
+        """runs: may include runs that an earlier process started.
+
+        require_executor: raises ToolFailure unless what the runs' scripts start is installed.
+        """
+        self._require_executor = require_executor
         self._system = system
         self._time_limits = {run.key: run.time_limit_s for run in runs}
         self._children: dict[str, Child] = {}
@@ -196,6 +202,7 @@ class LocalClient:
 
     def preflight(self) -> None:
         """Check that the training packages are there, in a version that the loop was tested with."""
+        self._require_executor()
         if self._system.python_executable is not None:
             return
         if reason := why_unusable():

@@ -190,9 +190,7 @@ class PointSearch:
             search.assume(index)
             num_left -= 1
         return (
-            Choice(kept, "" if kept else ending)
-            if best is None
-            else self._last_choice(best, chance, kept, by_label, ending)
+            (kept, "" if kept else ending) if best is None else self._last_choice(best, chance, kept, by_label, ending)
         )
 
     def _last_choice(
@@ -200,13 +198,13 @@ class PointSearch:
     ) -> Choice:
         """Return the active runs; else runs that separate the best point from the next; else the ending."""
         if kept:
-            return Choice(kept)
+            return kept, ""
         second = self._best(but=best)
         if second is not None and self._certainty(best, second) <= _CERTAIN:  # the difference is within the noise
             again = [run for label in (best, second) for run in points[label].spare]
             if again:
-                return Choice({run.plan.key for run in again})
-        return Choice((), f"{ending}; {self._ending(best, chance)}" if ending else self._ending(best, chance))
+                return {run.plan.key for run in again}, ""
+        return (), f"{ending}; {self._ending(best, chance)}" if ending else self._ending(best, chance)
 
     def _certainty(self, best: str, second: str) -> float:
         """Return the probability that one point is faster than another."""

@@ -1,6 +1,7 @@
 """Make the modules of `upstream.tables`, and the functions of Megatron-Bridge's `recipes` that are shipped here."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -12,23 +13,21 @@ from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
 _PRETRAIN, _FINETUNE = "_pretrain_config", ("_sft_config", "_peft_config")
 
 
-class RecipeModule(ModuleType):
-    """A module of any family: `NAME_pretrain_config` is there for every recipe NAME that is shipped."""
+def _recipe_function(module: str, name: str) -> Callable[[], Any]:
+    """Return `NAME_pretrain_config` of a module of any family: it is there for every recipe NAME that is shipped."""
+    recipe = name.removesuffix(_PRETRAIN)
+    if name.startswith("__") or not name.endswith((_PRETRAIN, *_FINETUNE)):
+        raise missing(module, name)
+    from cloudai_mbridge.recipes import recipe_names
 
-    def __getattr__(self, name: str) -> Any:
-        recipe = name.removesuffix(_PRETRAIN)
-        if name.startswith("__") or not name.endswith((_PRETRAIN, *_FINETUNE)):
-            raise missing(self.__name__, name)
-        from cloudai_mbridge.recipes import recipe_names
-
-        if name.endswith(_PRETRAIN) and recipe in recipe_names():
-            return _function(recipe)
-        recipe = name.removesuffix(next(end for end in (_PRETRAIN, *_FINETUNE) if name.endswith(end)))
-        if recipe not in recipe_names():
-            remedy = f"the recipes that are shipped are {', '.join(recipe_names())}"
-        else:
-            remedy = f"take {recipe}{_PRETRAIN} and set `dataset`, `peft` and `checkpoint` of it"
-        raise ImportError(f"{self.__name__}.{name} is absent on purpose: {remedy}")
+    if name.endswith(_PRETRAIN) and recipe in recipe_names():
+        return _function(recipe)
+    recipe = name.removesuffix(next(end for end in (_PRETRAIN, *_FINETUNE) if name.endswith(end)))
+    if recipe not in recipe_names():
+        remedy = f"the recipes that are shipped are {', '.join(recipe_names())}"
+    else:
+        remedy = f"take {recipe}{_PRETRAIN} and set `dataset`, `peft` and `checkpoint` of it"
+    raise ImportError(f"{module}.{name} is absent on purpose: {remedy}")
 
 
 def _function(recipe: str) -> Callable[[], Any]:
@@ -58,7 +57,9 @@ class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         package, _, below = spec.name.partition(".")
         if below not in MODULES:
-            return RecipeModule(spec.name)
+            module = ModuleType(spec.name)
+            vars(module)["__getattr__"] = partial(_recipe_function, spec.name)  # of a module, for names it lacks
+            return module
         return ServedModule(spec.name, homes_in(package, MODULES[below]))
 
     def exec_module(self, module: ModuleType) -> None:

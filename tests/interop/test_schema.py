@@ -13,7 +13,7 @@ from cloudai.configurator.env_params import validate_domain_randomization_active
 from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.loading import HookOptions, load_scenario, load_system
+from cloudai_mbridge.models.loading import load_scenario, load_system
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.launchers import refuse_unknown_options
@@ -274,9 +274,9 @@ def test_cloudais_hook_is_refused_on_purpose(
     assert found is not None
     assert found.test_runs[0].pre_test is not None
     with pytest.raises(BadInput) as refused:
-        load_scenario(scenario, tmp_path / "test", hooks=HookOptions(hooks))
+        load_scenario(scenario, tmp_path / "test", hooks=hooks)
     assert entry_of(str(refused.value)).startswith("Hooks")
-    assert load_scenario(scenario, tmp_path / "test", hooks=HookOptions(hooks, skip=True)).tests
+    assert load_scenario(scenario, tmp_path / "test", hooks=None).tests
 
 
 @pytest.mark.parametrize("limit", ["10m", "1h", "2d", "90s", "3w", "25h", "1-02:03:04", "00:30:00", "10:30", "1:02:03"])

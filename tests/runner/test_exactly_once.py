@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -29,7 +30,6 @@ from cloudai_mbridge.runner.journal import JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.schedulers.slurm import SlurmClient, client, jobs
-from cloudai_mbridge.schedulers.slurm.commands import Answer
 from tests.runs import planned_run, slurm_system
 
 SYSTEM = slurm_system()
@@ -176,15 +176,15 @@ class World:
 
     # ---- the commands
 
-    def run(self, *argv: str, **_: Any) -> Answer:
+    def run(self, *argv: str, **_: Any) -> CompletedProcess[str]:
         """Stand in for `slurm.commands.run_command`."""
         self.may_die(f"before {argv[0]}")
         answer = getattr(self, argv[0])(argv)
         self.may_die(f"after {argv[0]}")
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, CompletedProcess)
         return answer
 
-    def sbatch(self, argv: tuple[str, ...]) -> Answer:
+    def sbatch(self, argv: tuple[str, ...]) -> CompletedProcess[str]:
         options = dict(word[2:].partition("=")[::2] for word in argv if word.startswith("--"))
         indices = _indices(options["array"]) if "array" in options else [None]
         kinds = [kind for kind in SBATCH if kind != "in part" or len(indices) > 1]
@@ -202,21 +202,23 @@ class World:
             self.deaths_left = max(self.deaths_left - 1, 0)
             raise Died("in sbatch")
         if kind in ("accept", "twice", "in part"):
-            return Answer(0, f"{job_id}\n", "")
+            return CompletedProcess((), 0, f"{job_id}\n", "")
         if kind == "wrong id":
-            return Answer(0, f"{job_id[: self.rng.randint(1, len(job_id) - 1)]}\n", "")
+            return CompletedProcess((), 0, f"{job_id[: self.rng.randint(1, len(job_id) - 1)]}\n", "")
         if kind == "id of another":
-            return Answer(0, f"{self.rng.choice(['7', *(job.job_id for job in self.jobs)]).partition('_')[0]}\n", "")
+            return CompletedProcess(
+                (), 0, f"{self.rng.choice(['7', *(job.job_id for job in self.jobs)]).partition('_')[0]}\n", ""
+            )
         if kind == "silence":
-            return Answer(0, "", "")
+            return CompletedProcess((), 0, "", "")
         if kind == "killed":
-            return Answer(-9, "", "")
+            return CompletedProcess((), -9, "", "")
         if kind == "busy":
-            return Answer(1, "", f"{refused}Resource temporarily unavailable\n")
+            return CompletedProcess((), 1, "", f"{refused}Resource temporarily unavailable\n")
         if kind == "refuse":
-            return Answer(1, "", f"{refused}Invalid qos specification\n")
+            return CompletedProcess((), 1, "", f"{refused}Invalid qos specification\n")
         if kind.startswith("error"):
-            return Answer(1, "", f"{refused}{self.rng.choice(UNKNOWN_WORDS)}\n")
+            return CompletedProcess((), 1, "", f"{refused}{self.rng.choice(UNKNOWN_WORDS)}\n")
         raise ToolFailure("sbatch did not respond within 60 s")
 
     def accept(self, name: str, directory: Path, indices: list[int | None], late_s: float) -> str:
@@ -231,9 +233,9 @@ class World:
             (self.late if late_s else self.jobs).append(job)
         return str(self.next_id)
 
-    def squeue(self, argv: tuple[str, ...]) -> Answer:
+    def squeue(self, argv: tuple[str, ...]) -> CompletedProcess[str]:
         if self.chance(0.1):
-            return Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
+            return CompletedProcess((), 1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
         rows = ["7|RUNNING|None|n9|0|0|1:00|somebody.elses|"]
         for job in self.jobs:
             if not job.is_forgotten:
@@ -241,24 +243,24 @@ class World:
                 rows.append(f"{job.job_id}|{job.state}|None|n1|{code}|0|1:00|{job.name}|")
         rows += [f"{job_id}|CANCELLED|None||0|0|0:00|{name}|" for job_id, name in self.bare_arrays.items()]
         text = "\n".join(rows) + "\n"
-        return Answer(0, text[: self.rng.randrange(len(text))] if self.chance(0.05) else text, "")
+        return CompletedProcess((), 0, text[: self.rng.randrange(len(text))] if self.chance(0.05) else text, "")
 
-    def sacct(self, argv: tuple[str, ...]) -> Answer:
+    def sacct(self, argv: tuple[str, ...]) -> CompletedProcess[str]:
         if self.rng.random() < 0.3:
-            return Answer(1, "", "sacct: error: Connection refused\n")
+            return CompletedProcess((), 1, "", "sacct: error: Connection refused\n")
         ids = set(argv[-1].partition("=")[2].split(","))
         rows = ["7|COMPLETED|0:0|n9|60|somebody.elses"]
         for job in self.jobs:
             if job.state in FINAL and job.job_id.partition("_")[0] in ids and self.rng.random() < 0.7:
                 rows.append(f"{job.job_id}|{job.state}|{job.exit_code}:0|n1|60|{job.name}")
-        return Answer(0, "\n".join(rows) + "\n", "")
+        return CompletedProcess((), 0, "\n".join(rows) + "\n", "")
 
-    def scancel(self, argv: tuple[str, ...]) -> Answer:
+    def scancel(self, argv: tuple[str, ...]) -> CompletedProcess[str]:
         if self.chance(0.2):
-            return Answer(1, "", "scancel: error: Unable to contact slurm controller\n")
+            return CompletedProcess((), 1, "", "scancel: error: Unable to contact slurm controller\n")
         if self.chance(1.0 if self.is_deaf else 0.1):
             self.counted["scancel without effect"] += 1
-            return Answer(0, "", "")
+            return CompletedProcess((), 0, "", "")
         for job in self.jobs:
             array_id, is_task, _ = job.job_id.partition("_")
             if {job.job_id, array_id} & set(argv) and job.state not in FINAL and not job.is_forgotten:
@@ -266,13 +268,13 @@ class World:
                     job.is_forgotten, self.bare_arrays[array_id] = True, job.name
                 job.state, job.ended_at = "CANCELLED", self.now
         assert "7" not in argv, "it cancels somebody else's job"
-        return Answer(0, "", "")
+        return CompletedProcess((), 0, "", "")
 
-    def scontrol(self, argv: tuple[str, ...]) -> Answer:
-        return Answer(0, "MaxArraySize = 1001\n", "")
+    def scontrol(self, argv: tuple[str, ...]) -> CompletedProcess[str]:
+        return CompletedProcess((), 0, "MaxArraySize = 1001\n", "")
 
-    def sinfo(self, argv: tuple[str, ...]) -> Answer:
-        return Answer(0, "n1|idle|none\nn2|idle|none\n", "")
+    def sinfo(self, argv: tuple[str, ...]) -> CompletedProcess[str]:
+        return CompletedProcess((), 0, "n1|idle|none\nn2|idle|none\n", "")
 
 
 take_claim_on_node = take_claim

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from cloudai_mbridge.schedulers.interface import (
 )
 from cloudai_mbridge.schedulers.slurm import SlurmClient, commands, jobs
 from cloudai_mbridge.schedulers.slurm.client import node_states
-from cloudai_mbridge.schedulers.slurm.commands import Answer
+from cloudai_mbridge.schedulers.slurm.commands import complaint_of
 from tests.cases import every
 from tests.runs import planned_run, slurm_system
 
@@ -264,9 +265,9 @@ def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> Non
 
 
 def test_the_last_line_is_the_complaint() -> None:
-    assert Answer(1, "", "a\nsbatch: error: b\n\n").complaint == "sbatch: error: b"
-    assert Answer(3, "", "\n").complaint == "exit code 3 and no output"
-    assert Answer(0, "a\nqueued as 7\n", "").complaint == "exit code 0 and the output 'queued as 7'"
+    assert complaint_of(CompletedProcess((), 1, "", "a\nsbatch: error: b\n\n")) == "sbatch: error: b"
+    assert complaint_of(CompletedProcess((), 3, "", "\n")) == "exit code 3 and no output"
+    assert complaint_of(CompletedProcess((), 0, "a\nqueued as 7\n", "")) == "exit code 0 and the output 'queued as 7'"
 
 
 @pytest.mark.parametrize("prefix", ["", "project-sub:"])

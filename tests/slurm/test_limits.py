@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.plan.launchers import EMBEDDED
 from cloudai_mbridge.schedulers.slurm import limits
-from cloudai_mbridge.schedulers.slurm.commands import Answer
 from cloudai_mbridge.schedulers.slurm.limits import find_nodes, judge_output_path, parse_nodes
 from tests.runs import slurm_system
 
@@ -27,10 +27,10 @@ tmpfs /home/ada/ram\\040disk tmpfs rw 0 0
 def ask(monkeypatch: pytest.MonkeyPatch, config: str = "ClusterName = c\n", **system: Any) -> tuple[str, ...]:
     """Check the runs on a fake cluster whose partition has two nodes and allows an hour."""
 
-    def fake(*argv: str, **options: Any) -> Answer:
+    def fake(*argv: str, **options: Any) -> CompletedProcess[str]:
         if argv[0] == "sinfo":
-            return Answer(0, "main|1:00:00|1-infinite\n", "")
-        return Answer(0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
+            return CompletedProcess((), 0, "main|1:00:00|1-infinite\n", "")
+        return CompletedProcess((), 0, "PartitionName=main TotalNodes=2\n" if argv[-1] == "partition" else config, "")
 
     monkeypatch.setattr(limits, "run_command", fake)
     return limits.check_limits(slurm_system(**system), RUNS)
@@ -118,9 +118,9 @@ def ask_accounting(
         "qos": f"normal||||\ngold|Relative|0-00:30:00|node=1|\n{qos}",
     }
 
-    def fake(*argv: str, **options: Any) -> Answer:
+    def fake(*argv: str, **options: Any) -> CompletedProcess[str]:
         kind = argv[argv.index("show") + 1] if argv[0] == "sacctmgr" else argv[0] if argv[0] == "sinfo" else argv[-1]
-        return Answer(0, answers[kind], "")
+        return CompletedProcess((), 0, answers[kind], "")
 
     monkeypatch.setattr(limits, "run_command", fake)
     monkeypatch.setattr("os.getuid", lambda: 0)
@@ -173,12 +173,12 @@ def test_the_lines_of_sinfo() -> None:
 
 @pytest.mark.parametrize(("name", "names"), [(None, "h100-[001-128]"), ("small", "a1")])
 def test_a_partition_of_several_kinds(monkeypatch: pytest.MonkeyPatch, name: str | None, names: str) -> None:
-    monkeypatch.setattr(limits, "run_command", lambda *argv: Answer(0, SINFO, ""))
+    monkeypatch.setattr(limits, "run_command", lambda *argv: CompletedProcess((), 0, SINFO, ""))
     assert find_nodes(name).names == names
 
 
 @pytest.mark.parametrize(("name", "words"), [("larg", "no partition 'larg'"), (None, "no default partition")])
 def test_a_partition_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str | None, words: str) -> None:
-    monkeypatch.setattr(limits, "run_command", lambda *argv: Answer(0, SINFO.replace("*", ""), ""))
+    monkeypatch.setattr(limits, "run_command", lambda *argv: CompletedProcess((), 0, SINFO.replace("*", ""), ""))
     with pytest.raises(BadInput, match=f"{words}; use one of batch, long, mig, small"):
         find_nodes(name)

@@ -77,10 +77,10 @@ class Bench:
     def run(self) -> str:
         """Bring the search to its end, and return why it stopped; "" if nothing was left."""
         while any(run.phase is Phase.WAITING for run in self.runs):
-            choice = self.search.choose(self.runs, self.entry_of)
-            if choice.over:
-                return choice.over
-            chosen = [run for run in self.runs if run.plan.key in choice.keys and run.phase is Phase.WAITING]
+            keys, over = self.search.choose(self.runs, self.entry_of)
+            if over:
+                return over
+            chosen = [run for run in self.runs if run.plan.key in keys and run.phase is Phase.WAITING]
             assert chosen
             for run in chosen:
                 run.number, run.phase = 1, Phase.ENDED
@@ -140,10 +140,10 @@ def test_points_that_a_limit_leaves_untried_may_still_be_better() -> None:
     hours.search.choose(hours.runs, hours.entry_of)
     for run in hours.runs:
         run.phase, run.number = Phase.ENDED, int(run.plan.label == "tp1-mb1")
-    choice = hours.search.choose(hours.runs, hours.entry_of)
-    assert chance_in(choice.over) == pytest.approx(chance_in(trials.run()), abs=0.05)
-    assert chance_in(choice.over) < 0.5
-    assert choice.over.startswith("no other point may be tried; with ")
+    _, over = hours.search.choose(hours.runs, hours.entry_of)
+    assert chance_in(over) == pytest.approx(chance_in(trials.run()), abs=0.05)
+    assert chance_in(over) < 0.5
+    assert over.startswith("no other point may be tried; with ")
 
 
 def chance_in(ending: str) -> float:

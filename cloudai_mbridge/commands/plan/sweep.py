@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from cloudai_mbridge.estimate.hardware import calibration_note
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading import NO_HOOKS, LoadedScenario, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading import LoadedScenario, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.select import PointChoice, among
-from cloudai_mbridge.plan.walk import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.plan.walk import PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula
@@ -218,12 +219,19 @@ def sweep_plan(
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
-    wanted = PlanOptions(memory_share, include_oom_risk, order, formula, rules)
+    wanted = partial(
+        SweepPreview,
+        memory_share=memory_share,
+        include_oom_risk=include_oom_risk,
+        order=order,
+        formula=formula,
+        rules=rules,
+    )
     if form == "csv" and as_json:
         raise BadInput("--json: is not for --format csv; leave one of them out")
     selection = selection_of(only, failed_of)
     system, loaded = _load(**options)
-    plans: Iterable[SweepPreview] = (SweepPreview(test, system, wanted) for test in loaded.tests)
+    plans: Iterable[SweepPreview] = (wanted(test, system) for test in loaded.tests)
     choice = None
     if selection:
         plans = list(plans)
@@ -273,7 +281,7 @@ def _load(
     system_config: Path, test_scenario: Path, tests_dir: Path | None, on_unknown_arg: Warn | None
 ) -> tuple[System, LoadedScenario]:
     system = load_system(system_config)
-    return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS)
+    return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, hooks=None)
 
 
 def _notes(summary: SweepSummary) -> Iterator[str]:
@@ -432,7 +440,9 @@ def sweep_explain(
     named = {test.run.id: test for test in loaded.tests}
     if test_id not in named:
         raise BadInput(f"{options['test_scenario']}: no test {test_id!r}; {suggest(test_id, list(named))}")
-    plan = SweepPreview(named[test_id], system, PlanOptions(memory_share, include_oom_risk, rules=rules))
+    plan = SweepPreview(
+        named[test_id], system, memory_share=memory_share, include_oom_risk=include_oom_risk, rules=rules
+    )
     found = _find(plan, system, point)
     args = found.sweep.point(found.coordinates).args
     preset, is_embedded = plan.pinned.preset(args), args.launcher is Launcher.EMBEDDED

@@ -20,13 +20,12 @@ from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.megatron_bridge.release import megatron_bridge_of
 from cloudai_mbridge.models.loading import (
     HOOK_DIR,
-    ForeignSystem,
-    ForeignTemplate,
-    HookOptions,
+    Foreign,
     LoadedTest,
     TestFiles,
     Warn,
     find_test_files,
+    foreign_template,
     is_baseline,
     is_scenario,
     is_system,
@@ -70,7 +69,7 @@ class _Context:
     """What scenarios and points are checked with."""
 
     files: TestFiles
-    hooks: HookOptions
+    hooks: Path
     system: System | None
     warn: Warn | None
     rules: RuleSet
@@ -97,7 +96,7 @@ def verify(
     if not files and not links:
         raise BadInput(f"{configs}: holds no TOML file; check the path")
     directory = tests_dir or (configs if configs.is_dir() else None)
-    hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
+    hooks = hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook")
     system = load_system(system_config) if system_config else None
     once = lru_cache(maxsize=None)(warn) if warn else None  # once per key, however many scenarios name its test
     context = _Context(find_test_files(directory, skip_broken=True), hooks, system, once, rules)
@@ -134,10 +133,8 @@ def _finding(path: Path, context: _Context) -> Finding:
         source = read_toml(path)
         kind = next((name for name, is_it in _KINDS.items() if is_it(source)), "test")
         return Finding(path, kind, True, _verify_file(path, kind, context))
-    except ForeignTemplate as error:
+    except Foreign as error:
         return Finding(path, kind, True, ", ".join(error.names), is_foreign=True)
-    except ForeignSystem:
-        return Finding(path, kind, True, str(read_toml(path).data["scheduler"]), is_foreign=True)
     except BadInput as error:
         return Finding(path, kind, False, with_path(path, str(error)))
 
@@ -166,7 +163,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
 
         return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
     if (template := template_of(read_toml(path))) != TEMPLATE:
-        raise ForeignTemplate(path, [template])
+        raise foreign_template(path, [template])
     definition = load_test_definition(path, context.warn)
     name = definition.name or "test"  # a name may be empty, an id may not
     run = TestRun(id=name, test_name=name)

@@ -2,17 +2,18 @@
 
 import io
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from cloudai_mbridge.export import load
-from cloudai_mbridge.export.table import ARGUMENTS, METRICS, TIMES, RunTable
+from cloudai_mbridge.export.table import RunTable
+from cloudai_mbridge.report.columns import ARGUMENTS, COLUMNS
 
 IS_BINARY = True
-_COUNTS = ("iteration", "num_nodes", "world_size", "runs", "good_runs", "attempts", "step_time_n")
 
 
 def render(table: RunTable) -> bytes:
-    """Return the file. Only the type of an axis depends on the values; all other columns have a fixed type."""
+    """Return the file. Only the types of axes and arguments depend on the values."""
     pa, parquet = load("pyarrow", "pyarrow"), load("pyarrow.parquet", "pyarrow")
     columns = {name: [row[name] for row in table.rows] for name in table.columns}
     types = {name: _type(pa, name, values) for name, values in columns.items()}
@@ -26,14 +27,9 @@ def render(table: RunTable) -> bytes:
 
 
 def _type(pa: Any, name: str, values: Sequence[Any]) -> Any:
-    if name in TIMES:
-        return pa.timestamp("us", tz="UTC")
-    if name in _COUNTS:
-        return pa.int64()
-    if name in METRICS:
-        return pa.float64()
-    if name == "pre_test":
-        return pa.bool_()
+    if name in COLUMNS:
+        kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+        return {**kinds, datetime: pa.timestamp("us", tz="UTC")}[COLUMNS[name]]
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int} or (name in ARGUMENTS and not kinds):
         return pa.int64()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.launch.claim import claimed_by, claiming_tokens
@@ -17,8 +18,8 @@ from cloudai_mbridge.schedulers.slurm.commands import (
     PARTITION_NODE_LIMIT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
-    Answer,
     Listed,
+    complaint_of,
     parse_sacct,
     parse_squeue,
     run_command,
@@ -68,7 +69,7 @@ class SlurmClient:
         """Check that Slurm answers and has the partition."""
         found = run_command("sinfo", "--all", "--noheader", "--format=%R")
         if found.returncode != 0:
-            raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
+            raise ToolFailure(f"Slurm does not respond: {complaint_of(found)}; check SLURM_CONF and the controller")
         known = {line.strip() for line in found.stdout.splitlines()} - {""}
         missing = [name for name in self._system.default_partition.split(",") if name not in known]
         if missing:
@@ -148,7 +149,7 @@ class SlurmClient:
             *("--Format", SQUEUE_FORMAT),
         )
         if answer.returncode != 0:
-            raise ToolFailure(f"squeue failed: {answer.complaint}")
+            raise ToolFailure(f"squeue failed: {complaint_of(answer)}")
         if answer.stdout and not answer.stdout.endswith("\n"):
             raise ToolFailure("squeue's answer was cut")
         return Listing(parse_squeue(answer.stdout))
@@ -177,7 +178,7 @@ class SlurmClient:
                 found = [(job, of_id.get(job.job_id, [])) for job in jobs]
                 return {job.key: row.status for job, rows in found for row in rows if is_accounted(row, job, rows)}
             if self._has_accounting:
-                self._sacct_trouble = f"sacct failed: {answer.complaint}"
+                self._sacct_trouble = f"sacct failed: {complaint_of(answer)}"
         self._ask_sacct_after = time.monotonic() + SACCT_PAUSE_S
         return {}
 
@@ -209,7 +210,7 @@ class SlurmClient:
         for start in range(0, len(ids), _ARGUMENTS):
             answer = run_command("scancel", *ids[start : start + _ARGUMENTS])
             if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
-                raise ToolFailure(f"scancel failed: {answer.complaint}")
+                raise ToolFailure(f"scancel failed: {complaint_of(answer)}")
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Return the nodes that are out of service according to sinfo."""
@@ -250,7 +251,7 @@ def node_states(partition: str) -> dict[str, str] | None:
     return {name: state for known, name, state, _ in _nodes(answer) if known in partition.split(",")}
 
 
-def _nodes(answer: Answer) -> list[tuple[str, str, str, str]]:
+def _nodes(answer: CompletedProcess[str]) -> list[tuple[str, str, str, str]]:
     """Return partition, name, state and reason of every node; a node of several partitions has several rows."""
     rows = (line.split("|", 3) for line in answer.stdout.splitlines())
     return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
@@ -217,21 +218,12 @@ def unschedulable_as(state: str, reason: str) -> JobClass | None:
     return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Output of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-    @property
-    def complaint(self) -> str:
-        """The last line of stderr, with Slurm's error message; without one, the exit code and the output."""
-        if lines := [line.strip() for line in self.stderr.splitlines() if line.strip()]:
-            return lines[-1]
-        printed = [line.strip() for line in self.stdout.splitlines() if line.strip()]
-        return f"exit code {self.returncode} and {f'the output {printed[-1]!r}' if printed else 'no output'}"
+def complaint_of(answer: CompletedProcess[str]) -> str:
+    """Return the last line of stderr, with Slurm's error message; without one, the exit code and the output."""
+    if lines := [line.strip() for line in answer.stderr.splitlines() if line.strip()]:
+        return lines[-1]
+    printed = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return f"exit code {answer.returncode} and {f'the output {printed[-1]!r}' if printed else 'no output'}"
 
 
 def run_command(
@@ -241,13 +233,13 @@ def run_command(
     keep_open: int | None = None,
     timeout_s: float = TIMEOUT_S,
     name: str = "",
-) -> Answer:
+) -> CompletedProcess[str]:
     """Run a command without the variables of another Slurm job. name: for messages, if it is not a command of Slurm.
 
     ToolFailure: it is not installed, cannot be started, or does not answer.
     """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
             cwd=cwd,
             env={**without_slurm_variables(os.environ), **(env or {})},
@@ -266,4 +258,3 @@ def run_command(
         raise ToolFailure(f"{name or argv[0]} cannot be started: {error}") from None
     except subprocess.TimeoutExpired:
         raise ToolFailure(f"{name or argv[0]} did not respond within {timeout_s:.0f} s") from None
-    return Answer(done.returncode, done.stdout, done.stderr)

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
@@ -19,7 +20,7 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitOutcomeUnknown,
     SubmitRefused,
 )
-from cloudai_mbridge.schedulers.slurm.commands import Answer, Listed, array_spec, parse_started, parse_submitted
+from cloudai_mbridge.schedulers.slurm.commands import Listed, array_spec, complaint_of, parse_started, parse_submitted
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 # After these the controller may or may not have the job, and another try may do better.
@@ -94,7 +95,7 @@ def sbatch_argv(submission: Submission, root: Path, system: SlurmSystem) -> tupl
     return argv, directory
 
 
-def job_ids(submission: Submission, answer: Answer, system: SlurmSystem) -> dict[str, str]:
+def job_ids(submission: Submission, answer: CompletedProcess[str], system: SlurmSystem) -> dict[str, str]:
     """Return the job ids of the runs, by key. Raises as `Scheduler.submit`."""
     job_id = parse_submitted(answer.stdout)
     if answer.returncode != 0 or job_id is None:
@@ -116,25 +117,25 @@ def job_env(submission: Submission) -> dict[str, str]:
     return {PYTHON_VARIABLE: sys.executable, JOB_TOKEN_VARIABLE: submission.token, **submission.runs[0].secret_env}
 
 
-def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") -> Exception:
+def failure(answer: CompletedProcess[str], transient: Iterable[str] = (), *, before: str = "") -> Exception:
     """Return the error of an unsuccessful sbatch. transient: texts after which another try may do better.
 
     before: the program that called sbatch, for the message.
     """
     text = answer.stderr
     if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
-        return ToolFailure(f"{before}sbatch failed: {answer.complaint}")
+        return ToolFailure(f"{before}sbatch failed: {complaint_of(answer)}")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    complaint = before + (" / ".join(lines[-3:]) or answer.complaint)  # the reason often stands above the last line
+    complaint = before + (" / ".join(lines[-3:]) or complaint_of(answer))  # the reason often stands above the last line
     answers = _ANSWER.findall(text)
     if parse_submitted(answer.stdout) is not None or not _proves_refusal(text, answers):
         return SubmitOutcomeUnknown(complaint)
     if any(words.startswith((_LIMIT_ANSWER, *_BUSY)) for words in answers):
         limit = _SOME_LIMIT.search(text)
         if _LIMIT.search(text) is not None or (limit is not None and limit["unnamed"] is not None):
-            return SubmitLater(before + answer.complaint, is_limit=True)  # there are too many jobs
+            return SubmitLater(before + complaint_of(answer), is_limit=True)  # there are too many jobs
     if any(words.startswith(_BUSY) for words in answers):
-        return SubmitLater(before + answer.complaint)
+        return SubmitLater(before + complaint_of(answer))
     return SubmitRefused(complaint)
 
 

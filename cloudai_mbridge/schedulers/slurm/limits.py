@@ -19,7 +19,7 @@ from cloudai_mbridge.models.slurm_values import format_time_limit, parse_time_li
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
-from cloudai_mbridge.schedulers.slurm.commands import run_command
+from cloudai_mbridge.schedulers.slurm.commands import complaint_of, run_command
 
 # sinfo puts nodes that are alike in all of this on one line
 _FORMAT = "%P|%l|%D|%N|%G"
@@ -69,7 +69,7 @@ def find_nodes(partition: str | None) -> PartitionNodes:
     answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
     if answer.returncode != 0:
         raise ToolFailure(
-            f"Slurm does not respond: {answer.complaint}; check SLURM_CONF and the controller, or use --local"
+            f"Slurm does not respond: {complaint_of(answer)}; check SLURM_CONF and the controller, or use --local"
         )
     known = parse_nodes(answer.stdout)
     names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
@@ -160,21 +160,6 @@ class _Access:
     nodes: tuple[_Bound, ...] = ()
 
 
-class _UnknownError(Exception):
-    """Slurm has no answer; the message is the reason."""
-
-
-class _LimitError(Exception):
-    """A limit is exceeded; the message has what was requested, what is allowed, and the remedy.
-
-    is_of_test: the message names the test; else the system's file is wrong.
-    """
-
-    def __init__(self, text: str, *, is_of_test: bool = False) -> None:
-        super().__init__(text)
-        self.is_of_test = is_of_test
-
-
 def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
     """Return the time limit in seconds and the nodes of a job, of each partition in sinfo's answer; inf: no limit."""
     rows = ([*line.split("|"), "", ""][:3] for line in text.splitlines())
@@ -204,12 +189,13 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
     access: _Access | None = None
 
     def judge(name: str, check: Callable[[], str]) -> None:
+        """Add the line of a check. It raises ToolFailure without an answer of Slurm, BadInput at an exceeded limit."""
         try:
             lines.append(f"{name}: {check()}")
-        except _UnknownError as error:
+        except ToolFailure as error:
             lines.append(f"{name}: not evaluated: {error}")
-        except _LimitError as error:
-            broken.append(f"{'' if error.is_of_test else f'system {system.name!r}: {name}: '}{error}")
+        except BadInput as error:
+            broken.append(error.args[0])
 
     def is_lifted(flag: str) -> bool | None:
         """Return whether the QOS lifts a limit of the partition, None if unknown."""
@@ -217,15 +203,18 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
     def check_account() -> str:
         nonlocal access
-        access = _access(system, config, replaced)
+        try:
+            access = _access(system, config, replaced)
+        except BadInput as error:
+            raise BadInput(f"system {system.name!r}: account: {error.args[0]}") from None
         if not access.account:
-            raise _UnknownError("Slurm enforces none")
+            raise ToolFailure("Slurm enforces none")
         return f"{access.account}{f', QOS {access.qos}' if access.qos else ''}"
 
     def check_time() -> str:
         _require_own(replaced, "time", "partition")
         if not partitions:
-            raise _UnknownError(_NO_ANSWER)
+            raise ToolFailure(_NO_ANSWER)
         limited = [(math.inf if run.time_limit_s is None else run.time_limit_s, run) for run in runs if run.time_limit]
         if not limited:
             return "none is set; the default of the partition applies"
@@ -239,7 +228,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
     def check_nodes() -> str:
         _require_own(replaced, "nodes", "partition")
         if not partitions:
-            raise _UnknownError(_NO_ANSWER)
+            raise ToolFailure(_NO_ANSWER)
         run = max(runs, key=lambda run: run.num_nodes)
         own = _Bound(where, max(job_nodes for _, job_nodes in partitions.values()))
         others = (*(access.nodes if access else ()), _Bound(where, _size_of(list(partitions)), "has"))
@@ -259,36 +248,35 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
     """Return the lowest limit, None if unlimited. own: of the partition."""
     if is_lifted is None and asked > own.most:
-        raise _UnknownError(f"a QOS may lift the limit of {own.owner}, which is exceeded")
+        raise ToolFailure(f"a QOS may lift the limit of {own.owner}, which is exceeded")
     bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
     return min(bounds, key=lambda bound: bound.most, default=None)
 
 
 def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: Callable[[float], str]) -> str:
-    """Return the used part of a limit; raise _LimitError if it is exceeded."""
+    """Return the used part of a limit; raise BadInput if it is exceeded."""
     if lowest is None:
         return f"{text(asked)}, without a limit"
     if asked <= lowest.most:
         return f"{text(asked)} of {text(lowest.most)} ({lowest.owner})"
     kind = lowest.owner.partition(" ")[0]
-    raise _LimitError(
+    raise BadInput(
         f"test {run.test_id!r}: {key}: {text(asked)} is more than {lowest.owner} {lowest.verb} ({text(lowest.most)});"
-        f" lower it, or use another {kind}",
-        is_of_test=True,
+        f" lower it, or use another {kind}"
     )
 
 
 def _require_own(replaced: Mapping[str, str], *names: str) -> None:
     for name in names:
         if name in replaced:
-            raise _UnknownError(f"extra_sbatch_args replaces --{name}")
+            raise ToolFailure(f"extra_sbatch_args replaces --{name}")
 
 
 def _size_of(names: Sequence[str]) -> float:
     """Return the nodes of the largest partition, powered-down ones as well; inf if unknown."""
     try:
         rows = _partition_settings(names)
-    except _UnknownError:
+    except ToolFailure:
         return math.inf
     numbers = [row.get("TotalNodes", "") for row in rows]
     return max((float(number) if number.isdigit() else math.inf for number in numbers), default=math.inf)
@@ -335,20 +323,20 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
     """Return the account and QOS of the jobs, with their limits as far as Slurm enforces them."""
     enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
     if not config:
-        raise _UnknownError("scontrol does not answer")
+        raise ToolFailure("scontrol does not answer")
     if not enforced & {"associations", "limits", "qos", "safe", "all"}:
         return _Access()
     _require_own(replaced, "partition")
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        raise _UnknownError(f"the user with id {os.getuid()} has no name here") from None
+        raise ToolFailure(f"the user with id {os.getuid()} has no name here") from None
     cluster = config.get("ClusterName", "").lower()
     of_user = _sacctmgr("user", _ASSOCIATION, f"user={user}", f"cluster={cluster}", "withassoc")
     row = _association([each for each in of_user if each["cluster"] == cluster], user, system, replaced)
     qos = replaced.get("qos") or row["defaultqos"] or (row["qos"] if row["qos"].count(",") == 0 else "")
     if "," in qos:
-        raise _UnknownError(f"Slurm chooses one of the QOS {qos}")
+        raise ToolFailure(f"Slurm chooses one of the QOS {qos}")
     every_qos = _sacctmgr("qos", _QOS)
     if enforced & {"qos", "all"} and qos:
         usable = row["qos"].lower().split(",")
@@ -356,7 +344,7 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
         if os.getuid() == 0 or row["adminlevel"].lower() not in ("", "none"):
             usable += [each["name"] for each in every_qos]
         if qos.lower() not in usable:
-            raise _LimitError(
+            raise BadInput(
                 f"QOS {shown(qos)} is not open to {user} with account {row['account']};"
                 f" use one of {row['qos'].lower().replace(',', ', ')}"
             )
@@ -372,18 +360,18 @@ def _association(
     wanted = replaced.get("account") or system.account or next((row["defaultaccount"] for row in rows), "")
     known = sorted({row["account"] for row in rows})
     if not known:
-        raise _LimitError(f"{user} has no account in Slurm, which accepts no job without one; have one added")
+        raise BadInput(f"{user} has no account in Slurm, which accepts no job without one; have one added")
     of_account = [row for row in rows if row["account"] == wanted.lower()]
     if not of_account:
-        raise _LimitError(f"{shown(wanted)} is not an account of {user}; use one of {', '.join(known)}")
+        raise BadInput(f"{shown(wanted)} is not an account of {user}; use one of {', '.join(known)}")
     partitions = system.default_partition.lower().split(",")
     found = [row for row in of_account if row["partition"].lower() in partitions]
     if found and len(partitions) > 1:
-        raise _UnknownError(f"account {wanted} has limits of its own in partition {found[0]['partition']}")
+        raise ToolFailure(f"account {wanted} has limits of its own in partition {found[0]['partition']}")
     found += [row for row in of_account if not row["partition"]]
     if not found:
         where = ", ".join(sorted(row["partition"] for row in of_account))
-        raise _LimitError(
+        raise BadInput(
             f"{wanted} of {user} is for partition {where}, not {system.default_partition}; use one of the others"
         )
     return found[0]
@@ -429,10 +417,10 @@ def _require_open(names: Sequence[str], account: str, qos: str) -> None:
         if rows and value and not any(_is_open(row, key, value) for row in rows):
             kind = "account" if key == "Accounts" else "QOS"
             if key == "Accounts" and any(row.get("AllowAccounts", "ALL") not in _ANY for row in rows):
-                raise _UnknownError(f"partition {','.join(names)} lists other accounts than {value}")
-            raise _LimitError(f"partition {','.join(names)} is closed to {kind} {value}; use another of them")
+                raise ToolFailure(f"partition {','.join(names)} lists other accounts than {value}")
+            raise BadInput(f"partition {','.join(names)} is closed to {kind} {value}; use another of them")
     if own := [row["QoS"] for row in rows if row.get("QoS", "") not in _ANY]:
-        raise _UnknownError(f"the partition's own QOS {own[0]} has limits of its own")
+        raise ToolFailure(f"the partition's own QOS {own[0]} has limits of its own")
 
 
 def _is_open(row: Mapping[str, str], key: str, value: str) -> bool:
@@ -443,10 +431,7 @@ def _is_open(row: Mapping[str, str], key: str, value: str) -> bool:
 
 
 def _partition_settings(names: Sequence[str]) -> list[dict[str, str]]:
-    try:
-        answer = run_command("scontrol", "--all", "--oneliner", "show", "partition", timeout_s=_QUICK_S)
-    except ToolFailure as error:
-        raise _UnknownError(str(error)) from None
+    answer = run_command("scontrol", "--all", "--oneliner", "show", "partition", timeout_s=_QUICK_S)
     rows = [dict(word.partition("=")[::2] for word in line.split()) for line in answer.stdout.splitlines()]
     return [row for row in rows if row.get("PartitionName") in names]
 
@@ -454,11 +439,8 @@ def _partition_settings(names: Sequence[str]) -> list[dict[str, str]]:
 def _sacctmgr(kind: str, fields: Sequence[str], *more: str) -> list[dict[str, str]]:
     """Return rows of the accounting's database."""
     argv = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *more, f"format={','.join(fields)}")
-    try:
-        answer = run_command(*argv, timeout_s=_QUICK_S)
-    except ToolFailure as error:
-        raise _UnknownError(str(error)) from None
+    answer = run_command(*argv, timeout_s=_QUICK_S)
     if answer.returncode != 0:
-        raise _UnknownError(f"sacctmgr failed: {answer.complaint}")
+        raise ToolFailure(f"sacctmgr failed: {complaint_of(answer)}")
     rows = (line.split("|") for line in answer.stdout.splitlines())
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
