@@ -81,27 +81,23 @@ class Error:
     messages: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ErrorDocument:
-    """What a command prints in place of its document."""
+def render_json(document: object, form: Any = None) -> str:
+    """Return a document as JSON; numbers that are not finite become null.
 
-    error: Error
-
-
-def render_json(document: object) -> str:
-    """Return a document, a dataclass or a model, as JSON; numbers that are not finite become null."""
+    form: the type of a document that is a dict, of `json_object`; default: that of a dataclass or a model.
+    """
     from pydantic import TypeAdapter  # slow to import, and not needed for help and completion
 
     from cloudai_mbridge.report.model import plain
 
-    data: Any = TypeAdapter[Any](type(document)).dump_python(document, mode="json")
+    data: Any = TypeAdapter[Any](form or type(document)).dump_python(document, mode="json")
     finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
     return json.dumps(plain(finite), indent=2)
 
 
-def print_json(document: object) -> None:
-    """Print a command's JSON document."""
-    click.echo(render_json(document))
+def print_json(document: object, form: Any = None) -> None:
+    """Print a command's JSON document, as `render_json` returns it."""
+    click.echo(render_json(document, form))
 
 
 def wants_json(argv: Sequence[str]) -> bool:
@@ -118,4 +114,4 @@ def wants_json(argv: Sequence[str]) -> bool:
 def print_error(kind: str, exit_code: int, text: str) -> None:
     """Print an error as a document, unless standard output is closed."""
     with contextlib.suppress(OSError):
-        print_json(ErrorDocument(Error(kind, exit_code, tuple(shortened(text).splitlines()))))
+        print_json({"error": Error(kind, exit_code, tuple(shortened(text).splitlines()))})

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tomlkit
 from pydantic import BeforeValidator
 from tomlkit.items import Array, Item
+from typing_extensions import TypedDict  # the one that pydantic takes, before Python 3.12
 
 from cloudai_mbridge.errors import BadInput, shown
 
@@ -40,6 +41,16 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {shown(key)} appears twice")
         found[key] = value
     return found
+
+
+def json_object(name: str, description: str, /, **types: Any) -> Any:
+    """Return the type of a JSON object, from which pydantic prints it and makes its schema.
+
+    name, description: in the schema. types: of the values, by key.
+    """
+    form = TypedDict(name, types)  # type: ignore[misc]
+    form.__doc__ = description
+    return form
 
 
 def is_deep(value: Any, levels: int = _MOST_LEVELS) -> bool:

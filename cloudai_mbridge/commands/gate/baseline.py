@@ -15,6 +15,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.gate.baseline import Baseline, as_list, load_baseline, replace_if_unchanged
 from cloudai_mbridge.gate.policy import default_metrics, load_policy
 from cloudai_mbridge.gate.promotion import MAX_NOISE, MIN_RUNS, Proposal, Terms, difference, oddities, propose, select
@@ -48,13 +49,13 @@ class Promotion:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class BaselineCheck:
-    """What looks wrong in a baseline that can be read; nothing of it is an error."""
-
-    path: Path
-    points: int
-    oddities: tuple[str, ...]
+BASELINE_CHECK = json_object(
+    "BaselineCheck",
+    "What looks wrong in a baseline that can be read; nothing of it is an error.",
+    path=Path,
+    points=int,
+    oddities=list[str],
+)
 
 
 @click.group()
@@ -142,7 +143,7 @@ def check(path: Path, max_age_days: int, as_json: bool) -> int:
     loaded = load_baseline(path)
     found = oddities(loaded, datetime.now(UTC), max_age_days)
     if as_json:
-        print_json(BaselineCheck(path, len(loaded.points), tuple(found)))
+        print_json({"path": path, "points": len(loaded.points), "oddities": found}, BASELINE_CHECK)
         return OK
     for text in found:
         click.echo(f"warn  {_printable(text)}")

@@ -11,6 +11,7 @@ from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.constraints.rule_docs import LiftedIn, RuleDoc, documents
 from cloudai_mbridge.errors import OK, BadInput, shown
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
@@ -89,11 +90,7 @@ def _show(known: Known) -> None:
     console.print_line("details: mbridge rule RULE")
 
 
-@dataclass(frozen=True)
-class RuleDocs:
-    """The documentation of the requested rules."""
-
-    rules: tuple[RuleDoc, ...]
+RULE_DOCS = json_object("RuleDocs", "The documentation of the requested rules.", rules=tuple[RuleDoc, ...])
 
 
 @click.command()
@@ -107,7 +104,7 @@ def rule(rule_id: tuple[str, ...], as_json: bool) -> int:
             raise BadInput(f"no rule {shown(name)}; {suggest(name.upper(), list(known))}")
     found = tuple(known[name] for name in dict.fromkeys(map(str.upper, rule_id)))
     if as_json:
-        print_json(RuleDocs(found))
+        print_json({"rules": found}, RULE_DOCS)
         return OK
     console = new_console()
     for number, each in enumerate(found):

@@ -21,6 +21,7 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.hardware import calibration_note
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
@@ -99,12 +100,12 @@ class TestPlan:
     left_out: int
 
 
-@dataclass(frozen=True)
-class SweepPlan:
-    """The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing."""
-
-    calibration: str
-    tests: tuple[TestPlan, ...]
+SWEEP_PLAN = json_object(
+    "SweepPlan",
+    'The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing.',
+    calibration=str,
+    tests=list[TestPlan],
+)
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,8 @@ def sweep_plan(
         choice.check()
     totals = list(summaries) if as_json else _show(summaries, system, with_points=form == "table")
     if as_json:
-        print_json(SweepPlan(calibration_note(system), tuple(as_test(each, tuple(_notes(each))) for each in totals)))
+        tests = [as_test(each, tuple(_notes(each))) for each in totals]
+        print_json({"calibration": calibration_note(system), "tests": tests}, SWEEP_PLAN)
     return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
 
 
