@@ -3,7 +3,6 @@
 import fnmatch
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +39,11 @@ _HISTORY = click.option(
 )
 
 
-@dataclass(frozen=True)
-class ImportedReport:
-    """A report, and what became of its runs."""
-
-    path: Path
-    runs: Imported
-
-
+_IMPORTED_REPORT = json_object("ImportedReport", "A report, and what became of its runs.", path=Path, runs=Imported)
 IMPORTED_REPORTS = json_object(
     "ImportedReports",
     "What was imported. Where one cannot be, there is an error instead, and the others are imported all the same.",
-    reports=list[ImportedReport],
+    reports=[_IMPORTED_REPORT],
 )
 STORED_POINTS = json_object(
     "StoredPoints", "The points of a history, one per comparability key.", points=list[StoredPoint]
@@ -75,15 +67,16 @@ def history() -> None:
 @JSON
 def import_(path: Path, results: tuple[Path, ...], as_json: bool) -> int:
     """Add the results of runs; a RUN may be its report.json. What is there already stays once."""
-    console, errors, reports = new_console(_WIDTH, stderr=as_json), list[BadInput](), list[ImportedReport]()
+    console, errors, reports = new_console(_WIDTH, stderr=as_json), list[BadInput](), list[dict[str, Any]]()
     given, skipped = without_dry_runs(results)
     for note in skipped:
         console.print_line(printable(f"note: {note}"))
     with History(path) as store:
         for result in given:
             try:
-                reports.append(ImportedReport(result, store.import_report(result)))
-                console.print_line(printable(f"{result}: {_imported_text(reports[-1].runs)}"))
+                imported = store.import_report(result)
+                reports.append({"path": result, "runs": imported})
+                console.print_line(printable(f"{result}: {_imported_text(imported)}"))
             except BadInput as error:
                 errors.append(error)
     if errors:

@@ -22,7 +22,7 @@ from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenar
 
 # The type of each command's document. `show` prints the report, which has a schema of its own
 DOCUMENTS: Mapping[str, str] = {
-    "list": "commands.plan.list_known:Known",
+    "list": "commands.plan.list_known:KNOWN",
     "rule": "commands.plan.list_known:RULE_DOCS",
     "verify-configs": "commands.plan.verify:FINDINGS",
     "dry-run": "commands.plan.dry_run:DryRun",
