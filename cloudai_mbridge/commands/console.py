@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -72,15 +71,6 @@ STDOUT = "-"
 _WITH_A_FILE = {"gate", "compare"}  # their --json accepts a file name
 
 
-@dataclass(frozen=True)
-class Error:
-    """What went wrong. kind: its class. messages: one per line of the text on standard error."""
-
-    kind: str
-    exit_code: int
-    messages: tuple[str, ...]
-
-
 def render_json(document: object, form: Any = None) -> str:
     """Return a document as JSON; numbers that are not finite become null.
 
@@ -114,4 +104,4 @@ def wants_json(argv: Sequence[str]) -> bool:
 def print_error(kind: str, exit_code: int, text: str) -> None:
     """Print an error as a document, unless standard output is closed."""
     with contextlib.suppress(OSError):
-        print_json({"error": Error(kind, exit_code, tuple(shortened(text).splitlines()))})
+        print_json({"error": {"kind": kind, "exit_code": exit_code, "messages": shortened(text).splitlines()}})

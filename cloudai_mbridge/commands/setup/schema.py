@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from cloudai_mbridge.commands.console import Error
 from cloudai_mbridge.errors import OK
 from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.gate.policy import GatePolicy
@@ -29,7 +28,7 @@ DOCUMENTS: Mapping[str, str] = {
     "sweep plan": "commands.plan.sweep:SWEEP_PLAN",
     "sweep explain": "commands.plan.sweep:EXPLANATION",
     "estimate": "estimate.point:Estimate",
-    "tune": "commands.plan.tune:RankedLayouts",
+    "tune": "commands.plan.tune:RANKED_LAYOUTS",
     "calibrate": "commands.plan.calibrate:FittedFactors",
     "status": "runner.control:RunStatus",
     "logs": "runner.control:RunStatus",
@@ -49,7 +48,14 @@ DOCUMENTS: Mapping[str, str] = {
 }
 
 
-ERROR_DOCUMENT = json_object("ErrorDocument", "What a command prints in place of its document.", error=Error)
+_ERROR = json_object(
+    "Error",
+    "What went wrong. kind: its class. messages: one per line of the text on standard error.",
+    kind=str,
+    exit_code=int,
+    messages=tuple[str, ...],
+)
+ERROR_DOCUMENT = json_object("ErrorDocument", "What a command prints in place of its document.", error=_ERROR)
 
 
 class _DocumentSchema(GenerateJsonSchema):
