@@ -101,7 +101,7 @@ def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) ->
     InUse: another process holds it. Paused, Interrupted, ToolFailure: it has not come to its end.
     """
     lines = cast(IO[str], _Lines(progress))
-    with completion(prepared.plan, root, partial(print, file=lines)) as ended, driver_lock(root):
+    with completion(prepared.plan, root, partial(print, file=lines)) as take_report, driver_lock(root):
         try:
             with PlainObserver(lines, prepared.plan, clock_of(prepared.plan, root)) as observer:
                 pipeline.execute(
@@ -110,9 +110,9 @@ def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) ->
         except MBridgeError as error:
             error.add_note(f"results: {root}; continue with: open_run({str(root)!r}).resume()")
             with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error is more informative
-                ended.report = pipeline.report(root)
+                take_report(pipeline.report(root))
             raise
-        ended.report = pipeline.report(root)
+        take_report(pipeline.report(root))
 
 
 class _Lines(io.TextIOBase):

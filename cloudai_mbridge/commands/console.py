@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -72,36 +71,23 @@ STDOUT = "-"
 _WITH_A_FILE = {"gate", "compare"}  # their --json accepts a file name
 
 
-@dataclass(frozen=True)
-class Error:
-    """What went wrong. kind: its class. messages: one per line of the text on standard error."""
+def render_json(document: object, form: Any = None) -> str:
+    """Return a document as JSON; numbers that are not finite become null.
 
-    kind: str
-    exit_code: int
-    messages: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ErrorDocument:
-    """What a command prints in place of its document."""
-
-    error: Error
-
-
-def render_json(document: object) -> str:
-    """Return a document, a dataclass or a model, as JSON; numbers that are not finite become null."""
+    form: the type of a document that is a dict, of `json_object`; default: that of a dataclass or a model.
+    """
     from pydantic import TypeAdapter  # slow to import, and not needed for help and completion
 
     from cloudai_mbridge.report.model import plain
 
-    data: Any = TypeAdapter[Any](type(document)).dump_python(document, mode="json")
+    data: Any = TypeAdapter[Any](form or type(document)).dump_python(document, mode="json")
     finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
     return json.dumps(plain(finite), indent=2)
 
 
-def print_json(document: object) -> None:
-    """Print a command's JSON document."""
-    click.echo(render_json(document))
+def print_json(document: object, form: Any = None) -> None:
+    """Print a command's JSON document, as `render_json` returns it."""
+    click.echo(render_json(document, form))
 
 
 def wants_json(argv: Sequence[str]) -> bool:
@@ -118,4 +104,4 @@ def wants_json(argv: Sequence[str]) -> bool:
 def print_error(kind: str, exit_code: int, text: str) -> None:
     """Print an error as a document, unless standard output is closed."""
     with contextlib.suppress(OSError):
-        print_json(ErrorDocument(Error(kind, exit_code, tuple(shortened(text).splitlines()))))
+        print_json({"error": {"kind": kind, "exit_code": exit_code, "messages": shortened(text).splitlines()}})

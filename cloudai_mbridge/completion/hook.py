@@ -4,7 +4,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +23,28 @@ _SLICE_S = 0.05
 _MOST_FASTEST = 3  # of each test
 
 
-@dataclass
-class Ended:
-    """How a run has ended. report: None until one is written."""
-
-    report: RunReport | None = None
-
-
 @contextlib.contextmanager
-def completion(plan: ScenarioPlan, root: Path, note: Callable[[str], None]) -> Iterator[Ended]:
+def completion(plan: ScenarioPlan, root: Path, note: Callable[[str], None]) -> Iterator[Callable[[RunReport], None]]:
     """Notify when the enclosed block ends, also if it fails. A run that another process holds, or that was
     left to its scheduler, has not ended.
 
+    Yields a function that the block calls with the run's report, once it is written.
     note: receives a line about each failed notification.
     """
-    ended = Ended()
+    report: RunReport | None = None
+
+    def take_report(written: RunReport) -> None:
+        nonlocal report
+        report = written
+
     try:
-        yield ended
+        yield take_report
     except (InUse, Detached):
         raise
     except Exception as error:
-        _tell(plan, root, ended.report, error, note)
+        _tell(plan, root, report, error, note)
         raise
-    _tell(plan, root, ended.report, None, note)
+    _tell(plan, root, report, None, note)
 
 
 def _tell(

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import GenericAlias
 from typing import Annotated, Any
 
 import tomlkit
 from pydantic import BeforeValidator
 from tomlkit.items import Array, Item
+from typing_extensions import TypedDict  # the one that pydantic takes, before Python 3.12
 
 from cloudai_mbridge.errors import BadInput, shown
 
@@ -40,6 +42,22 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {shown(key)} appears twice")
         found[key] = value
     return found
+
+
+def json_object(name: str, description: str, /, **types: Any) -> Any:
+    """Return the type of a JSON object, from which pydantic prints it and makes its schema.
+
+    name, description: in the schema. types: of the values, by key; [form] is a list of such objects.
+    """
+    forms = {key: GenericAlias(list, (form[0],)) if isinstance(form, list) else form for key, form in types.items()}
+    found = TypedDict(name, forms)  # type: ignore[misc]
+    found.__doc__ = description
+    return found
+
+
+def fill(form: Any, record: object, /, **values: Any) -> dict[str, Any]:
+    """Return a JSON object: the given values, and those of the record's attributes that its other keys name."""
+    return {key: values[key] if key in values else getattr(record, key) for key in form.__annotations__}
 
 
 def is_deep(value: Any, levels: int = _MOST_LEVELS) -> bool:

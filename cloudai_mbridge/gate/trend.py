@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, NamedRun, Series, SeriesRun
 from cloudai_mbridge.gate.levels import MIN_EFFECT, Levels, find_levels
 from cloudai_mbridge.gate.runs import METRICS, SUCCESS, changed
@@ -90,11 +91,7 @@ class Trend:
         return bool(self.changes or self.drift)
 
 
-@dataclass(frozen=True)
-class Trends:
-    """One metric of several comparability keys."""
-
-    trends: tuple[Trend, ...]
+TRENDS = json_object("Trends", "One metric of several comparability keys.", trends=list[Trend])
 
 
 def find_trend(

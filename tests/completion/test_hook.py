@@ -36,8 +36,8 @@ def ended(root: Path, error: Exception | None = None, **asked: Any) -> list[str]
     """Tell of the end of a run that has a report, and return the notes."""
     notes: list[str] = []
     raising = pytest.raises(type(error)) if error else nullcontext()
-    with raising as raised, completion(plan(**asked), root, notes.append) as run:
-        run.report = some_report(some_point())
+    with raising as raised, completion(plan(**asked), root, notes.append) as take_report:
+        take_report(some_report(some_point()))
         if error is not None:
             raise error
     assert raised is None or raised.value is error

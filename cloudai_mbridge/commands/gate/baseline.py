@@ -3,7 +3,6 @@
 import getpass
 import subprocess
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
+from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.gate.baseline import Baseline, as_list, load_baseline, replace_if_unchanged
 from cloudai_mbridge.gate.policy import default_metrics, load_policy
 from cloudai_mbridge.gate.promotion import MAX_NOISE, MIN_RUNS, Proposal, Terms, difference, oddities, propose, select
@@ -37,24 +37,22 @@ class ConfirmationNeeded(MBridgeError):
     exit_code = NOT_CONFIRMED
 
 
-@dataclass(frozen=True)
-class Promotion:
-    """What promoting means for a baseline file. points: those that were given. difference: a unified diff, by lines."""
-
-    path: Path
-    is_written: bool
-    points: tuple[str, ...]
-    difference: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BaselineCheck:
-    """What looks wrong in a baseline that can be read; nothing of it is an error."""
-
-    path: Path
-    points: int
-    oddities: tuple[str, ...]
+PROMOTION = json_object(
+    "Promotion",
+    "What promoting means for a baseline file. points: those that were given. difference: a unified diff, by lines.",
+    path=Path,
+    is_written=bool,
+    points=tuple[str, ...],
+    difference=list[str],
+    notes=tuple[str, ...],
+)
+BASELINE_CHECK = json_object(
+    "BaselineCheck",
+    "What looks wrong in a baseline that can be read; nothing of it is an error.",
+    path=Path,
+    points=int,
+    oddities=list[str],
+)
 
 
 @click.group()
@@ -108,7 +106,8 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
         if is_wanted and not is_written:
             click.echo(f"{path} has changed meanwhile; looking again", err=as_json)
         elif as_json:
-            print_json(Promotion(path, is_written, proposal.points, tuple(difference(proposal)), proposal.notes))
+            found = fill(PROMOTION, proposal, is_written=is_written, difference=difference(proposal))
+            print_json(found, PROMOTION)
             return OK
         else:
             text = f"written: {path}, {counted(len(proposal.points), 'point')} promoted"
@@ -142,7 +141,7 @@ def check(path: Path, max_age_days: int, as_json: bool) -> int:
     loaded = load_baseline(path)
     found = oddities(loaded, datetime.now(UTC), max_age_days)
     if as_json:
-        print_json(BaselineCheck(path, len(loaded.points), tuple(found)))
+        print_json({"path": path, "points": len(loaded.points), "oddities": found}, BASELINE_CHECK)
         return OK
     for text in found:
         click.echo(f"warn  {_printable(text)}")

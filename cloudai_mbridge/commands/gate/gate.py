@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 
@@ -15,6 +15,7 @@ from cloudai_mbridge.commands.gate.confirm import confirm as run_again
 from cloudai_mbridge.commands.options import PATH, run_argument
 from cloudai_mbridge.commands.run.watch import observer_for
 from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.comparison import (
@@ -47,20 +48,16 @@ _AUTHORS = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN", "CHANGE_AUTHOR")
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
-@dataclass(frozen=True)
-class GateDocument(GateResult):
-    """Result of a gate, its headline, its exit code, and the next steps if it is not green."""
-
-    headline: str = ""
-    exit_code: int = OK
-    next_steps: NextSteps | None = None
-
-
-@dataclass(frozen=True)
-class ComparisonDocument(GateDocument):
-    """Result of a comparison, with its table of one metric."""
-
-    comparison: ComparisonTable | None = None
+_DOCUMENT = {**get_type_hints(GateResult), "headline": str, "exit_code": int, "next_steps": NextSteps | None}
+GATE_DOCUMENT = json_object(
+    "GateDocument", "Result of a gate, its headline, its exit code, and the next steps if it is not green.", **_DOCUMENT
+)
+COMPARISON_DOCUMENT = json_object(
+    "ComparisonDocument",
+    "Result of a comparison, with its table of one metric.",
+    **_DOCUMENT,
+    comparison=ComparisonTable | None,
+)
 
 
 def _output_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -125,7 +122,7 @@ def gate(
     page = str(files["html"] or "")
     author = next(filter(None, map(os.environ.get, _AUTHORS)), None) or user_name()
     steps = next_steps(result, judged, loaded, today, reason=headline(result), by=author, page=page)
-    document = GateDocument(**_facts(result), next_steps=steps)
+    document = {**_facts(result), "next_steps": steps}
     not_written = _show(document, result, given[0], files, verbose=verbose)
     code = result.exit_code or not_written
     click.echo(f"exit code {code}", err=as_json)
@@ -162,7 +159,7 @@ def compare(old: Path, new: Path, policy: Path | None, metric: str | None, verbo
     result, table = compare_points(old, new, terms, metric, datetime.now(UTC).date())
     if table is not None and files["json_file"] != _STDOUT:
         new_console().print(render_comparison(table))
-    document = ComparisonDocument(**_facts(result), comparison=table)
+    document = {**_facts(result), "next_steps": None, "comparison": table}
     return _show(document, result, new, files, verbose=verbose)
 
 
@@ -181,16 +178,16 @@ def _facts(result: GateResult) -> dict[str, Any]:
 
 
 def _show(
-    document: GateDocument, result: GateResult, report: Path, files: Mapping[str, Path | None], *, verbose: bool
+    document: dict[str, Any], result: GateResult, report: Path, files: Mapping[str, Path | None], *, verbose: bool
 ) -> int:
     """Print a result and write its files; return 0, or the exit code of a file that could not be written.
 
     The table of a comparison is printed already.
     """
-    as_json, steps = files["json_file"] == _STDOUT, document.next_steps
-    table = document.comparison if isinstance(document, ComparisonDocument) else None
+    as_json, steps, table = files["json_file"] == _STDOUT, document["next_steps"], document.get("comparison")
+    form = COMPARISON_DOCUMENT if "comparison" in document else GATE_DOCUMENT
     if as_json:
-        print_json(document)
+        print_json(document, form)
     else:
         console = new_console()
         for line, style in render_gate(result):
@@ -200,7 +197,7 @@ def _show(
         for line in render_next_steps(steps):
             console.print_line(line)
     formats: dict[str, Callable[[], str]] = {
-        "json_file": lambda: f"{render_json(document)}\n",
+        "json_file": lambda: f"{render_json(document, form)}\n",
         "markdown": lambda: render_gate_markdown(result, steps),
         "junit": lambda: render_gate_junit(result),
         "html": lambda: render_report_file(report, gate=plain(document)),

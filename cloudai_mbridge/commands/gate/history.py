@@ -3,7 +3,6 @@
 import fnmatch
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
 from cloudai_mbridge.commands.options import JSON, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.gate.history import DEFAULT_METRIC, FAILED, History, Imported
 from cloudai_mbridge.gate.history_file import StoredPoint, StoredRun
 from cloudai_mbridge.gate.runs import METRICS, without_dry_runs
@@ -39,34 +39,21 @@ _HISTORY = click.option(
 )
 
 
-@dataclass(frozen=True)
-class ImportedReport:
-    """A report, and what became of its runs."""
-
-    path: Path
-    runs: Imported
-
-
-@dataclass(frozen=True)
-class ImportedReports:
-    """What was imported. Where one cannot be, there is an error instead, and the others are imported all the same."""
-
-    reports: tuple[ImportedReport, ...]
-
-
-@dataclass(frozen=True)
-class StoredPoints:
-    """The points of a history, one per comparability key."""
-
-    points: tuple[StoredPoint, ...]
-
-
-@dataclass(frozen=True)
-class StoredRuns:
-    """Runs of a history. comparability: key -> what must be equal for results to be compared."""
-
-    runs: tuple[StoredRun, ...]
-    comparability: Mapping[str, Mapping[str, Any]]
+_IMPORTED_REPORT = json_object("ImportedReport", "A report, and what became of its runs.", path=Path, runs=Imported)
+IMPORTED_REPORTS = json_object(
+    "ImportedReports",
+    "What was imported. Where one cannot be, there is an error instead, and the others are imported all the same.",
+    reports=[_IMPORTED_REPORT],
+)
+STORED_POINTS = json_object(
+    "StoredPoints", "The points of a history, one per comparability key.", points=list[StoredPoint]
+)
+STORED_RUNS = json_object(
+    "StoredRuns",
+    "Runs of a history. comparability: key -> what must be equal for results to be compared.",
+    runs=list[StoredRun],
+    comparability=Mapping[str, Mapping[str, Any]],
+)
 
 
 @click.group()
@@ -80,22 +67,23 @@ def history() -> None:
 @JSON
 def import_(path: Path, results: tuple[Path, ...], as_json: bool) -> int:
     """Add the results of runs; a RUN may be its report.json. What is there already stays once."""
-    console, errors, reports = new_console(_WIDTH, stderr=as_json), list[BadInput](), list[ImportedReport]()
+    console, errors, reports = new_console(_WIDTH, stderr=as_json), list[BadInput](), list[dict[str, Any]]()
     given, skipped = without_dry_runs(results)
     for note in skipped:
         console.print_line(printable(f"note: {note}"))
     with History(path) as store:
         for result in given:
             try:
-                reports.append(ImportedReport(result, store.import_report(result)))
-                console.print_line(printable(f"{result}: {_imported_text(reports[-1].runs)}"))
+                imported = store.import_report(result)
+                reports.append({"path": result, "runs": imported})
+                console.print_line(printable(f"{result}: {_imported_text(imported)}"))
             except BadInput as error:
                 errors.append(error)
     if errors:
         kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else BadInput
         raise kind("\n".join(dict.fromkeys(printable(str(error)) for error in errors)))
     if as_json:
-        print_json(ImportedReports(tuple(reports)))
+        print_json({"reports": reports}, IMPORTED_REPORTS)
     return OK
 
 
@@ -110,7 +98,7 @@ def list_(path: Path, pattern: str, as_json: bool) -> int:
     if not rows:
         raise BadInput(f"--point: {printable(pattern)!r} matches no point in {path}; see `mbridge history list`")
     if as_json:
-        print_json(StoredPoints(tuple(rows)))
+        print_json({"points": rows}, STORED_POINTS)
         return OK
     table = _table("point", "key", "good", "failed", "last run (UTC)", f"last {DEFAULT_METRIC}")
     for row in rows:
@@ -133,7 +121,8 @@ def show(path: Path, name: str, last: int, as_json: bool) -> int:
         found = [] if runs else store.runs(run_id_prefix=name, last=_MAX_NAMED + 1)
         if as_json and (runs or len(found) == 1):
             keys = dict.fromkeys(run.comparability_id for run in (*runs, *found))
-            print_json(StoredRuns((*runs, *found), {key: store.fields(key) for key in keys}))
+            comparability = {key: store.fields(key) for key in keys}
+            print_json({"runs": [*runs, *found], "comparability": comparability}, STORED_RUNS)
             return OK
         if runs:
             table = _table("run", "ended (UTC)", "verdict", "key", "commit", "nodes", DEFAULT_METRIC, "why")
@@ -185,11 +174,11 @@ def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_
         if not keys:
             raise BadInput(f"{printable(pattern)!r} matches no point in {path}; see `mbridge history list`")
         # numpy, for this command only
-        from cloudai_mbridge.gate.trend import Trends, find_trend, headline, story, summary
+        from cloudai_mbridge.gate.trend import TRENDS, find_trend, headline, story, summary
 
         found = [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]
     if as_json:
-        print_json(Trends(tuple(found)))
+        print_json({"trends": found}, TRENDS)
     else:
         console = new_console(_WIDTH)
         for each in found:

@@ -1,7 +1,6 @@
 """`mbridge dry-run`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +10,37 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console, print_json, show_rejected
 from cloudai_mbridge.commands.options import JSON, REJECTED, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
+from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.plan import RejectedPoint
 from cloudai_mbridge.plan.run_plan import LeftOut
 
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run whose files were written, in its directory `key` below the root. world_size: ranks."""
-
-    key: str
-    test_id: str
-    label: str
-    iteration: int
-    coordinates: Mapping[str, Any]
-    num_nodes: int
-    world_size: int
-
-
-@dataclass(frozen=True)
-class DryRun:
+_PLANNED_RUN = json_object(
+    "PlannedRun",
+    "A run whose files were written, in its directory `key` below the root. world_size: ranks.",
+    key=str,
+    test_id=str,
+    label=str,
+    iteration=int,
+    coordinates=Mapping[str, Any],
+    num_nodes=int,
+    world_size=int,
+)
+DRY_RUN = json_object(
+    "DryRun",
     """What `run` would submit. rejected: at most the first thousand points of a test; rule_counts is over all.
 
     left_out: points that were not chosen.
-    """
-
-    path: Path
-    scenario: str
-    system: str
-    runs: tuple[PlannedRun, ...]
-    num_rejected: int
-    rule_counts: Mapping[str, int]
-    rejected: tuple[RejectedPoint, ...]
-    notes: tuple[str, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    """,
+    path=Path,
+    scenario=str,
+    system=str,
+    runs=[_PLANNED_RUN],
+    num_rejected=int,
+    rule_counts=Mapping[str, int],
+    rejected=tuple[RejectedPoint, ...],
+    notes=tuple[str, ...],
+    left_out=tuple[LeftOut, ...],
+)
 
 
 @click.command("dry-run")
@@ -59,19 +56,8 @@ def dry_run(as_json: bool, all_rejected: bool, **options: Any) -> int:
     root = pipeline.write(prepared, dry_run=True)
     planned_runs = [run for run in prepared.plan.runs if not run.is_again]
     if as_json:
-        names, plan = [each.name for each in fields(PlannedRun)], prepared.plan
-        found = DryRun(
-            path=root,
-            scenario=plan.scenario,
-            system=plan.system,
-            runs=tuple(PlannedRun(**{name: getattr(run, name) for name in names}) for run in planned_runs),
-            num_rejected=plan.num_rejected,
-            rule_counts=plan.rule_counts,
-            rejected=plan.rejected,
-            notes=plan.notes,
-            left_out=plan.left_out,
-        )
-        print_json(found)
+        runs = [fill(_PLANNED_RUN, run) for run in planned_runs]
+        print_json(fill(DRY_RUN, prepared.plan, path=root, runs=runs), DRY_RUN)
         return OK if planned_runs else POINTS_FAILED
     for planned in planned_runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"

@@ -1,7 +1,6 @@
 """`mbridge list`: the recipes and the rules; `mbridge rule`: the documentation of rules."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 from rich.table import Table
@@ -11,6 +10,7 @@ from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.constraints.rule_docs import LiftedIn, RuleDoc, documents
 from cloudai_mbridge.errors import OK, BadInput, shown
+from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
@@ -26,31 +26,18 @@ _REPORTS = {
 }
 
 
-@dataclass(frozen=True)
-class Named:
-    """What can be named in a file, or asked for."""
-
-    name: str
-    description: str
-
-
-@dataclass(frozen=True)
-class KnownRule:
-    """A rule, and what must hold."""
-
-    rule_id: str
-    description: str
-    lifted: tuple[LiftedIn, ...]
-
-
-@dataclass(frozen=True)
-class Known:
-    """Everything that `list` lists, whatever it is asked for."""
-
-    recipes: tuple[Named, ...]
-    rules: tuple[KnownRule, ...]
-    agents: tuple[Named, ...]
-    reports: tuple[Named, ...]
+_NAMED = json_object("Named", "What can be named in a file, or asked for.", name=str, description=str)
+_KNOWN_RULE = json_object(
+    "KnownRule", "A rule, and what must hold.", rule_id=str, description=str, lifted=tuple[LiftedIn, ...]
+)
+KNOWN = json_object(
+    "Known",
+    "Everything that `list` lists, whatever it is asked for.",
+    recipes=[_NAMED],
+    rules=[_KNOWN_RULE],
+    agents=[_NAMED],
+    reports=[_NAMED],
+)
 
 
 @click.command("list")
@@ -59,41 +46,44 @@ class Known:
 @JSON
 def list_(what: str | None, verbose: bool, as_json: bool) -> int:
     """List the recipes and the rules; or the agents, or the reports, as CloudAI does."""
-    known = Known(
-        tuple(Named(name, load_recipe(name).description) for name in recipe_names()),
-        tuple(KnownRule(each.rule_id, each.title, each.lifted) for each in documents().values()),
-        tuple(Named(*each) for each in _AGENTS.items()),
-        tuple(Named(*each) for each in _REPORTS.items()),
-    )
+    recipes, rules = {name: load_recipe(name).description for name in recipe_names()}, documents().values()
     if as_json:
-        print_json(known)
+        print_json(
+            {
+                "recipes": _named(recipes),
+                "rules": [fill(_KNOWN_RULE, each, description=each.title) for each in rules],
+                "agents": _named(_AGENTS),
+                "reports": _named(_REPORTS),
+            },
+            KNOWN,
+        )
     elif what:
-        for named in known.agents if what == "agents" else known.reports:
-            click.echo(f"{named.name}: {named.description}")
+        for name, text in (_AGENTS if what == "agents" else _REPORTS).items():
+            click.echo(f"{name}: {text}")
     else:
-        _show(known)
+        _show(recipes, rules)
     return OK
 
 
-def _show(known: Known) -> None:
-    recipes = Table("recipe", "description", title="Recipes", title_justify="left")
-    for recipe in known.recipes:
-        recipes.add_row(recipe.name, Text(recipe.description))
-    rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
-    for rule in known.rules:
+def _named(texts: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "description": text} for name, text in texts.items()]
+
+
+def _show(recipes: Mapping[str, str], rules: Iterable[RuleDoc]) -> None:
+    table = Table("recipe", "description", title="Recipes", title_justify="left")
+    for name, text in recipes.items():
+        table.add_row(name, Text(text))
+    of_rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
+    for rule in rules:
         lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in rule.lifted)
-        rules.add_row(rule.rule_id, Text(rule.description), Text(lifted))
+        of_rules.add_row(rule.rule_id, Text(rule.title), Text(lifted))
     console = new_console()
-    console.print(recipes)
-    console.print(rules)
+    console.print(table)
+    console.print(of_rules)
     console.print_line("details: mbridge rule RULE")
 
 
-@dataclass(frozen=True)
-class RuleDocs:
-    """The documentation of the requested rules."""
-
-    rules: tuple[RuleDoc, ...]
+RULE_DOCS = json_object("RuleDocs", "The documentation of the requested rules.", rules=tuple[RuleDoc, ...])
 
 
 @click.command()
@@ -107,7 +97,7 @@ def rule(rule_id: tuple[str, ...], as_json: bool) -> int:
             raise BadInput(f"no rule {shown(name)}; {suggest(name.upper(), list(known))}")
     found = tuple(known[name] for name in dict.fromkeys(map(str.upper, rule_id)))
     if as_json:
-        print_json(RuleDocs(found))
+        print_json({"rules": found}, RULE_DOCS)
         return OK
     console = new_console()
     for number, each in enumerate(found):

@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.hardware import calibration_note
+from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
@@ -35,91 +35,82 @@ from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula
 
-
-@dataclass(frozen=True)
-class Needs:
+_NEEDS = json_object(
+    "Needs",
     """What a point is predicted to need; None: not known, for the reasons in `why`.
 
     memory_share: of the GPU's memory, for states and activations. gpu_hours, cost: of the steps of all its runs.
-    """
-
-    peak_memory_gib: float | None
-    gpu_memory_gib: float | None
-    memory_share: float | None
-    worst_stage: int | None
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
-    gpu_hours: float | None
-    cost: float | None
-    why: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PlannedPoint:
+    """,
+    peak_memory_gib=float | None,
+    gpu_memory_gib=float | None,
+    memory_share=float | None,
+    worst_stage=int | None,
+    step_time_s=float | None,
+    tokens_per_s_per_gpu=float | None,
+    tflops_per_gpu=float | None,
+    mfu=float | None,
+    gpu_hours=float | None,
+    cost=float | None,
+    why=tuple[str, ...],
+)
+_PLANNED_POINT = json_object(
+    "PlannedPoint",
     """A point that breaks no rule, or one that was asked for. needs: None of one that breaks a rule.
 
     beyond: the limit of the sweep that leaves it out, "" for none.
-    """
-
-    label: str
-    status: str
-    coordinates: Mapping[str, Any]
-    beyond: str
-    needs: Needs | None
-
-
-@dataclass(frozen=True)
-class TestPlan:
+    """,
+    label=str,
+    status=str,
+    coordinates=Mapping[str, Any],
+    beyond=str,
+    needs=_NEEDS | None,
+)
+_TEST_PLAN = json_object(
+    "TestPlan",
     """Counts over all points of a test. predicted, gpu_hours, priced, cost: over those that would run.
 
     axes: name -> number of values. rejected: by a rule. rules: rule -> points that break it. why: reasons why nothing
     is predicted -> points. examples: the first accepted points, then the first that are held back. left_out: accepted
     points that were not chosen.
-    """
-
-    test_id: str
-    axes: Mapping[str, int]
-    points: int
-    accepted: int
-    held_back: int
-    rejected: int
-    would_run: int
-    predicted: int
-    gpu_hours: float
-    priced: int
-    cost: float | None
-    currency: str
-    why_no_cost: str
-    rules: Mapping[str, int]
-    why: Mapping[str, int]
-    not_considered: tuple[str, ...]
-    notes: tuple[str, ...]
-    examples: tuple[PlannedPoint, ...]
-    left_out: int
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing."""
-
-    calibration: str
-    tests: tuple[TestPlan, ...]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """One point. holds: the rules that hold. filled_in: by which preset. memory: its largest terms, "" if not known."""
-
-    test_id: str
-    point: PlannedPoint
-    violations: tuple[Violation, ...]
-    lifted: tuple[Lifted, ...]
-    not_evaluated: tuple[NotEvaluated, ...]
-    holds: tuple[str, ...]
-    filled_in: str
-    memory: str
+    """,
+    test_id=str,
+    axes=Mapping[str, int],
+    points=int,
+    accepted=int,
+    held_back=int,
+    rejected=int,
+    would_run=int,
+    predicted=int,
+    gpu_hours=float,
+    priced=int,
+    cost=float | None,
+    currency=str,
+    why_no_cost=str,
+    rules=Mapping[str, int],
+    why=Mapping[str, int],
+    not_considered=tuple[str, ...],
+    notes=list[str],
+    examples=[_PLANNED_POINT],
+    left_out=int,
+)
+SWEEP_PLAN = json_object(
+    "SweepPlan",
+    'The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing.',
+    calibration=str,
+    tests=[_TEST_PLAN],
+)
+EXPLANATION = json_object(
+    "Explanation",
+    'One point. holds: the rules that hold. filled_in: by which preset. memory: its largest terms, "" if not known.',
+    test_id=str,
+    point=_PLANNED_POINT,
+    violations=tuple[Violation, ...],
+    lifted=tuple[Lifted, ...],
+    not_evaluated=list[NotEvaluated],
+    holds=list[str],
+    filled_in=str,
+    memory=str,
+)
 
 
 def status_of(look: PointPreview) -> str:
@@ -131,36 +122,32 @@ def status_of(look: PointPreview) -> str:
     return "left out" if look.left_out else "accepted"
 
 
-def as_point(look: PointPreview) -> PlannedPoint:
+def as_point(look: PointPreview) -> dict[str, Any]:
     """Return a point of a sweep in its document form."""
     needs = None
     if look.headline is not None:
-        values: dict[str, Any] = {"gpu_hours": look.gpu_hours, "cost": look.cost}
-        values |= {each.name: getattr(look.headline, each.name) for each in fields(Needs) if each.name not in values}
-        needs = Needs(**values)
-    return PlannedPoint(look.label, status_of(look), look.point.coordinates, look.beyond, needs)
+        needs = fill(_NEEDS, look.headline, gpu_hours=look.gpu_hours, cost=look.cost)
+    return fill(_PLANNED_POINT, look, status=status_of(look), coordinates=look.point.coordinates, needs=needs)
 
 
-def as_test(summary: SweepSummary, notes: tuple[str, ...]) -> TestPlan:
+def as_test(summary: SweepSummary, notes: list[str]) -> dict[str, Any]:
     """Return the counts of a test in their document form."""
-    examples = (*summary.examples, *(look for look, _ in summary.held_examples))
-    values: dict[str, Any] = {"notes": notes, "examples": tuple(map(as_point, examples))}
-    values["rejected"] = summary.points - summary.accepted - summary.held_back
-    values |= {each.name: getattr(summary, each.name) for each in fields(TestPlan) if each.name not in values}
-    return TestPlan(**values)
+    examples = [as_point(look) for look in (*summary.examples, *(look for look, _ in summary.held_examples))]
+    rejected = summary.points - summary.accepted - summary.held_back
+    return fill(_TEST_PLAN, summary, rejected=rejected, notes=notes, examples=examples)
 
 
-def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> Explanation:
+def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> dict[str, Any]:
     """Return the full explanation of a point in its document form."""
     answers = look.point.answers
     decided = {answer.rule_id for answer in answers}
-    return Explanation(
+    return fill(
+        EXPLANATION,
+        look.point,
         test_id=test_id,
         point=as_point(look),
-        violations=look.point.violations,
-        lifted=look.point.lifted,
-        not_evaluated=tuple(answer for answer in answers if isinstance(answer, NotEvaluated)),
-        holds=tuple(name for name in map(rule_id, RULES) if name not in decided),
+        not_evaluated=[answer for answer in answers if isinstance(answer, NotEvaluated)],
+        holds=[name for name in map(rule_id, RULES) if name not in decided],
         filled_in=filled_in,
         memory=memory,
     )
@@ -246,7 +233,8 @@ def sweep_plan(
         choice.check()
     totals = list(summaries) if as_json else _show(summaries, system, with_points=form == "table")
     if as_json:
-        print_json(SweepPlan(calibration_note(system), tuple(as_test(each, tuple(_notes(each))) for each in totals)))
+        tests = [as_test(each, list(_notes(each))) for each in totals]
+        print_json({"calibration": calibration_note(system), "tests": tests}, SWEEP_PLAN)
     return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
 
 
@@ -452,7 +440,7 @@ def sweep_explain(
     decision = status_of(look)
     if as_json:
         is_known = look.headline is not None and look.headline.peak_memory_gib is not None
-        print_json(as_explanation(test_id, look, fill_in, plan.terms(found) if is_known else ""))
+        print_json(as_explanation(test_id, look, fill_in, plan.terms(found) if is_known else ""), EXPLANATION)
         return OK if decision == "accepted" else POINTS_FAILED
     console.print_line(f"{test_id}/{look.label}: {decision}")
     coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())

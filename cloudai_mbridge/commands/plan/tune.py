@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Price, price_of
-from cloudai_mbridge.files.documents import render_toml
+from cloudai_mbridge.files.documents import fill, json_object, render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import load_system, load_test_definition
 from cloudai_mbridge.models.slurm_values import slurm_time
@@ -32,36 +31,34 @@ MOST_MEASURED = 200
 _MOST_RULES = 3
 
 
-@dataclass(frozen=True)
-class RankedLayout:
-    """A layout. args: its test's cmd_args. step_time_90_s: the 90 % interval; None: endless. fits: how probably."""
-
-    rank: int
-    args: Mapping[str, Any]
-    step_time_s: float
-    step_time_90_s: tuple[float, float | None]
-    peak_memory_gib: float | None
-    gpu_memory_gib: float | None
-    fits: float
-    tflops_per_gpu: float | None
-    gpu_hours: float | None
-    cost: float | None
-
-
-@dataclass(frozen=True)
-class RankedLayouts:
+_RANKED_LAYOUT = json_object(
+    "RankedLayout",
+    "A layout. args: its test's cmd_args. step_time_90_s: the 90 % interval; None: endless. fits: how probably.",
+    rank=int,
+    args=Mapping[str, Any],
+    step_time_s=float,
+    step_time_90_s=tuple[float, float | None],
+    peak_memory_gib=float | None,
+    gpu_memory_gib=float | None,
+    fits=float,
+    tflops_per_gpu=float | None,
+    gpu_hours=float | None,
+    cost=float | None,
+)
+RANKED_LAYOUTS = json_object(
+    "RankedLayouts",
     """The best layouts by prediction. layouts: of so many, where one that recomputes more is not another.
 
     Left out, although faster: too_large, illegal, not_predicted.
-    """
-
-    version: Literal[1]
-    layouts: int
-    too_large: int
-    illegal: int
-    not_predicted: int
-    rules: Mapping[str, int]
-    best: tuple[RankedLayout, ...]
+    """,
+    version=Literal[1],
+    layouts=int,
+    too_large=int,
+    illegal=int,
+    not_predicted=int,
+    rules=Mapping[str, int],
+    best=[_RANKED_LAYOUT],
+)
 
 
 def _moved(context: click.Context, option: click.Parameter, file: str | None) -> None:
@@ -148,9 +145,16 @@ def tune(
     if write:
         _write(found, *write, _read_base(base))
     if as_json:
-        best = tuple(_ranked(number, each, found, price) for number, each in enumerate(found.best[:top], 1))
-        counts = found.num_layouts, found.num_too_large, found.num_illegal, found.num_unknown
-        print_json(RankedLayouts(1, *counts, dict(found.rules.most_common()), best))
+        document = {
+            "version": 1,
+            "layouts": found.num_layouts,
+            "too_large": found.num_too_large,
+            "illegal": found.num_illegal,
+            "not_predicted": found.num_unknown,
+            "rules": dict(found.rules.most_common()),
+            "best": [_ranked(number, each, found, price) for number, each in enumerate(found.best[:top], 1)],
+        }
+        print_json(document, RANKED_LAYOUTS)
     else:
         _show(new_console(), request, found, top, price, why_not)
     if write:
@@ -253,18 +257,17 @@ def _counts(found: Ranking) -> str:
     return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
 
 
-def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | None) -> RankedLayout:
+def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | None) -> dict[str, Any]:
     headline, args = candidate.headline, candidate.cmd_args
     hours = headline.gpu_hours(args["max_steps"])
-    return RankedLayout(
+    return fill(
+        _RANKED_LAYOUT,
+        headline,
         rank=number,
         args=args,
         step_time_s=candidate.step_time_s,
         step_time_90_s=found.interval_s(candidate),
-        peak_memory_gib=headline.peak_memory_gib,
-        gpu_memory_gib=headline.gpu_memory_gib,
         fits=candidate.fits,
-        tflops_per_gpu=headline.tflops_per_gpu,
         gpu_hours=hours,
         cost=price.per_gpu_hour * hours if price and hours is not None else None,
     )

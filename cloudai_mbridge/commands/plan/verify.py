@@ -17,6 +17,7 @@ from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, JSON, PATH, RULES
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.megatron_bridge.release import megatron_bridge_of
 from cloudai_mbridge.models.loading import (
     HOOK_DIR,
@@ -232,11 +233,9 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
     return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule"
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What was found about every file. Where one is not good, the exit code is 2."""
-
-    files: tuple[Finding, ...]
+FINDINGS = json_object(
+    "Findings", "What was found about every file. Where one is not good, the exit code is 2.", files=list[Finding]
+)
 
 
 @click.command("verify-configs")
@@ -257,7 +256,7 @@ def verify_configs(on_unknown_arg: Warn | None, as_json: bool, **options: Any) -
         elif not finding.is_foreign and not as_json:
             click.echo(f"ok    {finding.path}: {finding.text}")
     if as_json:
-        print_json(Findings(tuple(findings)))
+        print_json({"files": findings}, FINDINGS)
     else:
         for line in summarize_foreign(findings):
             click.echo(f"skipped (not {TEMPLATE}): {line}")

@@ -53,7 +53,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, de
     """
     may_detach = not prepared.system.is_one_machine
     try:
-        with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
+        with completion(prepared.plan, root, console.print_line) as take_report, driver_lock(root):
             try:
                 with observer_for(console, prepared.plan, root) as observer:
                     ask = observer.notice if sys.stdin.isatty() and sys.stdout.isatty() else None
@@ -64,18 +64,20 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path, *, de
                 raise
             except MBridgeError:
                 try:
-                    ended.report = show_report(console, root)
+                    report = show_report(console, root)
                 except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error is more informative
                     show_error(f"no report: {error}")
                 else:
-                    if ended.report.count(Verdict.CANCELLED):
+                    take_report(report)
+                    if report.count(Verdict.CANCELLED):
                         console.print_line(f"continue with: mbridge resume {root}")
                 raise
-            ended.report = show_report(console, root)
+            report = show_report(console, root)
+            take_report(report)
     except Detached as detached:
         console.print_line(str(detached))
         return OK
-    return OK if ended.report.succeeded else POINTS_FAILED
+    return OK if report.succeeded else POINTS_FAILED
 
 
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> RunReport:

@@ -1,7 +1,7 @@
 """`mbridge show`, `generate-report` and `export`: the results of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from cloudai_mbridge.commands.options import JSON, PATH, REJECTED, RUN_TEXT, as_
 from cloudai_mbridge.commands.run.drive import show_report
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.export import targets
+from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.files.replace import replacing, require_writable
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.plan import ROOT_FILES
@@ -73,18 +74,18 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True)
-class ReportWritten:
+REPORT_WRITTEN = json_object(
+    "ReportWritten",
     """The reports of a run. succeeded: as the exit code says. counts: points by verdict. num_rejected: by rules.
 
     files: none while another process drives the run.
-    """
-
-    path: Path
-    succeeded: bool
-    counts: Mapping[str, int]
-    num_rejected: int
-    files: tuple[Path, ...]
+    """,
+    path=Path,
+    succeeded=bool,
+    counts=Mapping[str, int],
+    num_rejected=int,
+    files=list[Path],
+)
 
 
 @click.command("generate-report")
@@ -111,8 +112,8 @@ def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, 
     succeeded = report.succeeded and held_by is None
     if as_json:
         names = () if held_by else _FILES
-        files = tuple(result_dir / name for name in names if (result_dir / name).exists())
-        print_json(ReportWritten(result_dir, succeeded, report.counts, report.num_rejected, files))
+        files = [result_dir / name for name in names if (result_dir / name).exists()]
+        print_json(fill(REPORT_WRITTEN, report, path=result_dir, succeeded=succeeded, files=files), REPORT_WRITTEN)
     return OK if succeeded else POINTS_FAILED
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console, print_json, show_error
 from cloudai_mbridge.commands.options import JSON, PATH, RUN_ROOT
 from cloudai_mbridge.errors import OK, BadInput, Damaged, MBridgeError, counted
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.logs.tail import tail_lines
@@ -132,11 +133,7 @@ class ListedRun:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The newest runs, newest first."""
-
-    runs: tuple[ListedRun, ...]
+RUNS = json_object("Runs", "The newest runs, newest first.", runs=list[ListedRun])
 
 
 @click.command()
@@ -148,7 +145,7 @@ def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
     found = find_runs(output_dir)
     rows = [read_row(root) for root in found[:most]]
     if as_json:
-        print_json(Runs(tuple(rows)))
+        print_json({"runs": rows}, RUNS)
         return OK
     console = new_console()
     if rows:

@@ -178,35 +178,28 @@ def watch(root: Path, page: Path | None) -> int:
     if page.resolve().parent == root.resolve() and page.name in vars(type(ROOT_FILES)).values():
         raise BadInput(f"--html: {page} is a file of the run itself; name another file")
     require_writable(page)
-    writer = _PageWriter(page, root, plan)
     console.print_line(f"page: {page}")
+    due_at = 0.0
+
+    def write_if_due() -> None:  # the last time must be long enough ago: a report of many points takes long itself
+        nonlocal due_at
+        if (begin := time.monotonic()) >= due_at:
+            _write_page(page, root, plan, reload_s=_RELOAD_S)
+            due_at = max(begin + _RELOAD_S, time.monotonic() + _COST * (time.monotonic() - begin))
+
     try:
-        return _watch(console, plan, root, writer.write_if_due)
+        return _watch(console, plan, root, write_if_due)
     finally:
-        writer.write(is_last=True)
+        _write_page(page, root, plan, reload_s=None)
 
 
-class _PageWriter:
-    """Writes the page of a report during a run, atomically."""
-
-    def __init__(self, page: Path, root: Path, plan: ScenarioPlan) -> None:
-        self._page, self._root, self._plan = page, root, plan
-        self._due_at = 0.0
-
-    def write_if_due(self) -> None:
-        """Write if the last time is long enough ago: a report of many points takes long itself."""
-        if (begin := time.monotonic()) < self._due_at:
-            return
-        self.write()
-        self._due_at = max(begin + _RELOAD_S, time.monotonic() + _COST * (time.monotonic() - begin))
-
-    def write(self, *, is_last: bool = False) -> None:
-        """Write now. is_last: the page does not load itself again."""
-        with reading(self._root) as held_by:
-            is_open = _num_open(self._plan, read_entries(self._root)) > 0
-            report = build_report(self._root, held_by or ("no process" if is_open else None)).to_dict()
-        links = log_links(report, self._root, self._page)
-        write_text(self._page, render_html(report, logs=links, reload_s=None if is_last else _RELOAD_S))
+def _write_page(page: Path, root: Path, plan: ScenarioPlan, *, reload_s: int | None) -> None:
+    """Write the page of a run's report, atomically. reload_s: after how long it loads itself again, None for never."""
+    with reading(root) as held_by:
+        is_open = _num_open(plan, read_entries(root)) > 0
+        report = build_report(root, held_by or ("no process" if is_open else None)).to_dict()
+    links = log_links(report, root, page)
+    write_text(page, render_html(report, logs=links, reload_s=reload_s))
 
 
 def _num_open(plan: ScenarioPlan, entries: Mapping[str, JournalEntry]) -> int:

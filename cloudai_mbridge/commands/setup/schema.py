@@ -14,38 +14,48 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from cloudai_mbridge.commands.console import ErrorDocument
 from cloudai_mbridge.errors import OK
+from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.gate.policy import GatePolicy
 from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenario_schema, system_schema, toml_schema
 
 # The type of each command's document. `show` prints the report, which has a schema of its own
 DOCUMENTS: Mapping[str, str] = {
-    "list": "commands.plan.list_known:Known",
-    "rule": "commands.plan.list_known:RuleDocs",
-    "verify-configs": "commands.plan.verify:Findings",
-    "dry-run": "commands.plan.dry_run:DryRun",
-    "sweep plan": "commands.plan.sweep:SweepPlan",
-    "sweep explain": "commands.plan.sweep:Explanation",
+    "list": "commands.plan.list_known:KNOWN",
+    "rule": "commands.plan.list_known:RULE_DOCS",
+    "verify-configs": "commands.plan.verify:FINDINGS",
+    "dry-run": "commands.plan.dry_run:DRY_RUN",
+    "sweep plan": "commands.plan.sweep:SWEEP_PLAN",
+    "sweep explain": "commands.plan.sweep:EXPLANATION",
     "estimate": "estimate.point:Estimate",
-    "tune": "commands.plan.tune:RankedLayouts",
+    "tune": "commands.plan.tune:RANKED_LAYOUTS",
     "calibrate": "commands.plan.calibrate:FittedFactors",
     "status": "runner.control:RunStatus",
     "logs": "runner.control:RunStatus",
-    "runs": "commands.run.status:Runs",
+    "runs": "commands.run.status:RUNS",
     "show": "",
-    "generate-report": "commands.run.results:ReportWritten",
-    "gate": "commands.gate.gate:GateDocument",
-    "compare": "commands.gate.gate:ComparisonDocument",
-    "baseline promote": "commands.gate.baseline:Promotion",
+    "generate-report": "commands.run.results:REPORT_WRITTEN",
+    "gate": "commands.gate.gate:GATE_DOCUMENT",
+    "compare": "commands.gate.gate:COMPARISON_DOCUMENT",
+    "baseline promote": "commands.gate.baseline:PROMOTION",
     "baseline show": "gate.baseline:Baseline",
-    "baseline check": "commands.gate.baseline:BaselineCheck",
-    "history import": "commands.gate.history:ImportedReports",
-    "history list": "commands.gate.history:StoredPoints",
-    "history show": "commands.gate.history:StoredRuns",
-    "history trend": "gate.trend:Trends",
+    "baseline check": "commands.gate.baseline:BASELINE_CHECK",
+    "history import": "commands.gate.history:IMPORTED_REPORTS",
+    "history list": "commands.gate.history:STORED_POINTS",
+    "history show": "commands.gate.history:STORED_RUNS",
+    "history trend": "gate.trend:TRENDS",
     "nodes show": "gate.nodes:NodesResult",
 }
+
+
+_ERROR = json_object(
+    "Error",
+    "What went wrong. kind: its class. messages: one per line of the text on standard error.",
+    kind=str,
+    exit_code=int,
+    messages=tuple[str, ...],
+)
+ERROR_DOCUMENT = json_object("ErrorDocument", "What a command prints in place of its document.", error=_ERROR)
 
 
 class _DocumentSchema(GenerateJsonSchema):
@@ -72,7 +82,7 @@ def document_schema(kind: str) -> Schema:
         return {**head, **_report_schema()}
     module, _, name = DOCUMENTS[command].partition(":")
     document: Any = getattr(importlib.import_module(f"cloudai_mbridge.{module}"), name)
-    return {**head, **_schema_of(document | ErrorDocument)}
+    return {**head, **_schema_of(document | ERROR_DOCUMENT)}
 
 
 def _schema_of(form: Any) -> Schema:
@@ -85,7 +95,7 @@ def _report_schema() -> Schema:
     own = {name: report.pop(name) for name in ("$schema", "$id", "$defs")}
     points = {"type": "object", "required": ["points"], "additionalProperties": False}
     points["properties"] = {"points": report["properties"]["points"]}
-    error = _schema_of(ErrorDocument)
+    error = _schema_of(ERROR_DOCUMENT)
     forms = {"report": report, "points_of_report": points, **error.pop("$defs"), "ErrorDocument": error}
     assert not own["$defs"].keys() & forms
     names = ("report", "points_of_report", "ErrorDocument")
