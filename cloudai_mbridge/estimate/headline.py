@@ -4,13 +4,13 @@ Results that depend on few arguments are cached. The numbers equal the results o
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.estimate import GIB, StageTotals, kind_of
+from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions, StageTotals, kind_of
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.point import assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
@@ -83,57 +83,56 @@ class Headline:
 _ROUNDING = 1e-9
 
 
-class Headlines:
-    """Estimates of many points; those that differ in copies and tokens alone share the totals of their memory."""
+def headline_estimator() -> Callable[[EstimateRequest], Headline]:
+    """Return a function that estimates points; those that differ in copies and tokens alone share memory totals."""
+    return partial(_headline, lru_cache(maxsize=10_000)(lambda kind, assumptions: StageTotals(assumptions)))
 
-    def __init__(self) -> None:
-        self._totals = lru_cache(maxsize=10_000)(lambda kind, assumptions: StageTotals(assumptions))
 
-    def of(self, request: EstimateRequest) -> Headline:
-        """Return the headline of a point; an invalid point yields a reason, not an exception."""
-        gpu = request.gpu
-        if gpu is None:
-            return Headline(None, request.args.num_gpus, why=(request.why_no_gpu,))
-        try:
-            model = request.architecture
-            layout = request.layout_of(model)
-            flops = flops_of(model, request.formula, layout.adapters)
-        except BadInput as error:
-            return Headline(gpu.name, request.args.num_gpus, why=(str(error),))
-        assumptions, why = assumptions_for(gpu), list[str]()
+def _headline(totals_of: Callable[[Hashable, Assumptions], StageTotals], request: EstimateRequest) -> Headline:
+    """Return the headline of a point; an invalid point yields a reason, not an exception."""
+    gpu = request.gpu
+    if gpu is None:
+        return Headline(None, request.args.num_gpus, why=(request.why_no_gpu,))
+    try:
+        model = request.architecture
+        layout = request.layout_of(model)
+        flops = flops_of(model, request.formula, layout.adapters)
+    except BadInput as error:
+        return Headline(gpu.name, request.args.num_gpus, why=(str(error),))
+    assumptions, why = assumptions_for(gpu), list[str]()
 
-        def fullest(layout: ParallelLayout) -> tuple[float, int, float]:
-            return self._totals(kind_of(model, layout), assumptions).fullest(model, layout)
+    def fullest(layout: ParallelLayout) -> tuple[float, int, float]:
+        return totals_of(kind_of(model, layout), assumptions).fullest(model, layout)
 
-        needed = answer_or_why("memory", lambda: fullest(layout), why.append)
-        peak, worst, modelled = (needed[0] / GIB, needed[1], needed[2] / GIB) if needed else (None, None, None)
-        step = answer_or_why("step_time_s", lambda: times_of(request, model).step_time_s(layout), why.append)
+    needed = answer_or_why("memory", lambda: fullest(layout), why.append)
+    peak, worst, modelled = (needed[0] / GIB, needed[1], needed[2] / GIB) if needed else (None, None, None)
+    step = answer_or_why("step_time_s", lambda: times_of(request, model).step_time_s(layout), why.append)
 
-        def is_proven(have_run: Iterable[tuple[int, int, int | None]], most: float) -> bool:
-            """Return whether GPUs and batches have run that need as much, except those predicted to exceed `most`."""
-            if modelled is None:
-                return False
-            for num_gpus, mbs, gbs in have_run:
-                with suppress(BadInput), refusing("the layout cannot be estimated"):
-                    ran = fullest(layout.changed(num_gpus=num_gpus, mbs=mbs, gbs=gbs))
-                    if ran[0] <= most and modelled <= ran[2] / GIB * (1 + _ROUNDING):
-                        return True
+    def is_proven(have_run: Iterable[tuple[int, int, int | None]], most: float) -> bool:
+        """Return whether GPUs and batches have run that need as much, except those predicted to exceed `most`."""
+        if modelled is None:
             return False
+        for num_gpus, mbs, gbs in have_run:
+            with suppress(BadInput), refusing("the layout cannot be estimated"):
+                ran = fullest(layout.changed(num_gpus=num_gpus, mbs=mbs, gbs=gbs))
+                if ran[0] <= most and modelled <= ran[2] / GIB * (1 + _ROUNDING):
+                    return True
+        return False
 
-        def published() -> list[tuple[int, int, int | None]]:
-            return [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in request.published_shape(model)]
+    def published() -> list[tuple[int, int, int | None]]:
+        return [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in request.published_shape(model)]
 
-        limit = DEFAULT_LIMIT.share * (gpu.memory_gib or 0.0)  # a proof changes nothing below the default limit
-        is_over = modelled is not None and (modelled > limit or (peak or 0.0) > (gpu.memory_gib or 0.0))
-        return Headline(
-            gpu=gpu.name,
-            num_gpus=layout.num_gpus,
-            peak_memory_gib=peak,
-            gpu_memory_gib=gpu.memory_gib,
-            worst_stage=worst,
-            modelled_gib=modelled,
-            **speed_of(step, tokens_per_step(model, layout), flops, request, layout.num_gpus),
-            why=tuple(why),
-            is_known_to_fit=is_over and is_proven(published(), (gpu.memory_gib or 0.0) * GIB),
-            is_shipped=is_over and is_proven(request.shipped, math.inf),
-        )
+    limit = DEFAULT_LIMIT.share * (gpu.memory_gib or 0.0)  # a proof changes nothing below the default limit
+    is_over = modelled is not None and (modelled > limit or (peak or 0.0) > (gpu.memory_gib or 0.0))
+    return Headline(
+        gpu=gpu.name,
+        num_gpus=layout.num_gpus,
+        peak_memory_gib=peak,
+        gpu_memory_gib=gpu.memory_gib,
+        worst_stage=worst,
+        modelled_gib=modelled,
+        **speed_of(step, tokens_per_step(model, layout), flops, request, layout.num_gpus),
+        why=tuple(why),
+        is_known_to_fit=is_over and is_proven(published(), (gpu.memory_gib or 0.0) * GIB),
+        is_shipped=is_over and is_proven(request.shipped, math.inf),
+    )

@@ -6,8 +6,8 @@ with experts has experts, although the first layers of the model may be dense.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
@@ -24,28 +24,10 @@ _STAGE_COUNTS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipel
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Proxy:
-    """A shrunk recipe. changed: fields of the model that differ, except num_layers; layers: before."""
-
-    recipe: Recipe
-    layers_before: int
-    changed: dict[str, Any]
-
-    @property
-    def num_layers(self) -> int:
-        """Number of remaining decoder layers."""
-        return int(self.recipe.sections["model"]["num_layers"])
-
-
 def proxy(recipe: Recipe, num_layers: int) -> Recipe:
-    """Return the recipe with this number of decoder layers, the model otherwise unchanged; BadInput as for `shrink`."""
-    return shrink(recipe, num_layers).recipe
+    """Return the recipe with this number of decoder layers, the model otherwise unchanged.
 
-
-def shrink(recipe: Recipe, num_layers: int) -> Proxy:
-    """Return the same with the changes. Explicit pipeline layouts are rebuilt if the layers suffice.
-
+    Explicit pipeline layouts are rebuilt if the layers suffice.
     BadInput: fewer than one layer, or more than the recipe has.
     """
     model, before = recipe.sections["model"], int(recipe.sections["model"]["num_layers"])
@@ -63,8 +45,7 @@ def shrink(recipe: Recipe, num_layers: int) -> Proxy:
         counts = [int(text) for text in layouts if int(text) <= num_layers]
         layouts = {str(stages): pipeline_layout(num_layers, stages, tail) for stages in counts}
     sections = {**recipe.sections, "model": {**shrunk, "num_layers": num_layers}}
-    changed = {name: value for name, value in changed.items() if value != model.get(name)}
-    return Proxy(replace(recipe, sections=sections, pipeline_layouts=layouts), before, changed)
+    return replace(recipe, sections=sections, pipeline_layouts=layouts)
 
 
 def _changed(model: dict[str, Any], before: int, num_layers: int) -> dict[str, Any]:
@@ -116,14 +97,18 @@ def pipeline_layout(num_layers: int, stages: int, tail: str = "") -> str:
 _SEQUENCES = 4
 
 
-def render_proxy(proxy: Proxy, num_gpus: int, max_steps: int) -> str:
-    """Return the TOML of a test: the recipe's shapes with fewer layers, for the embedded loop if it can build it."""
-    recipe, micro_batch_size = proxy.recipe, proxy.recipe.default("train", "micro_batch_size") or 1
+def render_proxy(recipe: Recipe, num_layers: int, num_gpus: int, max_steps: int) -> str:
+    """Return the TOML of a test: the recipe's shapes with fewer layers, for the embedded loop if it can build it.
+
+    BadInput as for `proxy`.
+    """
+    small, micro_batch_size = proxy(recipe, num_layers), recipe.default("train", "micro_batch_size") or 1
+    changed = _differences(recipe.sections["model"], small.sections["model"])
     cmd_args = {
         "launcher": str(Launcher.MEGATRON_BRIDGE if recipe.not_embedded else Launcher.EMBEDDED),
         "model_family_name": recipe.family,
         "model_recipe_name": recipe.name,
-        "num_layers": proxy.num_layers,
+        "num_layers": num_layers,
         "num_gpus": num_gpus,
         "mb": micro_batch_size,
         "gb": num_gpus * _SEQUENCES * micro_batch_size,
@@ -131,32 +116,37 @@ def render_proxy(proxy: Proxy, num_gpus: int, max_steps: int) -> str:
         "compute_dtype": "bf16",
     }
     definition: dict[str, Any] = {
-        "name": f"{recipe.name}_{proxy.num_layers}_layers",
-        "description": f"{recipe.name} with {proxy.num_layers} of {proxy.layers_before} layers",
+        "name": f"{recipe.name}_{num_layers}_layers",
+        "description": f"{recipe.name} with {num_layers} of {recipe.default('model', 'num_layers')} layers",
         "test_template_name": TEMPLATE,
         "metrics": {"warmup_steps": min(3, max_steps - 1)},
         "cmd_args": cmd_args,
     }
-    if proxy.changed:
+    if changed:
         definition["extra_cmd_args"] = {
             f"model.{key}": value if isinstance(value, str) else json.dumps(value)
-            for key, value in sorted(proxy.changed.items())
+            for key, value in sorted(changed.items())
         }
-    remarks = "".join(f"# {line}\n" for line in _remarks(proxy))
+    remarks = "".join(f"# {line}\n" for line in _remarks(recipe, small, changed))
     return remarks + render_toml(definition)
 
 
-def _remarks(proxy: Proxy) -> list[str]:
+def _differences(model: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the shrunk model that differ, except num_layers; None for an absent one."""
+    names = model.keys() - {"num_layers"} | small.keys() - {"num_layers"}
+    return {name: small.get(name) for name in names if small.get(name) != model.get(name)}
+
+
+def _remarks(recipe: Recipe, small: Recipe, changed: Iterable[str]) -> list[str]:
+    layers = f"{small.default('model', 'num_layers')} of its {recipe.default('model', 'num_layers')} layers"
     remarks = [
-        f"A proxy of {proxy.recipe.name}: {proxy.num_layers} of its {proxy.layers_before} layers, of the same shapes.",
-        *(f"model.{name} is shrunk with them." for name in sorted(proxy.changed)),
+        f"A proxy of {recipe.name}: {layers}, of the same shapes.",
+        *(f"model.{name} is shrunk with them." for name in sorted(changed)),
     ]
-    for stages, text in proxy.recipe.pipeline_layouts.items():
+    for stages, text in small.pipeline_layouts.items():
         remarks.append(f'With {stages} pipeline stages: pipeline_model_parallel_layout = "{text}"')
-    if proxy.recipe.not_embedded:
-        remarks.append(
-            f"The embedded loop cannot build {proxy.recipe.not_embedded}; Megatron-Bridge's launcher runs it."
-        )
+    if recipe.not_embedded:
+        remarks.append(f"The embedded loop cannot build {recipe.not_embedded}; Megatron-Bridge's launcher runs it.")
     return [
         *remarks,
         f"gb is {_SEQUENCES} micro-batches a rank, not the recipe's; set tp, pp, ep and seq_length as needed.",

@@ -78,10 +78,11 @@ def why_unsupported(name: str) -> str:
 
 def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
     """Fill in the recipe's values of arguments that the user left unset, so that rules and reports see every size."""
+    left_out = {*but, _BACKEND}
     missing = {
         name: default
         for name, (section, field) in MAPPED.items()
-        if name not in (*but, _BACKEND)
+        if name not in left_out
         if getattr(args, name) is None and (default := recipe.default(section, field)) is not None
     }
     return args.model_copy(update=missing)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.headline import Headline, Headlines
+from cloudai_mbridge.estimate.headline import Headline, headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import GIB
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
@@ -35,7 +35,7 @@ class SweepEstimates:
     ) -> None:
         self._sweep, self._system, self._extra, self._formula = sweep, system, extra, formula
         self._pinned = pinned or Pinned()
-        self._headlines = Headlines()
+        self._headline = headline_estimator()
         self._axes = set(sweep.grid.names)
         self._base = sweep.base_args()
         self._names = [name for name in sweep.grid.names if name in _ESTIMATED_BY or name in CHOOSING]
@@ -47,7 +47,7 @@ class SweepEstimates:
         """Return the estimate of a point that breaks no rule."""
         coordinates = point.coordinates
         if coordinates.keys() != self._axes or list in map(type, coordinates.values()):
-            return self._headlines.of(self.request(point))  # an included point, with arguments of its own
+            return self._headline(self.request(point))  # an included point, with arguments of its own
         return self._headline_at(tuple([coordinates[name] for name in self._names]))
 
     def _work_out(self, values: tuple[Any, ...]) -> Headline:
@@ -61,7 +61,7 @@ class SweepEstimates:
             self._bases[key] = args, recipe_of(args, preset), preset
         args, recipe, preset = self._bases[key]
         args = args.model_copy(update=coordinates)
-        return self._headlines.of(self._ask(args, recipe, preset))
+        return self._headline(self._ask(args, recipe, preset))
 
     def num_steps(self, point: CheckedPoint) -> int | None:
         """Return the steps of a run of a point."""

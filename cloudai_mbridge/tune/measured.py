@@ -12,7 +12,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, Precision, find_gpu, gpu_named, precision_named
-from cloudai_mbridge.estimate.headline import Headlines
+from cloudai_mbridge.estimate.headline import Headline, headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.point import groups_of
@@ -174,16 +174,10 @@ class MeasuredPoint:
     peak_over_predicted: float | None = None
 
 
-@dataclass
-class Measurements:
-    """Points by GPU, and why others are left out: reason -> number."""
-
-    points: dict[str, list[MeasuredPoint]] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-def read_measurements(paths: Sequence[Path]) -> Measurements:
+def read_measurements(paths: Sequence[Path]) -> tuple[dict[str, list[MeasuredPoint]], Counter[str]]:
     """Read runs' directories, report.json files and tables (.csv); BadInput: one cannot be read.
+
+    Return the points by GPU, and how many are left out for each reason.
 
     Points with equal predictions are merged, also across files: otherwise none could be held out of a fit.
     """
@@ -196,12 +190,12 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
                 alike.setdefault((point.gpu, point.groups), []).append(point)
             except BadInput as error:
                 left_out[str(error)] += 1
-    found = Measurements(left_out=left_out)
+    points = dict[str, list[MeasuredPoint]]()
     for (gpu, _), same in alike.items():
         peaks = [point.peak_over_predicted for point in same if point.peak_over_predicted is not None]
         seconds, peak = median(point.step_time_s for point in same), median(peaks) if peaks else None
-        found.points.setdefault(gpu, []).append(replace(same[0], step_time_s=seconds, peak_over_predicted=peak))
-    return found
+        points.setdefault(gpu, []).append(replace(same[0], step_time_s=seconds, peak_over_predicted=peak))
+    return points, left_out
 
 
 def _of_table(path: Path, left_out: Counter[str]) -> Iterator[Callable[[], MeasuredPoint]]:
@@ -220,16 +214,16 @@ def _row(space: Space, layout: ParallelLayout, step_time_s: float) -> MeasuredPo
 
 def _of_runs(runs: Sequence[RunResult], left_out: Counter[str]) -> Iterator[Callable[[], MeasuredPoint]]:
     """Yield the points of a report; repetitions of a point are one."""
-    points, headlines = dict[str, list[RunResult]](), Headlines()
+    points, headline_of = dict[str, list[RunResult]](), headline_estimator()
     for run in runs:
         if run.is_success:
             points.setdefault(run.comparability_id, []).append(run)
         else:
             left_out[f"its verdict is {run.verdict}"] += 1
-    yield from (partial(_point, same, headlines) for same in points.values())
+    yield from (partial(_point, same, headline_of) for same in points.values())
 
 
-def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
+def _point(runs: Sequence[RunResult], headline_of: Callable[[EstimateRequest], Headline]) -> MeasuredPoint:
     """Return a point of all its runs; BadInput with the reason if it has no prediction."""
     times = [value[0] for run in runs if (value := METRICS["step_time_s"].of(run))]
     if not times:
@@ -237,7 +231,7 @@ def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
     question = question_of(runs[0])
     assert question.gpu is not None  # else `question_of` raises
     groups = groups_of(question)
-    peak = headlines.of(question).peak_memory_gib
+    peak = headline_of(question).peak_memory_gib
     reserved = [step.peak_memory_gib for run in runs for step in run.steps if step.peak_memory_gib]
     is_known = reserved and peak and question.args.launcher is Launcher.EMBEDDED  # others' metric is unknown
     share = (max(reserved) + _CONTEXT_GIB) / peak if is_known and peak else None

@@ -17,7 +17,7 @@ from typing import Any
 from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Precision
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, headline_estimator
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.point import times_of
 from cloudai_mbridge.estimate.published import read_published
@@ -157,7 +157,7 @@ class Predictor:
 
     def __init__(self, request: SearchRequest) -> None:
         self._request = request
-        self._headlines = Headlines()
+        self._headline = headline_estimator()
         self._bases: dict[tuple[int, Options], tuple[ParallelLayout, TimeModel]] = {}
         self._text = cache(request.pipeline_layout)
         self._fit_of = cache(self._fit)
@@ -222,7 +222,7 @@ class Predictor:
         return self._fit_of(sizes, options)
 
     def _fit(self, sizes: ParallelSizes, options: Options) -> tuple[float, Headline | None] | None:
-        found = self._headlines.of(self.question(sizes, options))
+        found = self._headline(self.question(sizes, options))
         if not found.step_time_s or not found.peak_memory_gib or not found.gpu_memory_gib:
             return None
         needed = NormalDist(math.log(found.peak_memory_gib), MEMORY_SD)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named
-from cloudai_mbridge.estimate.headline import Headlines
+from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.point import groups_of, times_of
 from cloudai_mbridge.estimate.time.parts import StepGroups
 from cloudai_mbridge.recipes import load_recipe
@@ -66,7 +66,7 @@ def build(name: str) -> Space:
     batch = max(recipe.default("train", "global_batch_size"), 8 * int(num_gpus))
     length = recipe.default("model", "seq_length")
     request = SearchRequest(recipe, device, int(num_gpus), batch, length, formats)
-    predictor, headlines = Predictor(request), Headlines()
+    predictor, headline_of = Predictor(request), headline_estimator()
     legal = 0
     terms, groups, places, shares = [], [], [], []
     for sizes, is_sharded in request.layouts():
@@ -83,7 +83,7 @@ def build(name: str) -> Space:
                 if check(question.args, None, recipe).violations:
                     continue
                 legal += 1
-                headline = headlines.of(question)
+                headline = headline_of(question)
                 share = (headline.peak_memory_gib or 0.0) / (headline.gpu_memory_gib or 1.0)
                 if not 0 < share < 1.3:
                     continue

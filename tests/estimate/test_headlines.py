@@ -7,7 +7,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines, MemoryLimit
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, headline_estimator
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -68,11 +68,11 @@ def value_of(found: Estimate, name: str) -> Any:
 
 @pytest.mark.parametrize("number", [1000, pytest.param(4000, marks=pytest.mark.drill)])
 def test_headlines_are_the_estimates_of_random_points(number: int) -> None:
-    rng, kept, compared = random.Random(8), Headlines(), 0
+    rng, kept, compared = random.Random(8), headline_estimator(), 0
     for _ in range(number):
         if (request := random_question(rng)) is None:
             continue
-        head = kept.of(request)
+        head = kept(request)
         try:
             found = estimate_point(request)
         except BadInput:
@@ -97,13 +97,13 @@ def question_of(
 
 @every("name", ["h100", "H100", "DGX-H100", "NVIDIA H100 80GB HBM3", "gb200"])
 def test_the_gpu_that_was_found_decides_and_not_the_name_in_the_arguments(name: str) -> None:
-    kept, args = Headlines(), {"compute_dtype": "fp8_cs", "tp": 2}
-    assert kept.of(question_of("h100", gpu_type=name, **args)) == kept.of(question_of("h100", gpu_type="h100", **args))
+    kept, args = headline_estimator(), {"compute_dtype": "fp8_cs", "tp": 2}
+    assert kept(question_of("h100", gpu_type=name, **args)) == kept(question_of("h100", gpu_type="h100", **args))
 
 
 def test_copies_of_what_is_sharded_need_more() -> None:
     def peak(**args: Any) -> float:
-        found = Headlines().of(question_of(recipe="llama3_70b", use_megatron_fsdp=True, **args)).peak_memory_gib
+        found = headline_estimator()(question_of(recipe="llama3_70b", use_megatron_fsdp=True, **args)).peak_memory_gib
         assert found is not None
         return found
 
@@ -117,14 +117,14 @@ def test_copies_of_what_is_sharded_need_more() -> None:
 
 @pytest.mark.parametrize("instances", [3, 128])
 def test_copies_that_do_not_divide_are_a_reason(instances: int) -> None:
-    head = Headlines().of(question_of(num_distributed_optimizer_instances=instances))
+    head = headline_estimator()(question_of(num_distributed_optimizer_instances=instances))
     assert head.peak_memory_gib is None
     assert "num_distributed_optimizer_instances" in head.why[0]
 
 
 def test_dense_layers_in_front_change_a_model_with_experts() -> None:
     def head(**args: Any) -> Headline:
-        return Headlines().of(question_of(recipe="deepseek_v3", num_gpus=64, ep=64, gb=64, **args))
+        return headline_estimator()(question_of(recipe="deepseek_v3", num_gpus=64, ep=64, gb=64, **args))
 
     assert head(first_k_dense_replace=3) == head()
     dense, usual = head(first_k_dense_replace=61), head()
@@ -157,13 +157,13 @@ def test_a_share_of_the_user_holds_for_published_points_too() -> None:
 )
 def test_what_a_published_point_proves(changes: dict[str, Any], is_known: bool) -> None:
     tight = {"num_gpus": 64, "mb": 2, "gb": 256, "seq_length": 8192, "compute_dtype": "fp8_cs"}
-    head = Headlines().of(question_of(recipe="llama3_70b", use_megatron_fsdp=True, **{**tight, **changes}))
+    head = headline_estimator()(question_of(recipe="llama3_70b", use_megatron_fsdp=True, **{**tight, **changes}))
     assert head.exceeds(DEFAULT_LIMIT) != is_known
 
 
 def test_a_misprinted_row_proves_nothing() -> None:
     sizes = {"num_gpus": 64, "pp": 4, "ep": 8, "mb": 4, "gb": 512, "seq_length": 4096}
-    head = Headlines().of(question_of("h100", recipe="gpt_oss_120b", **sizes))
+    head = headline_estimator()(question_of("h100", recipe="gpt_oss_120b", **sizes))
     assert not head.is_known_to_fit
     assert head.exceeds(DEFAULT_LIMIT)
 
@@ -185,7 +185,7 @@ def test_a_misprinted_row_proves_nothing() -> None:
     ],
 )
 def test_an_override_that_cannot_be_is_a_reason(key: str, text: str, words: str) -> None:
-    head = Headlines().of(question_of(recipe="qwen3_30b_a3b", extra={key: text}))
+    head = headline_estimator()(question_of(recipe="qwen3_30b_a3b", extra={key: text}))
     assert head.peak_memory_gib is None
     assert head.step_time_s is None
     assert words in head.why[0]
@@ -200,7 +200,7 @@ def test_a_switch_as_hydra_writes_it(text: str) -> None:
 
 def test_first_and_last_stages_that_take_more_than_there_is() -> None:
     extra = {"model.num_layers_in_first_pipeline_stage": "40", "model.num_layers_in_last_pipeline_stage": "8"}
-    head = Headlines().of(question_of(pp=4, extra=extra))
+    head = headline_estimator()(question_of(pp=4, extra=extra))
     assert head.peak_memory_gib is None
     assert "cannot be split" in head.why[0] or "not divisible" in head.why[0]
 
@@ -221,7 +221,7 @@ def test_what_no_estimate_reads_is_named() -> None:
     ],
 )
 def test_recomputation_needs_a_granularity(extra: dict[str, str], is_recomputed: bool) -> None:
-    plain, head = Headlines().of(question_of()), Headlines().of(question_of(extra=extra))
+    plain, head = headline_estimator()(question_of()), headline_estimator()(question_of(extra=extra))
     assert (head.peak_memory_gib != plain.peak_memory_gib) == is_recomputed
     assert (head.step_time_s != plain.step_time_s) == is_recomputed
 
@@ -230,4 +230,7 @@ def test_recomputation_needs_a_granularity(extra: dict[str, str], is_recomputed:
     "extra", [{"model.recompute_method": "foo"}, {"model.recompute_num_layers": "-3"}, {"model.moe_router_topk": "999"}]
 )
 def test_options_that_cannot_be_are_reasons(extra: dict[str, str]) -> None:
-    assert next(iter(extra)).split("_")[-1] in Headlines().of(question_of(recipe="qwen3_30b_a3b", extra=extra)).why[0]
+    assert (
+        next(iter(extra)).split("_")[-1]
+        in headline_estimator()(question_of(recipe="qwen3_30b_a3b", extra=extra)).why[0]
+    )

@@ -10,7 +10,7 @@ from cloudai_mbridge.commands.console import render_json
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Price, gpu_named, gpus
-from cloudai_mbridge.estimate.headline import Headlines
+from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import _microbatches, memory_per_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity
 from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, Estimate, estimate_point
@@ -187,7 +187,7 @@ def test_overrides_reach_the_layout() -> None:
 
 
 def test_further_micro_batches_need_no_more_memory() -> None:
-    """What `Headlines` keeps one answer for has one answer."""
+    """What `headline_estimator` keeps one answer for has one answer."""
     seen: dict[tuple[int, int, int], float] = {}
     for pp, vp, count in (
         (pp, vp, count) for pp, vp in ((1, 1), (2, 1), (4, 1), (4, 5), (2, 4)) for count in range(1, 40)
@@ -200,7 +200,7 @@ def test_further_micro_batches_need_no_more_memory() -> None:
 
 
 def test_a_point_that_passes_the_rules_never_fails_to_be_estimated() -> None:
-    headlines, estimated = Headlines(), 0
+    headline_of, estimated = headline_estimator(), 0
     for recipe in recipe_names():
         loaded = load_recipe(recipe)
         for tp, pp, ep, seq in ((1, 1, 1, 64), (2, 1, 2, 4096), (1, 2, 1, 128), (4, 2, 4, 2048), (8, 4, 8, 8192)):
@@ -209,7 +209,7 @@ def test_a_point_that_passes_the_rules_never_fails_to_be_estimated() -> None:
                 request = _request(recipe, "gb200", compute_dtype=dtype, **sizes)
                 if check(request.args, None, loaded).violations:
                     continue
-                head = headlines.of(request)
+                head = headline_of(request)
                 estimated += 1
                 assert head.step_time_s is None or (math.isfinite(head.step_time_s) and head.step_time_s > 0)
                 assert (head.step_time_s is None or head.peak_memory_gib is None) == bool(head.why), head

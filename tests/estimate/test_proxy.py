@@ -11,7 +11,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import parameters_per_stage, total_parameters
-from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, render_proxy, shrink
+from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, render_proxy
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading import load_test_definition
 from cloudai_mbridge.models.pipeline_layout import layout_fault
@@ -63,21 +63,21 @@ def test_a_proxy_passes_the_rules(name: str, layers: int) -> None:
 @every(("name", "layers"), _cases())
 def test_the_written_definition_is_the_proxy(name: str, layers: int, tmp_path: Path) -> None:
     """Read back, planned and, where the embedded loop can build it, configured: the architecture is the proxy's."""
-    small = shrink(load_recipe(name), layers)
+    small = proxy(load_recipe(name), layers)
     path = tmp_path / "test.toml"
-    path.write_text(render_proxy(small, 1, 10))
+    path.write_text(render_proxy(load_recipe(name), layers, 1, 10))
     definition = load_test_definition(path)
     (point,) = checked_points(SweepSpace(definition, TestRun(id="t", test_name="t")), None)
     assert point.violations == ()
     _, args, recipe = point.resolve()
     assert recipe is not None
     read = architecture(recipe, args, definition.extra_cmd_args, mtp_num_layers=0)
-    assert read == architecture(small.recipe, args, mtp_num_layers=0)
+    assert read == architecture(small, args, mtp_num_layers=0)
     assert total_parameters(read) > 0
     if not recipe.not_embedded:
         model = training_config(recipe, args, definition.extra_cmd_args)["model"]
         assert model["num_layers"] == layers
-        if isinstance(freq := small.recipe.sections["model"].get("moe_layer_freq"), list):
+        if isinstance(freq := small.sections["model"].get("moe_layer_freq"), list):
             assert model["moe_layer_freq"] == freq
 
 
@@ -132,4 +132,4 @@ def test_hostile_text_stays_text() -> None:
     recipe = replace(load_recipe("gpt_tiny"), family='x"\n[evil]')
     with pytest.raises(tomllib.TOMLDecodeError):
         tomllib.loads('a = "x"\n[evil]"')
-    assert tomllib.loads(render_proxy(shrink(recipe, 2), 1, 10))["cmd_args"]["model_family_name"] == recipe.family
+    assert tomllib.loads(render_proxy(recipe, 2, 1, 10))["cmd_args"]["model_family_name"] == recipe.family

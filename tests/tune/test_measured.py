@@ -37,9 +37,9 @@ def run(label: str = "tp=2", **changed: Any) -> dict[str, Any]:
 
 
 def test_a_run_stands_beside_its_prediction(tmp_path: Path) -> None:
-    found = read_measurements([write_report(tmp_path / "report.json", [run()])])
-    assert not found.left_out
-    (point,) = found.points["h100"]
+    points, left_out = read_measurements([write_report(tmp_path / "report.json", [run()])])
+    assert not left_out
+    (point,) = points["h100"]
     model = architecture(load_recipe("llama3_8b"), ResolvedCmdArgs(tp=2))
     layout = ParallelLayout(num_gpus=8, mbs=1, gbs=32, tp=2, grad_reduce_in_fp32=False)
     assert sum(point.groups) == pytest.approx(
@@ -53,14 +53,14 @@ def test_a_run_stands_beside_its_prediction(tmp_path: Path) -> None:
 def test_repetitions_are_one_point(tmp_path: Path) -> None:
     runs = [run(number=number, step_time_s=seconds) for number, seconds in enumerate((1.0, 3.0, 2.0))]
     path = write_report(tmp_path / "report.json", [*runs, run("tp=4", **{"args.tp": 4})])
-    assert [point.step_time_s for point in read_measurements([path]).points["h100"]] == [2.0, 2.0]
+    assert [point.step_time_s for point in read_measurements([path])[0]["h100"]] == [2.0, 2.0]
 
 
 def test_a_point_of_several_results_is_one(tmp_path: Path) -> None:
     paths = [tmp_path / f"{night}.json" for night in range(3)]
     for path, seconds in zip(paths, (1.0, 4.0, 2.0), strict=True):
         write_report(path, [run(step_time_s=seconds)])
-    (point,) = read_measurements(paths).points["h100"]
+    (point,) = read_measurements(paths)[0]["h100"]
     assert point.step_time_s == 2.0
 
 
@@ -78,17 +78,17 @@ def test_a_point_of_several_results_is_one(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_no_prediction_is_left_out_with_its_reason(tmp_path: Path, changed: dict[str, Any], why: str) -> None:
-    found = read_measurements([write_report(tmp_path / "report.json", [run(**changed)])])
-    assert not found.points
-    (reason,) = found.left_out
+    points, left_out = read_measurements([write_report(tmp_path / "report.json", [run(**changed)])])
+    assert not points
+    (reason,) = left_out
     assert why in reason
 
 
 def test_a_layout_of_the_upstream_launcher_that_is_all_given(tmp_path: Path) -> None:
     sizes = {f"args.{name}": value for name, value in (("pp", 1), ("cp", 1), ("vp", 1))}
     changed = {"launcher": "megatron_bridge", "args.gpu_type": "h100", **sizes}
-    found = read_measurements([write_report(tmp_path / "report.json", [run(**changed)])])
-    (point,) = found.points["h100"]
+    points, _ = read_measurements([write_report(tmp_path / "report.json", [run(**changed)])])
+    (point,) = points["h100"]
     assert point.peak_over_predicted is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headlines
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, headline_estimator
 from cloudai_mbridge.megatron_bridge.presets import find_preset, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
@@ -43,7 +43,7 @@ def search(recipe: str, gpu: str, num_gpus: int, gbs: int, seq_length: int, *pre
 )
 def test_it_finds_what_looking_at_all_layouts_finds(request_: SearchRequest) -> None:
     """But for layouts that recompute, or are without CUDA graphs, although they need not."""
-    predictor, headlines = Predictor(request_), Headlines()
+    predictor, headline_of = Predictor(request_), headline_estimator()
     fitting = {}
     for sizes, is_sharded in request_.layouts():
         for precision, recompute, without in product(request_.precisions, request_.recomputable, (False, True)):
@@ -53,7 +53,7 @@ def test_it_finds_what_looking_at_all_layouts_finds(request_: SearchRequest) -> 
                 continue
             options = Options(precision, is_sharded, recompute, without)
             question = predictor.question(sizes, options)
-            headline = headlines.of(question)
+            headline = headline_of(question)
             if predictor.rules_broken(sizes, options) or headline.exceeds(DEFAULT_LIMIT):
                 continue
             assert headline.step_time_s == pytest.approx(predictor.step_time_s(sizes, options))

@@ -17,7 +17,6 @@ from cloudai_mbridge.files.documents import render_toml
 
 if TYPE_CHECKING:
     from cloudai_mbridge.tune.calibrate import CalibrationResult
-    from cloudai_mbridge.tune.measured import Measurements
 
 _MOST_REASONS = 5
 _FAR_OFF = 0.9  # a median error: measured ten times as long as predicted, or about half as long
@@ -45,27 +44,27 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, a
 
     if output is not None:
         require_new("--output", output)
-    measured = read_measurements(results)
-    name = _gpu_of(measured.points, gpu, measured.left_out)
-    found = fit(name, measured.points[name])
+    points, left_out = read_measurements(results)
+    name = _gpu_of(points, gpu, left_out)
+    found = fit(name, points[name])
     data = found.factors.model_dump()
     if output is not None:
         write_new("--output", output, f"# Written by `mbridge calibrate`\n{render_toml(data)}")
     if as_json:
-        print_json(FittedFactors(**data, is_better=found.is_better, left_out=measured.left_out))
+        print_json(FittedFactors(**data, is_better=found.is_better, left_out=left_out))
     else:
-        _show(new_console(), measured, found)
+        _show(new_console(), left_out, found)
     if output is not None:
         click.echo(f"written: {output}", err=as_json)
     return OK
 
 
-def _show(console: SteadyConsole, measured: "Measurements", found: "CalibrationResult") -> None:
+def _show(console: SteadyConsole, left_out: Mapping[str, int], found: "CalibrationResult") -> None:
     factors, error = found.factors, found.factors.held_out
     console.print_line(f"{counted(factors.points, 'measured point')} of {factors.gpu}")
-    for why, count in list(measured.left_out.items())[:_MOST_REASONS]:
+    for why, count in list(left_out.items())[:_MOST_REASONS]:
         console.print_line(f"left out, {counted(count, 'point')}: {why}")
-    if more := sum(list(measured.left_out.values())[_MOST_REASONS:]):
+    if more := sum(list(left_out.values())[_MOST_REASONS:]):
         console.print_line(f"left out for other reasons: {counted(more, 'point')}")
     if found.is_better:
         table = Table("step time of", Column("measured / predicted", justify="right"))

@@ -21,7 +21,7 @@ from cloudai_mbridge.estimate.hardware import gpu_named, precision_named, price_
 from cloudai_mbridge.estimate.memory.arguments import expert_tp
 from cloudai_mbridge.estimate.memory.estimate import GIB, StageMemory, worst_stage
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
-from cloudai_mbridge.estimate.proxy import render_proxy, shrink
+from cloudai_mbridge.estimate.proxy import render_proxy
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets import (
@@ -225,7 +225,7 @@ def estimate(
 @click.option("--output", type=PATH, help="Test TOML to write; default: standard output.")
 def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path | None) -> int:
     """Shrink a RECIPE to fewer layers of the same shapes, as a test definition for a small machine."""
-    text = render_proxy(shrink(load_recipe(recipe), layers), num_gpus, max_steps)
+    text = render_proxy(load_recipe(recipe), layers, num_gpus, max_steps)
     if output is None:
         click.echo(text, nl=False)
         return OK

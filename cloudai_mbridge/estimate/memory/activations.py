@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import ge, mul
 from types import ModuleType
-from typing import NamedTuple
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
@@ -21,18 +20,6 @@ from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
 Moment = tuple[tuple[int, ...], int]
 Halves = tuple[SavedBytes | None, SavedBytes | None]
 TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits")
-
-
-class ChunkSaved(NamedTuple):
-    """Bytes kept by a micro-batch of a chunk, by term, and the excess of its backward pass.
-
-    total: all terms. recomputed: bytes beyond them at the peak of the backward pass; 0 if the end of the
-    forward pass is fuller.
-    """
-
-    terms: Mapping[str, float]
-    total: float
-    recomputed: float
 
 
 def activations_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[dict[str, float], ...]:
@@ -57,25 +44,26 @@ def _stage(
     offloads_moe_act = "moe_act" in layout.offload_modules
     offloaded = layout.activation_offload_layers
     saved = [_chunk_saved(z, layout.recompute, module, offloaded, offloads_moe_act, chunk) for chunk in chunks]
-    totals = [chunk.total for chunk in saved]
+    totals = [total for total, _ in saved]
 
     def fullness(moment: Moment) -> float:
-        return float(sum(map(mul, moment[0], totals)) + saved[moment[1]].recomputed)
+        return float(sum(map(mul, moment[0], totals)) + saved[moment[1]][1]["recomputed"])
 
     counts, backward = max(moments, key=fullness) if len(moments) > 1 else moments[0]
-    terms = {name: sum(n * chunk.terms[name] for n, chunk in zip(counts, saved, strict=True)) for name in TERMS}
+    terms = {name: sum(n * chunk[name] for n, (_, chunk) in zip(counts, saved, strict=True)) for name in TERMS}
     if z.has_rope and not z.arch.multi_latent_attention:  # checkpoints of a chunk keep the 32-bit rotation angles once
         angles = 4.0 * z.sequence * z.arch.kv_channels
-        terms["checkpoints"] += angles * sum(chunk.terms["checkpoints"] > 0 for chunk in saved)
-    return terms | {"recomputed": saved[backward].recomputed}
+        terms["checkpoints"] += angles * sum(chunk["checkpoints"] > 0 for _, chunk in saved)
+    return terms | {"recomputed": saved[backward][1]["recomputed"]}
 
 
 @lru_cache(maxsize=8192)
 def _chunk_saved(
     z: Sizes, recompute: Recompute, module: ModuleType, offloaded: int, offloads_moe_act: bool, chunk: Chunk
-) -> ChunkSaved:
-    """Return the activations that one micro-batch keeps in a chunk.
+) -> tuple[float, Mapping[str, float]]:
+    """Return the bytes that one micro-batch keeps in a chunk, in total and by term, and "recomputed" beyond them.
 
+    recomputed: at the peak of the backward pass; 0 if the end of the forward pass is fuller.
     offloaded: number of first layers of a chunk in host memory, except the last layer. offloads_moe_act: the inputs of
     the experts' activation functions are there, too.
     """
@@ -105,7 +93,7 @@ def _chunk_saved(
     for left, grows in reversed(regrown):  # as the backward pass goes
         most = max(most, grows - behind)
         behind += left
-    return ChunkSaved(terms, sum(terms.values()), most)
+    return sum(terms.values()), terms | {"recomputed": most}
 
 
 def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, terms: dict[str, float]) -> float:

@@ -27,26 +27,13 @@ def layout_of(
         known = ", ".join(Precision)
         raise BadInput(f"cmd_args.compute_dtype: {args.compute_dtype!r} is unknown; use one of {known}")
     precision = Precision(args.compute_dtype)
-    is_upstream = args.launcher is not Launcher.EMBEDDED
-    is_split = bool(recipe.default("optimizer", "use_distributed_optimizer")) or _has_muon(recipe)
-    has_own_state = is_split and precision is not Precision.FP8_DS
     gpu = gpu or args.gpu_type.lower()
-    given: dict[str, Any] = {
-        "use_distributed_optimizer": is_split,
-        "grad_reduce_in_fp32": False,
-        "optimizer_bytes": _optimizer_bytes(recipe) if has_own_state else MASTER_WEIGHTS,
-        **_weights(precision, gpu),
-    }
-    if (gathers := recipe.default("mixed_precision", "fp8_param_gather")) is not None:
-        given["fp8_param_gather"] = gathers
-    if is_upstream:
-        given = {
-            "use_distributed_optimizer": True,
-            "grad_reduce_in_fp32": False,
-            "fp32_logits": False,
-            **_weights(precision, gpu),
-            **preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp)),
-        }
+    given: dict[str, Any] = {"grad_reduce_in_fp32": False, **_weights(precision, gpu)}
+    if args.launcher is Launcher.EMBEDDED:
+        given |= _of_loop(recipe, precision)
+    else:
+        given |= {"use_distributed_optimizer": True, "fp32_logits": False}
+        given |= preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp))
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
     if args.activation_offload_layers is not None:
@@ -76,6 +63,19 @@ def layout_of(
         outer_dp_sharding_strategy=recipe.default("ddp", "outer_dp_sharding_strategy") or "no_shard",
         **given,
     )
+
+
+def _of_loop(recipe: Recipe, precision: Precision) -> dict[str, Any]:
+    """Return the embedded loop's settings of optimizer and weights."""
+    is_split = bool(recipe.default("optimizer", "use_distributed_optimizer")) or _has_muon(recipe)
+    has_own_state = is_split and precision is not Precision.FP8_DS
+    given: dict[str, Any] = {
+        "use_distributed_optimizer": is_split,
+        "optimizer_bytes": _optimizer_bytes(recipe) if has_own_state else MASTER_WEIGHTS,
+    }
+    if (gathers := recipe.default("mixed_precision", "fp8_param_gather")) is not None:
+        given["fp8_param_gather"] = gathers
+    return given
 
 
 def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:

@@ -41,14 +41,6 @@ _WHOLE = ParameterSplit()
 Sublayer = tuple[Kind, int]
 
 
-@dataclass(frozen=True)
-class Core:
-    """Attention without its projections, per token: multiply-adds, and exponentials of the softmax."""
-
-    multiply_adds: float = 0
-    exponentials: float = 0
-
-
 def sublayers(model: Architecture) -> Counter[Sublayer]:
     """Return the number of sublayers of each kind, including multi-token prediction."""
     if model.hybrid_layer_pattern is not None:
@@ -113,16 +105,19 @@ def _linear_widths(model: Architecture) -> tuple[int, int]:
     return keys, model.linear_value_head_dim * model.linear_num_value_heads
 
 
-def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
-    """Return the work of a mixer that is not a projection, for sequences of `seq_length`."""
+def mixer_core(model: Architecture, sublayer: Sublayer) -> tuple[float, float]:
+    """Return the multiply-adds of a mixer per token without its projections, and the exponentials of its softmax.
+
+    They are of sequences of `seq_length`.
+    """
     kind, ratio = sublayer
     if kind is Kind.MAMBA:
         # half of the formula's 7 * inner * state FLOPs are multiply-adds
-        return Core(3.5 * (model.mamba_num_heads or 0) * model.mamba_head_dim * model.mamba_state_dim)
+        return 3.5 * (model.mamba_num_heads or 0) * model.mamba_head_dim * model.mamba_state_dim, 0
     if kind is Kind.LINEAR:
         keys, values = _linear_widths(model)
         state = 4 * values * model.linear_value_head_dim
-        return Core(model.linear_conv_kernel_dim * (2 * keys + values) + state)
+        return model.linear_conv_kernel_dim * (2 * keys + values) + state, 0
     if kind is Kind.COMPRESSED:
         return _compressed_core(model, ratio)
     heads, s = model.num_attention_heads, model.seq_length
@@ -132,10 +127,10 @@ def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
         context = window - window * (window - 1) / (2 * s)
     latent = model.qk_head_dim + model.qk_pos_emb_head_dim + model.v_head_dim
     dims = latent if model.multi_latent_attention else 2 * model.kv_channels
-    return Core(heads * dims * context, heads * context)
+    return heads * dims * context, heads * context
 
 
-def _compressed_core(model: Architecture, ratio: int) -> Core:
+def _compressed_core(model: Architecture, ratio: int) -> tuple[float, float]:
     heads, value, s = model.num_attention_heads, model.v_head_dim, model.seq_length
     keys: float = model.csa_window_size
     index = 0.0
@@ -145,7 +140,7 @@ def _compressed_core(model: Architecture, ratio: int) -> Core:
         index = s * (model.dsa_indexer_n_heads or 0) * (model.dsa_indexer_head_dim or 0) / 4
     elif ratio > 4:
         index = s * heads * value / ratio
-    return Core(2 * heads * value * keys + index, heads * keys)
+    return 2 * heads * value * keys + index, heads * keys
 
 
 def dense_matmuls(model: Architecture) -> Sequence[Linear]:
@@ -238,13 +233,13 @@ def _add_mixer(work: Work, model: Architecture, sublayer: Sublayer, count: int, 
     if sublayer[0] in (Kind.MAMBA, Kind.LINEAR):
         work.scan_bytes += count * _BF16 * sum(m.outputs for m in matmuls if not m.is_row) / tp
         return
-    core = mixer_core(model, sublayer)
+    multiply_adds, exponentials = mixer_core(model, sublayer)
     work.key_value_bytes += count * _BF16 * 2 * model.kv_channels * max(1, model.num_query_groups / tp)
     if sublayer[0] is Kind.COMPRESSED:
-        work.sparse_flops += count * 6 * core.multiply_adds / tp
+        work.sparse_flops += count * 6 * multiply_adds / tp
         return
-    work.core_flops += count * 6 * core.multiply_adds / tp
-    work.exponentials += count * 2 * core.exponentials / tp
+    work.core_flops += count * 6 * multiply_adds / tp
+    work.exponentials += count * 2 * exponentials / tp
 
 
 def _add_mlp(work: Work, matmuls: Sequence[Linear], count: int, tp: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
-from cloudai_mbridge.estimate.headline import Headlines
+from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import GIB, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.point import STAND_IN, assumptions_for, groups_of
 from cloudai_mbridge.estimate.request import gpu_on
@@ -129,13 +129,13 @@ def _seconds(runs: list[RunResult], point: Mapping[str, Any]) -> float | None:
 
 def _predicted(measured: list[list[RunResult]], system: System | None) -> dict[str, Any]:
     """Return what a case says of predictions: nothing if one of the points cannot be predicted."""
-    headlines, groups, shares = Headlines(), [], []
+    headline_of, groups, shares = headline_estimator(), [], []
     is_guess, is_calibrated = device_of(measured[0][0]) is None, False
     try:
         for runs in measured:
             question = question_of(runs[0], system, gpu_named(STAND_IN))
             groups.append(groups_of(question))
-            found = headlines.of(question)
+            found = headline_of(question)
             shares.append((found.peak_memory_gib or 0.0) / (found.gpu_memory_gib or 1.0))
             is_calibrated = question.gpu is not None and question.gpu.measured is not None
     except BadInput:

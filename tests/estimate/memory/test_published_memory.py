@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines, MemoryLimit
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, headline_estimator
 from cloudai_mbridge.estimate.published import PublishedRow, read_published
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.recipes import load_recipe
@@ -30,13 +30,13 @@ def _is_impossible(row: PublishedRow) -> bool:
 
 @pytest.fixture(scope="module")
 def headlines() -> list[tuple[PublishedRow, Headline]]:
-    kept = Headlines()
+    kept = headline_estimator()
 
     def answers() -> Iterator[tuple[PublishedRow, Headline]]:
         for row in read_published():
             recipe = load_recipe(row.recipe)
             args = with_recipe_defaults(row.args, recipe)  # as a user's test resolves it
-            yield row, kept.of(EstimateRequest(recipe, args, gpu_named(row.args.gpu_type)))
+            yield row, kept(EstimateRequest(recipe, args, gpu_named(row.args.gpu_type)))
 
     return list(answers())
 
