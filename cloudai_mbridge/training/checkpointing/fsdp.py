@@ -128,8 +128,8 @@ def load(
     *,
     strict: bool,
     skip_model_and_optimizer: bool,
-) -> float:
-    """Load the entries of a checkpoint that this run takes; return the model FLOPs so far. A collective."""
+) -> Any:
+    """Load the entries of a checkpoint that this run takes; return the model FLOPs so far, as saved. A collective."""
     config, path = state.cfg.checkpoint, found.directory
     if found.weights_only or not config.load_optim:
         optimizer = None
@@ -140,7 +140,7 @@ def load(
     on_each_rank(path, partial(_apply, loaded, model, optimizer, scheduler, strict=strict))
     if not found.weights_only:
         state.train_state.load_state_dict(torch.load(Path(path) / TRAIN_STATE, weights_only=True))
-    return float(loaded.get(_FLOPS, 0.0))
+    return loaded.get(_FLOPS, 0.0)
 
 
 @torch.no_grad()

@@ -76,11 +76,11 @@ def load_checkpoint(
     return _position(state, flops)
 
 
-def _position(state: Any, flops: float) -> tuple[int, float]:
+def _position(state: Any, flops: Any) -> tuple[int, float]:
     """Follow the batch ramp-up to where the checkpoint was saved; return (iteration, model FLOPs so far)."""
     progress = state.train_state
     update_num_microbatches(progress.consumed_train_samples, verbose=False)
-    return int(progress.step), flops
+    return int(progress.step), float(flops)
 
 
 def load_pretrained(state: Any, chunks: list[Any]) -> None:
@@ -144,9 +144,9 @@ class _Load:
         self.is_same_layout = bool(self.layout) and {**here, **self.layout} == here
 
     @property
-    def flops(self) -> float:
-        """The model FLOPs so far."""
-        return float(self.common.get("num_floating_point_operations_so_far", 0))
+    def flops(self) -> Any:
+        """The model FLOPs so far, as saved."""
+        return self.common.get("num_floating_point_operations_so_far", 0)
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:
