@@ -11,13 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.training.credentials.find import (
-    SHORT_OPTIONS,
-    CredentialKind,
-    credential_spans,
-    credentials_in,
-    is_secret,
-)
+from cloudai_mbridge.training.credentials.find import SHORT_OPTIONS, credential_spans, credentials_in, is_secret
 from cloudai_mbridge.training.credentials.scrub import MASK
 
 _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
@@ -27,13 +21,13 @@ _IN_ENVIRONMENT = "a variable of extra_env_vars or global_env_vars, which travel
 
 # Kind -> description of the credential, without its value, and the remedy
 _BY_SHAPE = {
-    CredentialKind.PASSWORD: (
+    "password": (
         "user or password in a URL",
         "remove the part before the @ and use ~/.netrc, a git credential helper or enroot's .credentials,"
         f" or put the URL into {_IN_ENVIRONMENT}",
     ),
-    CredentialKind.AUTHORIZATION: ("an authorization header", f"put it into {_IN_ENVIRONMENT}"),
-    CredentialKind.TOKEN_OR_KEY: ("a token or private key", f"put it into {_IN_ENVIRONMENT}"),
+    "authorization": ("an authorization header", f"put it into {_IN_ENVIRONMENT}"),
+    "token or key": ("a token or private key", f"put it into {_IN_ENVIRONMENT}"),
 }
 
 

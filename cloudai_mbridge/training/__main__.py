@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
+from cloudai_mbridge.training.process.hang import hang_timeout_s, hang_watch
 from cloudai_mbridge.training.startup.variables import bind, dump_variables, set_variables_of_file
 
 
@@ -26,7 +26,7 @@ def main() -> int:
         return _refuse(error)
     if reason := why_unusable():
         return _refuse(ConfigError(reason))
-    with HangWatch(timeout_s):
+    with hang_watch(timeout_s):
         warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN reports it once
         # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.
         from cloudai_mbridge.training.cpu import import_megatron

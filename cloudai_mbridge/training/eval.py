@@ -57,7 +57,7 @@ def evaluate(
     with _in_evaluation_mode(model):
         fire(f"on_{kind}_start")
         with _evaluating(state, config):
-            sums = _LossSums()
+            sums: dict[str, tuple[torch.Tensor, bool]] = {}
             for i in range(state.cfg.validation.eval_iters or 0):
                 if verbose and dist.get_rank() == 0:
                     write_line(f"Evaluating iter {i + 1}/{state.cfg.validation.eval_iters}")
@@ -66,7 +66,7 @@ def evaluate(
                 losses = _forward(state, step, data_iterator, model)
                 fire(f"on_{kind}_step_end")
                 fault_tolerance.on_eval_step_end(state)
-                sums.add(losses)
+                _add(sums, losses)
                 state.train_state.consumed_valid_samples += state.cfg.eval_batch_sizes[0]
                 limit = state.cfg.train.exit_duration_in_mins
                 if limit and is_over_on_any_rank((time.time() - state.start_time) / 60, limit):
@@ -78,7 +78,7 @@ def evaluate(
                 collected = non_loss_data_func(model)
             elif process_non_loss_data_func is not None:
                 collected = _forward(state, step, data_iterator, model, collect_non_loss_data=True)
-            means = sums.means()
+            means = _means(sums)
         state.timers.log(["evaluate"])
         fire(f"on_{kind}_end", total_loss_dict=means)
     return means, collected, False
@@ -135,35 +135,31 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, _LARGEST_EXPONENT))  # in this order NaN stays NaN
 
 
-class _LossSums:
-    """Sums of the loss functions' reports, over all micro-batches of all batches."""
+def _add(sums: dict[str, tuple[torch.Tensor, bool]], losses: list[dict[str, torch.Tensor]]) -> None:
+    """Add one batch's reports of the loss functions to the sums by name; it waits for nothing.
 
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._is_pair: dict[str, bool] = {}
+    sums: [sum, number of tokens or micro-batches], and whether the loss function has given the number.
+    """
+    for report in losses:
+        for key, reported in report.items():
+            value = reported.detach().reshape(-1).double()
+            if (count := value.numel()) not in (1, 2):
+                raise ValueError(
+                    f"loss {key!r} has {count} values; a loss function reports one, or [sum, number of tokens]"
+                )
+            pair = value if count == 2 else torch.cat([value, torch.ones_like(value)])
+            sums[key] = (sums[key][0] + pair if key in sums else pair, count == 2)
 
-    def add(self, losses: list[dict[str, torch.Tensor]]) -> None:
-        """Take one batch's reports; it waits for nothing."""
-        for report in losses:
-            for key, reported in report.items():
-                value = reported.detach().reshape(-1).double()
-                if (count := value.numel()) not in (1, 2):
-                    raise ValueError(
-                        f"loss {key!r} has {count} values; a loss function reports one, or [sum, number of tokens]"
-                    )
-                self._is_pair[key] = count == 2
-                pair = value if self._is_pair[key] else torch.cat([value, torch.ones_like(value)])
-                self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 
-    def means(self) -> dict[str, torch.Tensor]:
-        """Return the mean over the tokens of all ranks, or over this rank's micro-batches without a count.
+def _means(sums: dict[str, tuple[torch.Tensor, bool]]) -> dict[str, torch.Tensor]:
+    """Return the mean over the tokens of all ranks, or over this rank's micro-batches without a count.
 
-        A collective over data and context parallelism.
-        """
-        for key, pair in self._sums.items():
-            if self._is_pair[key]:
-                dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
-        return {key: (pair[0] / pair[1].clamp(min=1)).float() for key, pair in self._sums.items()}
+    A collective over data and context parallelism.
+    """
+    for pair, has_count in sums.values():
+        if has_count:
+            dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
+    return {key: (pair[0] / pair[1].clamp(min=1)).float() for key, (pair, _) in sums.items()}
 
 
 @contextmanager

@@ -18,18 +18,18 @@ import os
 if os.environ.get("RANK") == "1":
     import time
 
-    from cloudai_mbridge.training.process.hang import HangWatch
+    from cloudai_mbridge.training.process import hang
 
     steps = []
-    step_done = HangWatch.step_done
+    step_done = hang.step_done
 
-    def planted_sleep(self):
-        step_done(self)
+    def planted_sleep():
+        step_done()
         steps.append(1)
         if len(steps) == 2:
             time.sleep(1000)
 
-    HangWatch.step_done = planted_sleep
+    hang.step_done = planted_sleep
 """
 REAL = """
 [[Tests]]

@@ -14,7 +14,7 @@ import pytest
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
+from cloudai_mbridge.training.process.hang import hang_timeout_s, hang_watch, step_done
 from tests.cases import every
 from tests.training.conftest import processes_in
 
@@ -194,24 +194,24 @@ def test_timeouts_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert hang_timeout_s({"MBRIDGE_HANG_TIMEOUT_S": ""}) is None
     for text, timeout_s in (("1620", 1620.0), ("0.5", 0.5), ("1e+06", 1e6), ("9e9", 9e9)):
         assert hang_timeout_s({"MBRIDGE_HANG_TIMEOUT_S": text}) == timeout_s
-        with HangWatch(timeout_s):  # the timer takes it too
+        with hang_watch(timeout_s):  # the timer takes it too
             pass
 
 
 def test_off_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with HangWatch(None) as watch:
-        watch.step_done()
+    with hang_watch(None):
+        step_done()
         assert not list(tmp_path.iterdir())
 
 
 def test_every_step_starts_the_time_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
-    with HangWatch(2) as watch:
+    with hang_watch(2):
         for _ in range(6):
             time.sleep(0.5)
-            watch.step_done()
+            step_done()
         assert (tmp_path / "stacks" / "rank-0.txt").read_text() == ""
     assert not list(tmp_path.iterdir())
 
@@ -219,10 +219,10 @@ def test_every_step_starts_the_time_anew(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_was_written_stays_when_the_rank_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "7")
-    with HangWatch(0.2) as watch:
+    with hang_watch(0.2):
         for _ in range(2):
             time.sleep(1)
-            watch.step_done()
+            step_done()
     (file,) = (tmp_path / "stacks").iterdir()
     assert file.name == "rank-7.txt"
     assert file.read_text().count("Timeout (") == 2
@@ -231,7 +231,7 @@ def test_what_was_written_stays_when_the_rank_goes_on(tmp_path: Path, monkeypatc
 
 def test_a_rank_that_fails_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RuntimeError), HangWatch(60):
+    with pytest.raises(RuntimeError), hang_watch(60):
         raise RuntimeError
     assert not list((tmp_path / "stacks").iterdir())
 
@@ -241,8 +241,8 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stacks").write_text("in the way")
-    with HangWatch(0.1) as watch:
-        watch.step_done()
+    with hang_watch(0.1):
+        step_done()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ")
     assert line.endswith("'stacks'; no stacks will be kept if this rank hangs")

@@ -3,6 +3,7 @@
 It has no common part: everything is in one tree, and a run loads the entries that it needs.
 """
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR, TRAIN_ST
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading, parts_of
 from cloudai_mbridge.training.checkpointing.verify import on_each_rank, read_metadata
 from cloudai_mbridge.training.compat import checkpoints
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.process.device import largest
 
 Tree = dict[str, Any]
+_FLOPS = "num_floating_point_operations_so_far"
 METADATA = {
     "distrib_optim_sharding_type": FSDP_DTENSOR,
     "singleton_local_shards": False,
@@ -38,7 +41,7 @@ def tree_to_save(
     """Return all that is saved, on every rank. A collective."""
     config = state.cfg.checkpoint
     tree = _tree(model, optimizer if config.save_optim else None, scheduler, is_loading=False)
-    tree |= {"iteration": state.train_state.step, "num_floating_point_operations_so_far": float(flops)}
+    tree |= {"iteration": state.train_state.step, _FLOPS: float(flops)}
     if config.save_rng:
         of_replicas = state.cfg.rng.data_parallel_random_init
         tree[generators.KEY] = {_place(): generators.own_states(of_replicas=of_replicas)}
@@ -116,65 +119,74 @@ def _bare(name: str) -> str:
     return name
 
 
-class FsdpLoad:
-    """A checkpoint to load: its names, and the entries that this run takes."""
+def load(
+    state: Any,
+    model: list[Any],
+    optimizer: Any,
+    scheduler: Any,
+    found: Any,
+    *,
+    strict: bool,
+    skip_model_and_optimizer: bool,
+) -> Any:
+    """Load the entries of a checkpoint that this run takes; return the model FLOPs so far, as saved. A collective."""
+    config, path = state.cfg.checkpoint, found.directory
+    if found.weights_only or not config.load_optim:
+        optimizer = None
+    names = read_metadata(path).state_dict_metadata
+    if skip_model_and_optimizer:
+        raise CheckpointError(f"{path}: is loaded in place; it cannot only be read")
+    loaded = on_each_rank(path, partial(_read, config, model, optimizer, scheduler, found, names))
+    on_each_rank(path, partial(_apply, loaded, model, optimizer, scheduler, strict=strict))
+    if not found.weights_only:
+        state.train_state.load_state_dict(torch.load(Path(path) / TRAIN_STATE, weights_only=True))
+    return loaded.get(_FLOPS, 0.0)
 
-    def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Any, *, strict: bool):
-        self.config, self.path, self.weights_only = state.cfg.checkpoint, found.directory, found.weights_only
-        self.state, self.model, self.scheduler, self.strict = state, model, scheduler, strict
-        self.optimizer = optimizer if self.config.load_optim and not self.weights_only else None
-        self.names = read_metadata(self.path).state_dict_metadata
-        self.common: Tree = {"num_floating_point_operations_so_far": 0.0}
 
-    def run(self, skip_model_and_optimizer: bool) -> None:
-        """Load everything that is wanted. A collective."""
-        if skip_model_and_optimizer:
-            raise CheckpointError(f"{self.path}: is loaded in place; it cannot only be read")
-        loaded = on_each_rank(self.path, self._read)
-        on_each_rank(self.path, partial(self._apply, loaded))
-        if not self.weights_only:
-            counters = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
-            self.state.train_state.load_state_dict(counters)
+@torch.no_grad()
+def _read(
+    config: CheckpointConfig, model: list[Any], optimizer: Any, scheduler: Any, found: Any, names: Collection[str]
+) -> Tree:
+    """Load into model and optimizer; return the tree. A collective. names: of the checkpoint's entries.
 
-    @torch.no_grad()
-    def _read(self) -> Tree:
-        """Load into model and optimizer; return the tree. A collective.
+    Raises CheckpointError: a tensor of this run is not in it.
+    """
+    path = found.directory
 
-        Raises CheckpointError: a tensor of this run is not in it.
-        """
-        if self.optimizer is not None and not self._has("optimizer"):
-            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
-        tree = _tree(self.model, self.optimizer, self.scheduler, is_loading=True)
-        if not self.weights_only:
-            tree |= {name: 0.0 for name in self.common if name in self.names}
-            if self.config.load_rng and self._has(f"{generators.KEY}.{_place()}"):
-                of_replicas = self._has(f"{generators.KEY}.{_place()}.1")
-                tree[generators.KEY] = {_place(): generators.own_states(of_replicas=of_replicas)}
-        prepared = _prepared(tree, self.model[0])
-        wanted = flatten_state_dict(prepared)[0]
-        missing = sorted(k for k, v in wanted.items() if torch.is_tensor(v) and k not in self.names)
-        if missing:
-            more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise CheckpointError(f"{self.path}: does not fit this model: {', '.join(missing[:3])}{more} not in it")
-        with checkpoints.quiet():
-            planner = DefaultLoadPlanner(allow_partial_load=not self.config.strict_fsdp_dtensor_load)
-            state_dict_loader.load(prepared, storage_reader=FileSystemReader(self.path), planner=planner)
-        # their parts were loaded in place
-        return prepared | {name: tree[name] for name in ("model", "optimizer") if name in tree}
+    def has(start: str) -> bool:
+        return any(name == start or name.startswith(f"{start}.") for name in names)
 
-    def _has(self, start: str) -> bool:
-        return any(name == start or name.startswith(f"{start}.") for name in self.names)
+    if optimizer is not None and not has("optimizer"):
+        raise CheckpointError(f"{path}: holds no optimizer state; set checkpoint.load_optim=False")
+    tree = _tree(model, optimizer, scheduler, is_loading=True)
+    if not found.weights_only:
+        if _FLOPS in names:
+            tree[_FLOPS] = 0.0
+        if config.load_rng and has(f"{generators.KEY}.{_place()}"):
+            of_replicas = has(f"{generators.KEY}.{_place()}.1")
+            tree[generators.KEY] = {_place(): generators.own_states(of_replicas=of_replicas)}
+    prepared = _prepared(tree, model[0])
+    wanted = flatten_state_dict(prepared)[0]
+    missing = sorted(k for k, v in wanted.items() if torch.is_tensor(v) and k not in names)
+    if missing:
+        more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{path}: does not fit this model: {', '.join(missing[:3])}{more} not in it")
+    with checkpoints.quiet():
+        planner = DefaultLoadPlanner(allow_partial_load=not config.strict_fsdp_dtensor_load)
+        state_dict_loader.load(prepared, storage_reader=FileSystemReader(path), planner=planner)
+    # their parts were loaded in place
+    return prepared | {name: tree[name] for name in ("model", "optimizer") if name in tree}
 
-    def _apply(self, tree: Tree) -> None:
-        """Apply the entries that `read` has not loaded in place. A collective."""
-        self.model[0].load_state_dict(tree["model"], strict=self.strict)
-        if self.optimizer is not None:
-            keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
-            with loading(self.optimizer, [], keep_schedule=keep_schedule):
-                self.optimizer.load_state_dict(tree["optimizer"])
-            if self.scheduler is not None:
-                self.scheduler.load_state_dict(tree["opt_param_scheduler"])
-        if not self.weights_only and generators.KEY in tree:
-            generators.restore(tree[generators.KEY][_place()])
-        self.common |= {name: tree[name] for name in self.common if name in tree}
-        dist.barrier()
+
+def _apply(tree: Tree, model: list[Any], optimizer: Any, scheduler: Any, *, strict: bool) -> None:
+    """Apply the entries that `_read` has not loaded in place. A collective."""
+    model[0].load_state_dict(tree["model"], strict=strict)
+    if optimizer is not None:
+        keep_schedule = bool(getattr(scheduler, "override_opt_param_scheduler", False))
+        with loading(optimizer, [], keep_schedule=keep_schedule):
+            optimizer.load_state_dict(tree["optimizer"])
+        if scheduler is not None:
+            scheduler.load_state_dict(tree["opt_param_scheduler"])
+    if generators.KEY in tree:
+        generators.restore(tree[generators.KEY][_place()])
+    dist.barrier()

@@ -10,8 +10,7 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
-from cloudai_mbridge.training.checkpointing import content, generators, layout, local, optimizer_state, verify
-from cloudai_mbridge.training.checkpointing.fsdp import FsdpLoad
+from cloudai_mbridge.training.checkpointing import content, fsdp, generators, layout, local, optimizer_state, verify
 from cloudai_mbridge.training.checkpointing.layout import Found, find_checkpoint, pretrained
 from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common
 from cloudai_mbridge.training.compat import checkpoints
@@ -44,14 +43,13 @@ def load_checkpoint(
     peft, config = state.cfg.peft, state.cfg.checkpoint
     parts = (state, model, optimizer, opt_param_scheduler)
     strict, context = strict and peft is None, checkpointing_context or {}
-    load: Any
     if (iteration := local.newest(config, context)) >= 0:
         if iteration >= on_first_rank(partial(local.persistent_iteration, config)):
             context[local.LOADED] = True
-            load = _LocalLoad(*parts, context[local.MANAGER], strict=strict)
-            load.run(skip_load_to_model_and_opt)
-            _say(f"  successfully loaded local checkpoint from {load.path} at iteration {state.train_state.step}")
-            return _position(load)
+            local_load = _LocalLoad(*parts, context[local.MANAGER], strict=strict)
+            local_load.run(skip_load_to_model_and_opt)
+            _say(f"  successfully loaded local checkpoint from {local_load.path} at iteration {state.train_state.step}")
+            return _position(state, local_load.flops)
         _say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
     found = on_first_rank(partial(find_checkpoint, config, adapters_only=peft is not None))
     _say(*found.notes)
@@ -61,8 +59,12 @@ def load_checkpoint(
     is_of_fsdp = on_first_rank(partial(_check_format, state.cfg, found.directory))
     if peft is not None:
         on_first_rank(partial(check_adapters, found.directory, peft))
-    load = (FsdpLoad if is_of_fsdp else _Load)(*parts, found, strict=strict)
-    load.run(skip_load_to_model_and_opt)
+    if is_of_fsdp:
+        flops = fsdp.load(*parts, found, strict=strict, skip_model_and_optimizer=skip_load_to_model_and_opt)
+    else:
+        load = _Load(*parts, found, strict=strict)
+        load.run(skip_load_to_model_and_opt)
+        flops = load.flops
     verify.forget_metadata()
     if found.weights_only:
         _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
@@ -71,14 +73,14 @@ def load_checkpoint(
     _say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
     if found.is_persistent and config.save and Path(found.directory).resolve().parent == Path(config.save).resolve():
         state.last_saved_step = step  # saving it once more would first remove it
-    return _position(load)
+    return _position(state, flops)
 
 
-def _position(load: Any) -> tuple[int, float]:
+def _position(state: Any, flops: Any) -> tuple[int, float]:
     """Follow the batch ramp-up to where the checkpoint was saved; return (iteration, model FLOPs so far)."""
-    progress = load.state.train_state
+    progress = state.train_state
     update_num_microbatches(progress.consumed_train_samples, verbose=False)
-    return int(progress.step), float(load.common.get("num_floating_point_operations_so_far", 0))
+    return int(progress.step), float(flops)
 
 
 def load_pretrained(state: Any, chunks: list[Any]) -> None:
@@ -140,6 +142,11 @@ class _Load:
         here = content.parallelism()
         self.layout = content.saved_parallelism(self.path, self.common)
         self.is_same_layout = bool(self.layout) and {**here, **self.layout} == here
+
+    @property
+    def flops(self) -> Any:
+        """The model FLOPs so far, as saved."""
+        return self.common.get("num_floating_point_operations_so_far", 0)
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:

@@ -74,12 +74,9 @@ def with_hashes(is_wanted: bool) -> dict[str, bool]:
 @contextmanager
 def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
     if hasattr(common_strategies, "TorchCommonLoadStrategy"):
-
-        class Given(common_strategies.TorchCommonLoadStrategy):  # type: ignore[misc]
-            def load_common(self, checkpoint_dir: Any) -> Common:
-                return common()
-
-        yield {"common_strategy": Given()}
+        strategy = common_strategies.TorchCommonLoadStrategy()
+        strategy.load_common = lambda checkpoint_dir: common()
+        yield {"common_strategy": strategy}
         return
     name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
     original = getattr(serialization, name)

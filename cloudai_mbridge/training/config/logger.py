@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from cloudai_mbridge.training.process.provenance import is_installed
@@ -95,22 +96,16 @@ def set_up_logging(config: LoggerConfig) -> None:
     root = logging.getLogger()
     root.setLevel(config.logging_level)
     for handler in root.handlers:
-        for old in [each for each in handler.filters if isinstance(each, _Filter)]:
+        for old in [each for each in handler.filters if isinstance(each, partial) and each.func is _is_shown]:
             handler.removeFilter(old)
-        handler.addFilter(_Filter(config))
+        handler.addFilter(partial(_is_shown, config.filter_warnings, tuple(config.modules_to_filter or ())))
     if config.set_level_for_all_loggers:
         for name in list(logging.root.manager.loggerDict):
             logging.getLogger(name).setLevel(config.logging_level)
 
 
-class _Filter(logging.Filter):
-    def __init__(self, config: LoggerConfig) -> None:
-        super().__init__()
-        self._drops_warnings = config.filter_warnings
-        self._modules = tuple(config.modules_to_filter or ())
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is shown."""
-        if self._drops_warnings and record.levelno == logging.WARNING:
-            return False
-        return not any(record.name == name or record.name.startswith(f"{name}.") for name in self._modules)
+def _is_shown(drops_warnings: bool, modules: tuple[str, ...], record: logging.LogRecord) -> bool:
+    """Return whether a handler shows the record."""
+    if drops_warnings and record.levelno == logging.WARNING:
+        return False
+    return not any(record.name == name or record.name.startswith(f"{name}.") for name in modules)

@@ -7,8 +7,8 @@ not credentials.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import chain
+from typing import Literal
 
 SHORT_OPTIONS = {"-hf": "--hf_token", "-wdk": "--wandb_key"}  # of Megatron-Bridge's launcher
 
@@ -136,13 +136,8 @@ _OTHER = re.compile(
 )
 
 
-class CredentialKind(Enum):
-    """Evidence of a credential."""
-
-    PASSWORD = auto()
-    AUTHORIZATION = auto()
-    ASSIGNED = auto()
-    TOKEN_OR_KEY = auto()
+# Evidence of a credential
+CredentialKind = Literal["password", "authorization", "assigned", "token or key"]
 
 
 @dataclass(frozen=True)
@@ -188,15 +183,15 @@ def _is_of_another_kind(name: str, value: str) -> bool:
 
 def credentials_in(text: str) -> Iterator[FoundCredential]:
     """Yield every credential of a text."""
-    yield from (FoundCredential(CredentialKind.PASSWORD, span) for span in _passwords(text))
+    yield from (FoundCredential("password", span) for span in _passwords(text))
     for match in chain(_BEARER.finditer(text), _HEADER.finditer(text)):
         if _is_value(match[1]):
-            yield FoundCredential(CredentialKind.AUTHORIZATION, match.span(1))
+            yield FoundCredential("authorization", match.span(1))
     yield from _assigned(text)
     for match in chain(_TOKEN.finditer(text), _OTHER.finditer(text)):
         group = match.lastindex or 0
         if _is_value(match[group]):
-            yield FoundCredential(CredentialKind.TOKEN_OR_KEY, match.span(group))
+            yield FoundCredential("token or key", match.span(group))
 
 
 def _passwords(text: str) -> Iterator[tuple[int, int]]:
@@ -223,7 +218,7 @@ def _assigned(text: str) -> Iterator[FoundCredential]:
             continue
         if whole := _WHOLE_VALUE.match(text, position):
             position = whole.end()
-            yield FoundCredential(CredentialKind.ASSIGNED, whole.span(), name)
+            yield FoundCredential("assigned", whole.span(), name)
 
 
 def _is_assignment(name: re.Match[str], value: re.Match[str]) -> bool:

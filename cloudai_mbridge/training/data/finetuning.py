@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -20,10 +20,10 @@ from cloudai_mbridge.training.config.sft import GPTSFTDatasetConfig, HFDatasetSo
 from cloudai_mbridge.training.data.gpt import Datasets
 from cloudai_mbridge.training.data.loader import Collate, pad, stack, stack_packed
 from cloudai_mbridge.training.data.samples import (
-    Encoder,
     PackedDataset,
     Sample,
     SampleOptions,
+    encode,
     load_or_pack,
     pack,
     sequence_unit,
@@ -35,19 +35,14 @@ _CACHE = Path("~/.cache/cloudai_mbridge/datasets")
 Row = dict[str, Any]
 
 
-class _Known(NamedTuple):
-    path: str
-    adapter: str | None = None
-    split: str = "train"
-    subset: str | None = None
-
-
 # The text data sets that Megatron-Bridge 0.6 finds by name
 _KNOWN = {
-    "squad": _Known("rajpurkar/squad", "squad"),
-    "gsm8k": _Known("openai/gsm8k", "gsm8k", subset="main"),
-    "openmathinstruct2": _Known("nvidia/OpenMathInstruct-2", "openmathinstruct2", split="train_1M"),
-    "tulu3": _Known("allenai/tulu-3-sft-mixture"),
+    "squad": HFDatasetSourceConfig(path_or_dataset="rajpurkar/squad", schema_adapter="squad"),
+    "gsm8k": HFDatasetSourceConfig(path_or_dataset="openai/gsm8k", schema_adapter="gsm8k", subset="main"),
+    "openmathinstruct2": HFDatasetSourceConfig(
+        path_or_dataset="nvidia/OpenMathInstruct-2", schema_adapter="openmathinstruct2", split="train_1M"
+    ),
+    "tulu3": HFDatasetSourceConfig(path_or_dataset="allenai/tulu-3-sft-mixture"),
 }
 
 
@@ -121,21 +116,27 @@ def _rows(dataset: GPTSFTDatasetConfig, source: HFDatasetSourceConfig, split: st
     import datasets
 
     known = _resolve(source)
-    subsets = source.subset if isinstance(source.subset, list) else [source.subset or known.subset]
-    chosen = source.split or split or known.split
+    subsets = source.subset if isinstance(source.subset, list) else [source.subset or known.subset or None]
+    chosen = source.split or split or known.split or "train"
     parts = [
-        datasets.load_dataset(known.path, *([] if each is None else [each]), split=chosen, **(source.load_kwargs or {}))
+        datasets.load_dataset(
+            str(known.path_or_dataset), *([] if each is None else [each]), split=chosen, **(source.load_kwargs or {})
+        )
         for each in subsets
     ]
     loaded = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
-    if known.adapter is None:
+    if known.schema_adapter is None:
         return [dict(row) for row in loaded]
     options = dataset.sample_options
     keys = options.get("input_key", "input"), options.get("label_key", "output")
-    return [dict(zip(keys, _PAIRS[known.adapter](row), strict=True)) for row in loaded]
+    return [dict(zip(keys, _PAIRS[known.schema_adapter](row), strict=True)) for row in loaded]
 
 
-def _resolve(source: HFDatasetSourceConfig) -> _Known:
+def _resolve(source: HFDatasetSourceConfig) -> HFDatasetSourceConfig:
+    """Return the source that a known name stands for, or the source itself.
+
+    Raises ConfigError: unknown name or adapter.
+    """
     if source.dataset_name is not None:
         if source.dataset_name not in _KNOWN:
             raise ConfigError(
@@ -147,7 +148,7 @@ def _resolve(source: HFDatasetSourceConfig) -> _Known:
         raise ConfigError(
             f"dataset.hf_dataset.schema_adapter = {source.schema_adapter!r} is unknown; use {', '.join(_PAIRS)}"
         )
-    return _Known(str(source.path_or_dataset), source.schema_adapter)
+    return source
 
 
 _FILES = {"train": "training.jsonl", "valid": "validation.jsonl", "test": "test.jsonl"}
@@ -298,12 +299,12 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
     """Tokenize one file; `limit` is in tokens that the model sees, one less than the ids of a sample."""
     path = Path(str(dataset.dataset_root)) / _FILES[split]
     switch = f", or set dataset.{_SWITCHES[split]}=False" if split in _SWITCHES else ""
-    encoder = Encoder(tokenizer, SampleOptions.of(dataset.sample_options), limit + 1)
+    options = SampleOptions.of(dataset.sample_options)
     lines = read_lines(path, switch)
     samples = []
     for number, line in lines[: dataset.max_train_samples if split == "train" else None]:
         try:
-            samples.append(encoder.encode(line))
+            samples.append(encode(line, tokenizer, options, limit + 1))
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}; fix or remove the line") from error
     return samples

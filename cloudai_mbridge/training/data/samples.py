@@ -58,104 +58,103 @@ class SampleOptions:
         return options
 
 
-class Encoder:
-    """Turns the lines of a file into samples of at most `max_ids` ids."""
+def encode(line: dict[str, Any], tokenizer: Any, options: SampleOptions, max_ids: int) -> Sample:
+    """Encode {"input", "output"} or {"messages": [{"role", "content"}, ...]} as a sample of at most `max_ids` ids.
 
-    def __init__(self, tokenizer: Any, options: SampleOptions, max_ids: int) -> None:
-        self._tokenizer, self._options, self._max_ids = tokenizer, options, max_ids
-        self._template = options.chat_template or getattr(tokenizer, "chat_template", None)
+    Raises ValueError: neither, or nothing to learn from; the message names the problem.
+    """
+    is_chat = "messages" in line
+    pieces = list(_conversation(line["messages"], tokenizer, options) if is_chat else _pair(line, options))
+    ids: list[int] = []
+    learned: list[bool] = []
+    for text, is_answer in pieces:
+        piece = _tokenize(text, tokenizer)
+        ids += piece
+        learned += [is_answer or not options.answer_only_loss] * len(piece)
+    if options.add_eos or (options.add_eos is None and not is_chat):
+        ids, learned = [*ids, int(tokenizer.eod)], [*learned, True]
+    return _finish(ids, learned, tokenizer, options, max_ids)
 
-    def encode(self, line: dict[str, Any]) -> Sample:
-        """Encode {"input", "output"} or {"messages": [{"role", "content"}, ...]}.
 
-        Raises ValueError: neither, or nothing to learn from; the message names the problem.
-        """
-        is_chat = "messages" in line
-        pieces = list(self._conversation(line["messages"]) if is_chat else self._pair(line))
-        ids: list[int] = []
-        learned: list[bool] = []
-        for text, is_answer in pieces:
-            piece = self._tokenize(text)
-            ids += piece
-            learned += [is_answer or not self._options.answer_only_loss] * len(piece)
-        return self._finish(ids, learned, ends=not is_chat if self._options.add_eos is None else self._options.add_eos)
+def _pair(line: dict[str, Any], options: SampleOptions) -> Iterator[tuple[str, bool]]:
+    keys = options.input_key, options.label_key
+    texts = [line.get(key) for key in keys]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'needs the texts "{keys[0]}" and "{keys[1]}", or the list "messages"')
+    prompt, answer = (str(text).strip(" ") if options.strip_whitespace else str(text) for text in texts)
+    before, _, rest = options.prompt_template.partition(_PLACES[0])
+    between, _, after = rest.partition(_PLACES[1])
+    gap = between[len(between.rstrip()) :]  # a space before the answer is the answer's, as tokenizers want it
+    yield before + prompt + between.rstrip(), False
+    yield gap + answer + after, True
 
-    def _pair(self, line: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-        keys = self._options.input_key, self._options.label_key
-        texts = [line.get(key) for key in keys]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f'needs the texts "{keys[0]}" and "{keys[1]}", or the list "messages"')
-        prompt, answer = (str(text).strip(" ") if self._options.strip_whitespace else str(text) for text in texts)
-        before, _, rest = self._options.prompt_template.partition(_PLACES[0])
-        between, _, after = rest.partition(_PLACES[1])
-        gap = between[len(between.rstrip()) :]  # a space before the answer is the answer's, as tokenizers want it
-        yield before + prompt + between.rstrip(), False
-        yield gap + answer + after, True
 
-    def _conversation(self, messages: Any) -> Iterator[tuple[str, bool]]:
-        """Yield the rendered conversation in pieces: the assistant's text is to be learned."""
-        if not isinstance(messages, list) or not all(
-            isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
-            for each in messages
-        ):
-            raise ValueError('"messages" needs a list of {"role": ..., "content": ...}')
-        if self._template is None:
-            raise ValueError('"messages" need a chat template: set tokenizer.chat_template')
-        done = ""
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            prompt = self._render(messages[:number], True)
-            through = self._render(messages[: number + 1], False)
-            if not prompt.startswith(done) or not through.startswith(prompt):
-                raise ValueError("the chat template changes earlier messages when others follow; use another one")
-            yield prompt[len(done) :], False
-            yield through[len(prompt) :], True
-            done = through
-        if not done:
-            raise ValueError('"messages" has no message of the role assistant')
+def _conversation(messages: Any, tokenizer: Any, options: SampleOptions) -> Iterator[tuple[str, bool]]:
+    """Yield the rendered conversation in pieces: the assistant's text is to be learned."""
+    if not isinstance(messages, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+        for each in messages
+    ):
+        raise ValueError('"messages" needs a list of {"role": ..., "content": ...}')
+    template = options.chat_template or getattr(tokenizer, "chat_template", None)
+    if template is None:
+        raise ValueError('"messages" need a chat template: set tokenizer.chat_template')
+    done = ""
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = _render(template, messages[:number], tokenizer, is_prompt=True)
+        through = _render(template, messages[: number + 1], tokenizer, is_prompt=False)
+        if not prompt.startswith(done) or not through.startswith(prompt):
+            raise ValueError("the chat template changes earlier messages when others follow; use another one")
+        yield prompt[len(done) :], False
+        yield through[len(prompt) :], True
+        done = through
+    if not done:
+        raise ValueError('"messages" has no message of the role assistant')
 
-    def _render(self, messages: list[dict[str, str]], is_prompt: bool) -> str:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        names = {name: getattr(self._tokenizer, name, None) or "" for name in ("bos_token", "eos_token")}
-        try:
-            template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-                str(self._template)
-            )
-            return template.render(messages=messages, add_generation_prompt=is_prompt, **names)
-        except TemplateError as error:
-            raise ValueError(f"the chat template fails: {error}") from error
+def _render(template: Any, messages: list[dict[str, str]], tokenizer: Any, *, is_prompt: bool) -> str:
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    def _tokenize(self, text: str) -> list[int]:
-        if getattr(self._tokenizer, "library", None) != NULL:
-            return [int(each) for each in self._tokenizer.tokenize(text)] if text else []
-        try:
-            ids = [int(word) for word in text.split()]
-        except ValueError:
-            raise ValueError(
-                "is not a list of numbers, and the null tokenizer reads nothing else: set tokenizer.tokenizer_type"
-            ) from None
-        if bad := [each for each in ids if not 0 <= each < self._tokenizer.vocab_size]:
-            raise ValueError(f"the id {bad[0]} is not below the vocabulary size of {self._tokenizer.vocab_size}")
-        return ids
+    names = {name: getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token")}
+    try:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string(str(template)).render(
+            messages=messages, add_generation_prompt=is_prompt, **names
+        )
+    except TemplateError as error:
+        raise ValueError(f"the chat template fails: {error}") from error
 
-    def _finish(self, ids: list[int], learned: list[bool], ends: bool) -> Sample:
-        """Add the ids that begin and end a sample, and shorten it: the prompt first, then the answer's end."""
-        if ends:
-            ids, learned = [*ids, int(self._tokenizer.eod)], [*learned, True]
-        if excess := max(0, len(ids) + self._options.add_bos - self._max_ids):
-            prompt = next((i for i, is_learned in enumerate(learned) if is_learned), 0)
-            start = min(excess, prompt)
-            ids, learned = ids[: prompt - start] + ids[prompt:], learned[: prompt - start] + learned[prompt:]
-            limit = self._max_ids - self._options.add_bos
-            ids, learned = ids[:limit], learned[:limit]
-        if self._options.add_bos:
-            ids, learned = [int(self._tokenizer.bos), *ids], [False, *learned]
-        if len(ids) < 2 or not any(learned[1:]):
-            raise ValueError("holds no text to learn from")
-        return Sample(np.array(ids, dtype=np.int64), np.array(learned, dtype=bool))
+
+def _tokenize(text: str, tokenizer: Any) -> list[int]:
+    if getattr(tokenizer, "library", None) != NULL:
+        return [int(each) for each in tokenizer.tokenize(text)] if text else []
+    try:
+        ids = [int(word) for word in text.split()]
+    except ValueError:
+        raise ValueError(
+            "is not a list of numbers, and the null tokenizer reads nothing else: set tokenizer.tokenizer_type"
+        ) from None
+    if bad := [each for each in ids if not 0 <= each < tokenizer.vocab_size]:
+        raise ValueError(f"the id {bad[0]} is not below the vocabulary size of {tokenizer.vocab_size}")
+    return ids
+
+
+def _finish(ids: list[int], learned: list[bool], tokenizer: Any, options: SampleOptions, max_ids: int) -> Sample:
+    """Add the id that begins a sample, and shorten it: the prompt first, then the answer's end."""
+    if excess := max(0, len(ids) + options.add_bos - max_ids):
+        prompt = next((i for i, is_learned in enumerate(learned) if is_learned), 0)
+        start = min(excess, prompt)
+        ids, learned = ids[: prompt - start] + ids[prompt:], learned[: prompt - start] + learned[prompt:]
+        limit = max_ids - options.add_bos
+        ids, learned = ids[:limit], learned[:limit]
+    if options.add_bos:
+        ids, learned = [int(tokenizer.bos), *ids], [False, *learned]
+    if len(ids) < 2 or not any(learned[1:]):
+        raise ValueError("holds no text to learn from")
+    return Sample(np.array(ids, dtype=np.int64), np.array(learned, dtype=bool))
 
 
 _TOKENS, _LABELS, _LOSS_MASK, _POSITION_IDS = range(4)

@@ -16,11 +16,11 @@ def wrap_chunks(config: ConfigContainer, chunks: list[Any]) -> list[Any]:
     if config.dist.use_torch_fsdp2:
         from megatron.core.distributed import TorchFullyShardedDataParallel
 
-        class Wrapped(TorchFullyShardedDataParallel):  # type: ignore[misc]
-            def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None:
-                """Do nothing: the backward pass has reduced the gradients. 0.16 takes no arguments here."""
-
-        return [Wrapped(config.model, config.ddp, chunk) for chunk in chunks]
+        wrapped = [TorchFullyShardedDataParallel(config.model, config.ddp, chunk) for chunk in chunks]
+        for chunk in wrapped:
+            # The backward pass has reduced the gradients; 0.16 takes no arguments here
+            chunk.finish_grad_sync = lambda *args, **kwargs: None
+        return wrapped
     kind: Any = partial(DistributedDataParallel, pg_collection=grid_groups())
     if config.ddp.use_megatron_fsdp:
         from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel

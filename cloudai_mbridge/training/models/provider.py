@@ -25,10 +25,6 @@ _ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (
 _HOOKS = "_pre_wrap_hooks"
 
 
-class CannotBuild(NotImplementedError):
-    """The model validates, but this version cannot build it."""
-
-
 class ModelProvider(Generic[M]):
     """A model's config that builds the model."""
 
@@ -61,9 +57,9 @@ class ModelProvider(Generic[M]):
         """Build this pipeline stage's part.
 
         pre_process, post_process: whether it holds the embedding, the output layer; None: decided by Megatron's groups.
-        Raises CannotBuild: this version cannot build such a model.
+        Raises NotImplementedError: this version cannot build such a model.
         """
-        raise CannotBuild(f"{type(self).__name__}: this version validates such models and does not build them")
+        raise NotImplementedError(f"{type(self).__name__}: this version validates such models and does not build them")
 
 
 # Fields that a language model of Megatron-Core takes as arguments of these names

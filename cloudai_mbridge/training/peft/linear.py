@@ -83,18 +83,6 @@ def _with_wrapper(state: dict[str, Any], prefix: str, *_: Any) -> None:
             state[f"{prefix}{_WRAPPER}{own}"] = state.pop(key)
 
 
-class _Parts(torch.nn.ModuleDict):
-    """Adapters by name."""
-
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return the sharded state of all adapters."""
-        found: dict[str, Any] = {}
-        adapters: Any = self.items()
-        for name, adapter in adapters:
-            found |= adapter.sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
-        return found
-
-
 class SplitLinear(AdaptedLinear):
     """A fused layer with adapters for some of its parts.
 
@@ -103,12 +91,20 @@ class SplitLinear(AdaptedLinear):
     """
 
     def __init__(self, to_wrap: Any, parts: dict[str, Adapter], rows: dict[str, int], groups: int) -> None:
-        super().__init__(to_wrap, _Parts({f"adapter_{name}": adapter for name, adapter in parts.items()}))
+        adapters: dict[str, torch.nn.Module] = {f"adapter_{name}": adapter for name, adapter in parts.items()}
+        super().__init__(to_wrap, torch.nn.ModuleDict(adapters))
         self.rows, self.groups = rows, groups
 
     def added(self, x: torch.Tensor, splits: Any) -> torch.Tensor:
         """Return the adapters' output, in the order of the layer's."""
         return self._joined({name: adapter(x, splits) for name, adapter in self._adapters()})
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Return the sharded state of the layer and its adapters."""
+        found: dict[str, Any] = self.to_wrap.sharded_state_dict(prefix, sharded_offsets, metadata)
+        for name, adapter in self._adapters():
+            found |= adapter.sharded_state_dict(f"{prefix}adapter.adapter_{name}.", sharded_offsets, metadata)
+        return found
 
     def merged(self) -> list[torch.Tensor]:
         """Return this rank's matrix with the adapters, in fp32. A collective of the ranks that share it."""

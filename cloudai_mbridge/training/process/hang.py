@@ -5,22 +5,25 @@ import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Self, TextIO
 
 from cloudai_mbridge.training.errors import ConfigError
 
 TIMEOUT_VARIABLE = "MBRIDGE_HANG_TIMEOUT_S"
 
-_watches: list["HangWatch"] = []  # those inside `with`
+_timers: list[Callable[[], None]] = []  # start the timers of the watches inside `with` again
 
 
 def step_done() -> None:
-    """Notify the watches of this process that the rank makes progress; does nothing without one."""
-    for watch in _watches:
-        watch.step_done()
+    """Notify the watches of this process that the rank makes progress; does nothing without one.
+
+    It costs some tens of microseconds: call it outside measured intervals.
+    """
+    for start in _timers:
+        start()
 
 
 def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
@@ -41,49 +44,38 @@ def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
     return timeout_s
 
 
-class HangWatch:
+@contextmanager
+def hang_watch(timeout_s: float | None) -> Iterator[None]:
     """Write the stacks of all threads to `stacks/rank-N.txt` if `timeout_s` pass inside `with` without a step.
 
     The writer is a C thread that needs no GIL, so it also works while the main thread holds it in a blocking call. The
     process continues; the scheduler or the runner cancels the job. A rank that finishes further steps is watched again,
     and the written stacks stay.
     """
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self._timeout_s = timeout_s
-        self._path = Path("stacks", f"rank-{os.environ.get('RANK', 0)}.txt")
-        self._file: TextIO | None = None
-
-    def __enter__(self) -> Self:
-        if self._timeout_s is None:
-            return self
+    file = None
+    path = Path("stacks", f"rank-{os.environ.get('RANK', 0)}.txt")
+    if timeout_s is not None:
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            self._file = self._path.open("w", encoding="utf-8")
+            path.parent.mkdir(exist_ok=True)
+            file = path.open("w", encoding="utf-8")
         except OSError as error:  # not worth a training run
             print(f"warning: {error}; no stacks will be kept if this rank hangs", file=sys.stderr)
-        self._arm()
-        _watches.append(self)
-        return self
-
-    def step_done(self) -> None:
-        """Restart the timer. It costs some tens of microseconds: call it outside measured intervals."""
-        self._arm()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self in _watches:
-            _watches.remove(self)
-        if self._file is None:
-            return
+    if timeout_s is None or file is None:
+        yield
+        return
+    start = partial(faulthandler.dump_traceback_later, timeout_s, repeat=False, file=file)
+    start()
+    _timers.append(start)
+    has_failed = True
+    try:
+        yield
+        has_failed = False
+    finally:
+        _timers.remove(start)
         faulthandler.cancel_dump_traceback_later()
-        self._file.close()
-        self._file = None
+        file.close()
         with suppress(OSError):  # an empty file more or less; the directory goes with the last rank's file
-            if not self._path.stat().st_size:
-                self._path.unlink()
-            if kind is None:  # a failed rank may be ahead of a rank that is about to open its file
-                self._path.parent.rmdir()
-
-    def _arm(self) -> None:
-        if self._timeout_s is not None and self._file is not None:
-            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)
+            if not path.stat().st_size:
+                path.unlink()
+            if not has_failed:  # a failed rank may be ahead of a rank that is about to open its file
+                path.parent.rmdir()

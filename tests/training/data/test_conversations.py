@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.training.compat.models import NULL
-from cloudai_mbridge.training.data.samples import Encoder, SampleOptions
+from cloudai_mbridge.training.data import samples
+from cloudai_mbridge.training.data.samples import SampleOptions
 from tests.cases import every
 
 
@@ -35,7 +36,7 @@ TEMPLATE = (
 
 def encode(line: dict[str, Any], max_ids: int = 100, tokenizer: Any = None, **options: Any) -> tuple[str, str]:
     """Return the whole sample and its learned part as text; the end of a document is a dot, the beginning a caret."""
-    sample = Encoder(tokenizer or Letters(), SampleOptions.of(options), max_ids).encode(line)
+    sample = samples.encode(line, tokenizer or Letters(), SampleOptions.of(options), max_ids)
     whole = bytes(sample.ids.tolist()).decode()
     learned = "".join(c for c, is_learned in zip(whole, sample.learned, strict=True) if is_learned)
     return whole.replace("\0", ".").replace("\1", "^"), learned.replace("\0", ".")
@@ -94,7 +95,7 @@ def test_a_chat_template_can_do_no_harm() -> None:
 
 
 def test_the_null_tokenizer_reads_numbers() -> None:
-    sample = Encoder(Numbers(), SampleOptions(), 100).encode({"input": "1 2", "output": "3  4"})
+    sample = samples.encode({"input": "1 2", "output": "3  4"}, Numbers(), SampleOptions(), 100)
     assert sample.ids.tolist() == [1, 2, 3, 4, 9]
     assert sample.learned.tolist() == [False, False, True, True, True]
 
@@ -113,7 +114,7 @@ def test_the_null_tokenizer_reads_numbers() -> None:
 )
 def test_what_cannot_be_encoded_is_said(line: dict[str, Any], tokenizer: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Encoder(tokenizer, SampleOptions(), 100).encode(line)
+        samples.encode(line, tokenizer, SampleOptions(), 100)
 
 
 def test_a_conversation_without_an_answer_is_refused() -> None:
