@@ -8,6 +8,7 @@ torchrun itself does is tested in tests/training/test_exits.py and test_hang.py,
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -28,6 +29,7 @@ from typing import Any, Protocol
 
 _DECIDES_THE_START = re.compile("PYTHON|LANG|LC_|LD_")
 _GRACE_S = 10.0
+_codes: dict[int, int] = {}  # of this process, once it ends
 
 
 class Process(Protocol):
@@ -156,15 +158,17 @@ def _text(path: Path) -> str:
 
 def _serve(kind: str) -> int:
     """Answer each request with an exit code, to the last; return the code of a process if this has become one."""
+    atexit.register(_leave)  # the first that is registered is the last that runs
     with redirect_stdout(sys.stderr):  # the answers go to stdout
         import_all(kind)
+    gc.freeze()  # imported modules stay: no collection of a fork visits and copies them
     while line := sys.stdin.readline():
         request = json.loads(line)
         if "ended" in request:
             pid, status = os.waitpid(request["ended"], os.WNOHANG)
             print(os.waitstatus_to_exitcode(status) if pid else "null", flush=True)
         elif (leader := os.fork()) == 0:
-            return _lead(request)
+            return _end(request)
         elif request["timeout"]:
             print(os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]), flush=True)
         else:
@@ -195,6 +199,36 @@ def import_all(kind: str) -> None:
     import cloudai_mbridge.training.finetune
     import cloudai_mbridge.training.gpt_step
     import cloudai_mbridge.training.pretrain
+    from cloudai_mbridge.training.process.provenance import package_versions
+
+    importlib.import_module("cloudai_mbridge.training.config.text.overrides")
+    importlib.import_module("torch._dynamo")  # every optimizer imports it
+    package_versions()
+
+
+def _end(request: Mapping[str, Any]) -> int:
+    """Be a process that ends as the interpreter does, but for freeing what the server has imported.
+
+    That takes longer than a short training: all pages of it are copied to be changed.
+    """
+    code: Any = 1
+    try:
+        code = _lead(request)
+        return code
+    except SystemExit as end:
+        code = end.code
+        raise
+    finally:
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # ends by SIGINT
+            _codes[os.getpid()] = int(bool(code)) if not isinstance(code, int) else code & 0xFF
+
+
+def _leave() -> None:
+    """End here, after all other functions of `atexit`, which is when the interpreter would begin to free."""
+    if (code := _codes.get(os.getpid())) is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _lead(request: Mapping[str, Any]) -> int:
