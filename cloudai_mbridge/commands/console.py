@@ -71,7 +71,7 @@ STDOUT = "-"
 _WITH_A_FILE = {"gate", "compare"}  # their --json accepts a file name
 
 
-def render_json(document: object, form: Any = None) -> str:
+def render_json(document: Any, form: Any = None) -> str:
     """Return a document as JSON; numbers that are not finite become null.
 
     form: the type of a document that is a dict, of `json_object`; default: that of a dataclass or a model.
@@ -80,12 +80,13 @@ def render_json(document: object, form: Any = None) -> str:
 
     from cloudai_mbridge.report.model import plain
 
+    assert form is None or [*document] == [*form.__annotations__]  # as its schema says
     data: Any = TypeAdapter[Any](form or type(document)).dump_python(document, mode="json")
     finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
     return json.dumps(plain(finite), indent=2)
 
 
-def print_json(document: object, form: Any = None) -> None:
+def print_json(document: Any, form: Any = None) -> None:
     """Print a command's JSON document, as `render_json` returns it."""
     click.echo(render_json(document, form))
 

@@ -1,4 +1,4 @@
-"""Strict parsing of JSON that other programs may have written; TOML that reads back unchanged."""
+"""Strict parsing of JSON of other programs, the forms of JSON that is printed, and TOML that reads back unchanged."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
