@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_sizes
 from cloudai_mbridge.constraints.embedded import CHECKPOINTS
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
-from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask, ask_loop
-from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, Preset, origin, with_preset
+from cloudai_mbridge.constraints.upstream import Upstream, ask, ask_loop, trained_args
+from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, Preset, origin
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -53,12 +53,13 @@ def check(
     env: the test's variables, which replace those of the system.
     """
     core = core or core_release(system)
-    env = {**(system.global_env_vars if system else {}), **(env or {})}
-    point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core, env=env)
+    variable = {**(system.global_env_vars if system else {}), **(env or {})}.get
+    overridden &= JUDGED_WITHOUT
+    point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden, core=core, variable=variable)
     if upstream is None:
         answers = [ask_loop(rule, point) for rule in RULES]
     else:
-        trained = upstream.trained(point, TrainedArgs(with_preset(cmd_args, upstream.preset), cmd_args, upstream))
+        trained = upstream.trained(point, trained_args(cmd_args, upstream))
         answers = [ask(rule, point, trained, upstream) for rule in RULES]
     return CheckResult(
         violations=tuple(a for a in answers if isinstance(a, Violation)),

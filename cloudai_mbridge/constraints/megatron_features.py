@@ -246,7 +246,7 @@ def m24_fsdp_has_several_connections(point: Point) -> Answer:
     Pass: use_megatron_fsdp=true, CUDA_DEVICE_MAX_CONNECTIONS=8 or unset. Fail: the same with 1.
     Source: Megatron-Bridge 0.6.0, megatron.bridge.training.config; Megatron-LM, megatron.training.arguments.
     """
-    given = point.env.get(_CONNECTIONS)
+    given = point.variable(_CONNECTIONS)
     if given is None or str(given) != "1" or not point.use_megatron_fsdp:
         return None
     fact, where = "Megatron FSDP does not start with a single hardware queue", "use_megatron_fsdp"

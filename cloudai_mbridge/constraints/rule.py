@@ -18,6 +18,16 @@ class UnknownOperandError(Exception):
     """A rule needs an unknown value that the launcher or an override decides; the message names both."""
 
 
+class ReadArgs:
+    """Arguments of a point, each of which a function returns by its name."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def __getattr__(self, name: str) -> Any:
+        return self._read(name)
+
+
 @dataclass(frozen=True)
 class Point:
     """The input of every rule: scalars only. Absent or zero tp, pp and cp count as 1, as in CloudAI.
@@ -26,7 +36,7 @@ class Point:
     is_resolved: `args` contain the launcher's values; an unset argument has Megatron-Core's default.
     overridden: fields of the recipe's model, and SECTION.FIELD of others, that `extra_cmd_args` set.
     core: the release of Megatron-Core that trains, such as "0.19"; None if unknown.
-    env: variables that the system and the test set.
+    variable: returns the value of an environment variable that the system and the test set, or None.
     """
 
     args: ResolvedCmdArgs
@@ -37,7 +47,7 @@ class Point:
     is_resolved: bool = False
     overridden: frozenset[str] = frozenset()
     core: str | None = None
-    env: Mapping[str, Any] = field(default_factory=dict)
+    variable: Callable[[str], Any] = lambda name: None
 
     def has_core(self, since: str) -> bool | None:
         """Return whether the Megatron-Core that trains is of release `since` or newer; None if unknown."""

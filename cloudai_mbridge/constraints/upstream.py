@@ -18,13 +18,14 @@ from cloudai_mbridge.constraints.rule import (
     Lifted,
     NotEvaluated,
     Point,
+    ReadArgs,
     Rule,
     RuleSet,
     UnknownOperandError,
     Violation,
     rules_in,
 )
-from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
+from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, origin, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
@@ -174,16 +175,16 @@ _AS_CLOUDAI: Mapping[Rule, Rule] = {
 }
 
 
-class TrainedArgs:
-    """The arguments that will be trained; asking for an unknown one raises UnknownOperandError."""
+def trained_args(written: ResolvedCmdArgs, upstream: Upstream) -> ReadArgs:
+    """Return the arguments that will be trained; asking for an unknown one raises UnknownOperandError."""
+    resolved = with_preset(written, upstream.preset)
 
-    def __init__(self, resolved: Resolved, written: ResolvedCmdArgs, upstream: Upstream) -> None:
-        self._resolved, self._written, self._upstream = resolved, written, upstream
+    def read(name: str) -> Any:
+        if name in resolved.unknown or upstream.overrides(name, getattr(written, name)):
+            raise UnknownOperandError(upstream.why_unknown(name))
+        return getattr(resolved.args, name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._resolved.unknown or self._upstream.overrides(name, getattr(self._written, name)):
-            raise UnknownOperandError(self._upstream.why_unknown(name))
-        return getattr(self._resolved.args, name)
+    return ReadArgs(read)
 
 
 def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:

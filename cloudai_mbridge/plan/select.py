@@ -173,7 +173,7 @@ def among(selection: Selection, scenario: str, axes: Axes) -> PointChoice:
 
 def axes_of(sweep: SweepSpace, include: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the values of each axis of a test, with the values of the points that it includes."""
-    values = {axis.name: list(axis.values) for axis in sweep.axes}
+    values = {name: list(each) for name, each in sweep.axes.items()}
     for pattern in include:
         for name, value in pattern.items():
             values.setdefault(name, []).append(value)

@@ -346,7 +346,7 @@ class SweepSummary:
 
 def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
     """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
-    axes = {axis.name: len(axis.values) for axis in preview.sweep.axes}
+    axes = {name: len(values) for name, values in preview.sweep.axes.items()}
     summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
     summary.run_holds_back = preview.limits.memory_share is not None
     summary.fill_in = fill_in_notes(preview.sweep, preview.pinned)

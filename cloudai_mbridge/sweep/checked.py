@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation, check
@@ -77,9 +78,9 @@ def checked_points(
     sweep: SweepSpace, system: System | None, pinned: Pinned = _NOTHING_PINNED
 ) -> Iterator[CheckedPoint]:
     """Check the whole grid, point by point, then the included points."""
-    screens = _Screens(sweep, system, pinned)
+    screen_of = _screens(sweep, system, pinned)
     for values in sweep.grid:
-        yield CheckedPoint(sweep, sweep.coordinates(values), screens.of(values).check(values), pinned)
+        yield CheckedPoint(sweep, sweep.coordinates(values), screen_of(values).check(values), pinned)
     for point in sweep.included():
         upstream = pinned.upstream(point.args)
         nodes = point.num_nodes if upstream is None else None
@@ -92,41 +93,30 @@ def checked_points(
         yield CheckedPoint(sweep, dict(point.coordinates), answers, pinned)
 
 
-class _Screens:
-    """One screen for all points of a launcher, a recipe and a preset."""
+def _screens(sweep: SweepSpace, system: System | None, pinned: Pinned) -> Callable[[Values], RuleScreen]:
+    """Return a function that returns the screen of a point: one for a launcher, a recipe and a preset."""
+    base, grid = sweep.base_args(), sweep.grid
+    choosing = {name: grid.names.index(name) for name in CHOOSING if name in grid.names}
+    indices = tuple(choosing.values())
+    made: dict[tuple[Any, ...], RuleScreen] = {}
 
-    def __init__(self, sweep: SweepSpace, system: System | None, pinned: Pinned) -> None:
-        self._sweep, self._system, self._pinned = sweep, system, pinned
-        self._base = sweep.base_args()
-        names = sweep.grid.names
-        self._choosing = {name: names.index(name) for name in CHOOSING if name in names}
-        self._indices = tuple(self._choosing.values())
-        self._by_choice: dict[Values, RuleScreen] = {}
-        self._made: dict[tuple[Any, ...], RuleScreen] = {}
-
-    def of(self, values: Values) -> RuleScreen:
-        """Return the screen of a point."""
-        choice = tuple([values[i] for i in self._indices])
-        screen = self._by_choice.get(choice)
-        if screen is None:
-            screen = self._by_choice[choice] = self._screen(values)
-        return screen
-
-    def _screen(self, values: Values) -> RuleScreen:
-        chosen = {name: values[i] for name, i in self._choosing.items()}
-        launcher = Launcher(chosen.get("launcher", self._base.launcher))
-        args = self._base.model_copy(update={**chosen, "launcher": launcher})
-        upstream, preset = self._pinned.upstream(args), self._pinned.preset(args)
+    @cache
+    def screen(choice: Values) -> RuleScreen:
+        chosen = dict(zip(choosing, choice, strict=True))
+        launcher = Launcher(chosen.get("launcher", base.launcher))
+        args = base.model_copy(update={**chosen, "launcher": launcher})
+        upstream, preset = pinned.upstream(args), pinned.preset(args)
         key = (args.launcher, args.model_recipe_name, args.task, preset_key(preset))
-        if key not in self._made:
-            grid, recipe = self._sweep.grid, recipe_of(args, preset)
+        if key not in made:
+            recipe = recipe_of(args, preset)
             axes = [name for name in grid.names if name in type(args).model_fields and name not in STRUCTURAL]
-            base = with_recipe(args, recipe, but=axes)
-            nodes, overridden = self._sweep.num_nodes, self._pinned.overridden
-            env = {**(self._system.global_env_vars if self._system else {}), **self._sweep.env}
-            own = (preset, given_to_loop(self._base)) if preset and upstream is None else None
-            self._made[key] = RuleScreen(grid, base, self._system, recipe, nodes, upstream, overridden, env, own)
-        return self._made[key]
+            shared = with_recipe(args, recipe, but=axes)
+            env = {**(system.global_env_vars if system else {}), **sweep.env}
+            own = (preset, given_to_loop(base)) if preset and upstream is None else None
+            made[key] = RuleScreen(grid, shared, system, recipe, sweep.num_nodes, upstream, pinned.overridden, env, own)
+        return made[key]
+
+    return lambda values: screen(tuple([values[i] for i in indices]))
 
 
 _Key = tuple[Any, ...]

@@ -21,36 +21,30 @@ NUM_NODES = "num_nodes"
 ENV = "env."  # before the name of a variable that is an axis
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One dimension: a key path such as "cmd_args.tp", "extra_env_vars.X" or "num_nodes", and its values."""
-
-    path: str
-    values: tuple[Any, ...]
-
-    @property
-    def name(self) -> str:
-        """Short name: the argument's, or env.X for a variable."""
-        return self.path.removeprefix("cmd_args.").replace("extra_env_vars.", ENV, 1)
+def path_of(axis: str) -> str:
+    """Return the key path of an axis, such as cmd_args.tp of tp, and extra_env_vars.X of env.X."""
+    if axis.startswith(ENV):
+        return axis.replace(ENV, "extra_env_vars.", 1)
+    return axis if axis == NUM_NODES else f"cmd_args.{axis}"
 
 
-def find_axes(definition: TestDefinition, run: TestRun) -> list[Axis]:
-    """Return the axes in field order: arguments, environment variables, nodes. The last one varies fastest."""
+def find_axes(definition: TestDefinition, run: TestRun) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each axis in field order: arguments, variables as env.X, nodes. The last varies fastest."""
     args = definition.cmd_args
-    values = {f"cmd_args.{name}": getattr(args, name) for name in type(args).model_fields}
-    values |= {f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()}
+    values = {name: getattr(args, name) for name in type(args).model_fields}
+    values |= {f"{ENV}{name}": value for name, value in definition.extra_env_vars.items()}
     values[NUM_NODES] = run.num_nodes
-    axes = [Axis(path, tuple(value)) for path, value in values.items() if _is_axis(value, path, definition)]
-    if empty := [axis.path for axis in axes if not axis.values]:
+    axes = {name: tuple(value) for name, value in values.items() if _is_axis(value, path_of(name), definition)}
+    if empty := [path_of(name) for name, value in axes.items() if not value]:
         raise BadInput(f"test {run.id!r}: {empty[0]}: [] is empty; list at least one value, or remove the key")
     return axes
 
 
 def credentials_in_sweep(definition: TestDefinition, run: TestRun) -> Iterator[str]:
     """Yield a line for every credential among the axes and patterns, whose values are names of points and columns."""
-    for axis in find_axes(definition, run):
-        if is_secret(axis.name) or any(map(_is_credential, axis.values)):
-            yield f"test {run.id!r}: {axis.path} is a credential and cannot be an axis; give one value"
+    for name, values in find_axes(definition, run).items():
+        if is_secret(name) or any(map(_is_credential, values)):
+            yield f"test {run.id!r}: {path_of(name)} is a credential and cannot be an axis; give one value"
     patterns = [*definition.sweep.include, *definition.sweep.exclude]
     named = {name for pattern in patterns for name, value in pattern.items() if _names_credential(name, value)}
     for name in sorted(named):
@@ -153,34 +147,33 @@ class Grid:
         return any(all(point[name] in allowed for name, allowed in pattern.items()) for pattern in self.exclude)
 
 
-def build_grid(axes: Sequence[Axis], config: SweepConfig, where: str) -> Grid:
+def build_grid(axes: Mapping[str, Sequence[Any]], config: SweepConfig, where: str) -> Grid:
     """Combine the axes as the sweep defines. Duplicate values of an axis are used once.
 
     BadInput: a zip or exclude names no axis, or zipped axes have different lengths.
     """
-    names = [axis.name for axis in axes]
-    by_name = {axis.name: axis for axis in axes}
+    names = list(axes)
     leader = {name: group for group in config.zip for name in group}
-    _check_zip(config.zip, by_name, where)
+    _check_zip(config.zip, axes, where)
     dimensions, positions, done = [], [], set()
     for name in names:
         if name in done:
             continue
         group = leader.get(name, [name])
         done.update(group)
-        rows = zip(*(by_name[member].values for member in group), strict=True)
+        rows = zip(*(axes[member] for member in group), strict=True)
         dimensions.append(tuple(dict.fromkeys(rows)))
         positions.append(tuple(names.index(member) for member in group))
     return Grid(
         names=tuple(names),
         dimensions=tuple(dimensions),
         positions=tuple(positions),
-        exclude=tuple(_excluded(pattern, by_name, where) for pattern in config.exclude),
+        exclude=tuple(_excluded(pattern, axes, where) for pattern in config.exclude),
         seed=config.seed if config.order == "random" else None,
     )
 
 
-def _check_zip(groups: Sequence[Sequence[str]], axes: Mapping[str, Axis], where: str) -> None:
+def _check_zip(groups: Sequence[Sequence[str]], axes: Mapping[str, Sequence[Any]], where: str) -> None:
     seen: set[str] = set()
     for group in groups:
         for name in group:
@@ -188,13 +181,13 @@ def _check_zip(groups: Sequence[Sequence[str]], axes: Mapping[str, Axis], where:
             if name in seen:
                 raise BadInput(f"{where}: sweep.zip: {name!r} is in two groups; name it once")
             seen.add(name)
-        lengths = {name: len(axes[name].values) for name in group}
+        lengths = {name: len(axes[name]) for name in group}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} has {n}" for name, n in lengths.items())
             raise BadInput(f"{where}: sweep.zip: axes of different length ({shown}); give them equally many values")
 
 
-def _excluded(pattern: Mapping[str, Any], axes: Mapping[str, Axis], where: str) -> dict[str, tuple[Any, ...]]:
+def _excluded(pattern: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], where: str) -> dict[str, tuple[Any, ...]]:
     if not pattern:
         raise BadInput(f"{where}: sweep.exclude: an empty pattern would leave out every point; remove it")
     for name in pattern:
@@ -202,13 +195,13 @@ def _excluded(pattern: Mapping[str, Any], axes: Mapping[str, Axis], where: str) 
     wanted = {name: tuple(value) if isinstance(value, list) else (value,) for name, value in pattern.items()}
     for name, values in wanted.items():
         for value in values:
-            if value not in axes[name].values:
-                known = ", ".join(map(repr, axes[name].values))
+            if value not in axes[name]:
+                known = ", ".join(map(repr, axes[name]))
                 raise BadInput(f"{where}: sweep.exclude: {value!r} is not a value of {name}; its values are {known}")
     return wanted
 
 
-def _require_axis(name: str, axes: Mapping[str, Axis], where: str) -> None:
+def _require_axis(name: str, axes: Mapping[str, Sequence[Any]], where: str) -> None:
     if name not in axes:
         raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(axes) or 'none'}")
 
@@ -234,7 +227,7 @@ class SweepSpace:
         self._definition, self._run = definition, run
         self.axes = find_axes(definition, run)
         self.grid = build_grid(self.axes, definition.sweep, f"test {run.id!r}")
-        self._paths = {axis.name: axis.path for axis in self.axes}
+        self._paths = {name: path_of(name) for name in self.axes}
         written = {name: getattr(definition.cmd_args, name) for name in definition.cmd_args.model_fields_set}
         self._fixed = {name: value for name, value in written.items() if f"cmd_args.{name}" not in self._paths.values()}
 
@@ -271,7 +264,7 @@ class SweepSpace:
 
     def included(self) -> Iterator[SweepPoint]:
         """Yield the added points that are new; axes that they do not name take their first value."""
-        first = {axis.name: axis.values[0] for axis in self.axes}
+        first = {name: values[0] for name, values in self.axes.items()}
         seen: set[str] = set()
         for pattern in self._definition.sweep.include:
             for name in pattern:

@@ -23,7 +23,7 @@ from cloudai_mbridge.megatron_bridge.release import Release, find_release, insta
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.sweep.expand import SweepSpace
+from cloudai_mbridge.sweep.expand import SweepSpace, path_of
 
 # The arguments that choose a recipe, and the arguments that choose a preset
 STRUCTURAL = ("launcher", "model_recipe_name")
@@ -160,7 +160,7 @@ def lifted_note(lifted: Lifted, count: int) -> str:
 def _replaced_variables(sweep: SweepSpace, pinned: Pinned) -> list[str]:
     """Return a line for each variable of the system with another value than upstream's recipe sets."""
     theirs = pinned.system.global_env_vars if pinned.system else {}
-    own = {axis.path.removeprefix("extra_env_vars.") for axis in sweep.axes} | sweep.env.keys()
+    own = {path_of(name).removeprefix("extra_env_vars.") for name in sweep.axes} | sweep.env.keys()
     found: dict[str, dict[str, None]] = {}
     for args in itertools.islice(_variants(sweep, *_DECIDE_CONNECTIONS), _MOST_COMBINATIONS if theirs else 0):
         for name, value in _recipe_environment(args, pinned).items():
@@ -190,6 +190,6 @@ def _recipe_environment(args: ResolvedCmdArgs, pinned: Pinned) -> dict[str, str]
 def _variants(sweep: SweepSpace, *more: str) -> Iterator[ResolvedCmdArgs]:
     """Yield the shared arguments with every combination of the axes that choose a preset, and of more arguments."""
     base = sweep.base_args()
-    axes = {axis.name: axis.values for axis in sweep.axes if axis.name in (*CHOOSING, *more)}
+    axes = {name: values for name, values in sweep.axes.items() if name in (*CHOOSING, *more)}
     for values in itertools.product(*axes.values()):
         yield base.model_copy(update=dict(zip(axes, values, strict=True)))

@@ -7,11 +7,21 @@ and num_gpus is run once per (tp, pp, num_gpus) of the grid, however many points
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES, with_origins
-from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
+from cloudai_mbridge.constraints.rule import (
+    Answer,
+    Lifted,
+    NotEvaluated,
+    Point,
+    ReadArgs,
+    UnknownOperandError,
+    Violation,
+)
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask, ask_loop
 from cloudai_mbridge.megatron_bridge.presets import (
     ACTS_ON,
@@ -46,6 +56,7 @@ _FILLED = frozenset(ACTS_ON)
 
 Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 Rule = Callable[[Point], Answer]
+Read = Callable[[str], Any]
 
 
 class RuleScreen:
@@ -76,15 +87,9 @@ class RuleScreen:
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
-        self._args_type: type[_WatchedArgs] = type("_Args", (_WatchedArgs,), shared)
-        if loop_preset is not None:
-            filled = {**shared, "preset": loop_preset[0], "given": loop_preset[1]}
-            self._args_type = type("_Filled", (_WatchedFilledArgs,), filled)
-        known = upstream or Upstream()
-        guarded = _DECIDED | known.overridden
-        self._trained_type: type[_WatchedTrainedArgs] = type(
-            "_Trained", (_WatchedTrainedArgs,), {**shared, "upstream": known, "guarded": guarded}
-        )
+        self._shared = SimpleNamespace(**shared)
+        # Arguments that the launcher or an override may decide
+        self._guarded = _DECIDED | (upstream.overridden if upstream else frozenset())
         self._lengths = {
             name: len({row[i] for row in rows})
             for rows, positions in zip(grid.dimensions, grid.positions, strict=True)
@@ -133,24 +138,90 @@ class RuleScreen:
         """Run rules on a point; return their objections and the axes that any of them read."""
         chosen = dict(zip(self.names, values, strict=True))
         looked: set[str] = set()
-        args: Any = self._args_type(chosen, looked)
+
+        def read(name: str) -> Any:
+            if name in chosen:
+                looked.add(name)
+                return chosen[name]
+            return getattr(self._shared, name)
+
+        def variable(name: str) -> Any:
+            axis = f"{ENV}{name}"
+            if axis not in chosen:
+                return self._env.get(name)
+            looked.add(axis)
+            return chosen[axis]
+
+        of_loop = read if self._loop_preset is None else self._as_filled_in(chosen, read, *self._loop_preset)
+        args: Any = ReadArgs(of_loop)
         if NUM_NODES in chosen:  # not an argument: its readers are not recorded, so all rules count as readers
             looked.add(NUM_NODES)
         # the scenario's number does not reach the upstream launcher, which takes its own
         nodes = None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
         core = core_release(self._system)
-        env: Any = _WatchedEnv(self._env, chosen, looked)
-        point = Point(args, self._system, self._recipe, nodes, overridden=self._overridden, core=core, env=env)
+        overridden = self._overridden
+        point = Point(args, self._system, self._recipe, nodes, overridden=overridden, core=core, variable=variable)
         upstream = self._upstream
         if upstream is None or (len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE):  # often run for every point
             answers = [ask_loop(rule, point) for rule in rules]
         else:
-            trained = upstream.trained(point, self._trained_type(chosen, looked))
+            trained = upstream.trained(point, ReadArgs(self._as_trained(chosen, read, upstream)))
             answers = [ask(rule, point, trained, upstream) for rule in rules]
         if self._loop_preset is not None:
             preset, given = self._loop_preset
             answers = [with_origins(answer, {*given, *chosen}, preset) for answer in answers]
         return tuple([answer for answer in answers if answer is not None]), looked
+
+    def _as_filled_in(self, chosen: Mapping[str, Any], read: Read, preset: Preset, given: Mapping[str, Any]) -> Read:
+        """Return a function that reads arguments with what a preset fills in for the embedded loop.
+
+        chosen: the point's own values. read: reads them, and others that all points share. given: what all points set
+        themselves.
+        """
+
+        @cache
+        def values() -> dict[str, Any]:
+            own = {axis: chosen[axis] for axis in ACTS_ON if axis in chosen}
+            return filled_in({**given, **own}, chosen.get("num_gpus", self._shared.num_gpus), preset)
+
+        def read_filled_in(name: str) -> Any:
+            value = read(name)
+            if name not in _FILLED or name in chosen or name in given:
+                return value
+            for axis in _FOLLOWS.get(name, ()):
+                read(axis)
+            return values().get(name, value)
+
+        return read_filled_in
+
+    def _as_trained(self, chosen: Mapping[str, Any], read: Read, upstream: Upstream) -> Read:
+        """Return a function that reads arguments with what the launcher fills in.
+
+        It raises UnknownOperandError for an unknown argument. chosen, read: as above.
+        """
+        preset = upstream.preset
+        values = None if preset is None else cache(partial(self._resolved, chosen, preset))
+
+        def read_trained(name: str) -> Any:
+            value = read(name)
+            if name not in self._guarded:
+                return value
+            if upstream.overrides(name, value) or (values is None and value in UNSET):
+                raise UnknownOperandError(upstream.why_unknown(name))
+            if values is None:
+                return value
+            for axis in _FOLLOWS.get(name, ()):
+                read(axis)
+            if name not in values():
+                raise UnknownOperandError(upstream.why_unknown(name))
+            return values()[name]
+
+        return read_trained
+
+    def _resolved(self, chosen: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
+        """Return the sizes of a point as the launcher resolves them."""
+        written = {name: chosen.get(name, getattr(self._shared, name)) for name in UPSTREAM_DECIDES}
+        return resolve_sizes(given_values(written), chosen.get("num_gpus", self._shared.num_gpus), preset)
 
 
 class _Table:
@@ -182,92 +253,3 @@ class _Table:
         if self._screen.table_size(self.looks) <= _LARGEST_TABLE:
             self._answers[self._key(values)] = found
         return found
-
-
-class _WatchedArgs:
-    """Arguments of a point: shared values as class attributes, the point's own below; reads of axes are recorded."""
-
-    def __init__(self, chosen: Mapping[str, Any], looked: set[str]) -> None:
-        object.__setattr__(self, "_chosen", chosen)
-        object.__setattr__(self, "_looked", looked)
-
-    def __getattribute__(self, name: str) -> Any:
-        chosen = object.__getattribute__(self, "_chosen")
-        if name in chosen:
-            object.__getattribute__(self, "_looked").add(name)
-            return chosen[name]
-        return object.__getattribute__(self, name)
-
-
-class _WatchedFilledArgs(_WatchedArgs):
-    """The same with what a preset fills in for the embedded loop. given: what all points set themselves."""
-
-    preset: Preset
-    given: Mapping[str, Any]
-
-    def __getattribute__(self, name: str) -> Any:
-        value = _WatchedArgs.__getattribute__(self, name)
-        get = object.__getattribute__
-        chosen, given = get(self, "_chosen"), get(self, "given")
-        if name not in _FILLED or name in chosen or name in given:
-            return value
-        for axis in _FOLLOWS.get(name, ()):
-            _WatchedArgs.__getattribute__(self, axis)  # looked at
-        try:
-            values = get(self, "_values")
-        except AttributeError:
-            own = {axis: chosen[axis] for axis in ACTS_ON if axis in chosen}
-            num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
-            values = filled_in({**given, **own}, num_gpus, get(self, "preset"))
-            object.__setattr__(self, "_values", values)
-        return values.get(name, value)
-
-
-class _WatchedEnv:
-    """Variables of a point: the axes' and the shared variables; reads of axes are recorded."""
-
-    def __init__(self, shared: Mapping[str, Any], chosen: Mapping[str, Any], looked: set[str]) -> None:
-        self._shared, self._chosen, self._looked = shared, chosen, looked
-
-    def get(self, name: str) -> Any:
-        axis = f"{ENV}{name}"
-        if axis not in self._chosen:
-            return self._shared.get(name)
-        self._looked.add(axis)
-        return self._chosen[axis]
-
-
-class _WatchedTrainedArgs(_WatchedArgs):
-    """The same with what the launcher fills in; an unknown argument raises UnknownOperandError.
-
-    guarded: the arguments that the launcher or an override may decide.
-    """
-
-    upstream: Upstream
-    guarded: frozenset[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        value = _WatchedArgs.__getattribute__(self, name)
-        get = object.__getattribute__
-        if name not in get(self, "guarded"):
-            return value
-        upstream = get(self, "upstream")
-        if upstream.overrides(name, value) or (upstream.preset is None and value in UNSET):
-            raise UnknownOperandError(upstream.why_unknown(name))
-        return value if upstream.preset is None else self._filled_in(name, upstream, upstream.preset)
-
-    def _filled_in(self, name: str, upstream: Upstream, preset: Preset) -> Any:
-        for axis in _FOLLOWS.get(name, ()):
-            _WatchedArgs.__getattribute__(self, axis)  # looked at
-        get = object.__getattribute__
-        try:
-            values = get(self, "_values")
-        except AttributeError:
-            chosen = get(self, "_chosen")
-            written = {n: chosen[n] if n in chosen else get(self, n) for n in UPSTREAM_DECIDES}
-            num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
-            values = resolve_sizes(given_values(written), num_gpus, preset)
-            object.__setattr__(self, "_values", values)
-        if name not in values:
-            raise UnknownOperandError(upstream.why_unknown(name))
-        return values[name]

@@ -8,7 +8,6 @@ measurements weigh them. Memory has a model of its own: predictions share an err
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,28 +30,21 @@ _LATE = [FACTORS.index(name) for name in ("data_parallel", "optimizer")]
 _LAUNCHES = FACTORS.index("launches")
 
 
-class FactorModel:
-    """Times of n layouts, from the groups of each.
+# Returns the logarithms of the step times of chosen layouts, [n], and their derivatives by every factor, [n, factors]
+LogTimes = Callable[[Floats, npt.NDArray[np.intp] | slice], tuple[Floats, Floats]]
 
-    A vector of factors has their logarithms, in the order of `FACTORS`; with zeros the times are the time
-    model's own.
+
+def log_times_of(groups: Sequence[StepGroups]) -> LogTimes:
+    """Return the function of the step times of n layouts, from the groups of each.
+
+    A vector of factors has their logarithms, in the order of `FACTORS`; with zeros the times are the time model's own.
     """
+    seconds = np.array([[getattr(one, name) for name in FACTORS] for one in groups], dtype=float)
+    bubbles = 1 + np.array([one.bubble for one in groups])
 
-    def __init__(self, groups: Sequence[StepGroups]) -> None:
-        self._seconds = np.array([[getattr(one, name) for name in FACTORS] for one in groups], dtype=float)
-        self._idle = 1 + np.array([one.bubble for one in groups])
-
-    def log_times(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice = slice(None)) -> Floats:
-        """Return the logarithms of the step times of the chosen layouts, [n]."""
-        return self._evaluate(factors, chosen)[0]
-
-    def linearised(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice = slice(None)) -> tuple[Floats, Floats]:
-        """Return the same, and its derivatives by every factor, [n, factors]."""
-        return self._evaluate(factors, chosen)
-
-    def _evaluate(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice) -> tuple[Floats, Floats]:
-        real = self._seconds[chosen] * np.exp(factors)
-        idle = self._idle[chosen]
+    def log_times(factors: Floats, chosen: npt.NDArray[np.intp] | slice) -> tuple[Floats, Floats]:
+        real = seconds[chosen] * np.exp(factors)
+        idle = bubbles[chosen]
         busy, launches = real[:, _BUSY].sum(axis=1), real[:, _LAUNCHES]
         longer = (busy**SHARPNESS + launches**SHARPNESS) ** (1 / SHARPNESS)  # `together_s` of many
         total = longer * idle + real[:, _LATE].sum(axis=1)
@@ -61,7 +53,10 @@ class FactorModel:
         shares[:, _LAUNCHES] *= idle * (launches / longer) ** (SHARPNESS - 1)
         return np.log(total), shares
 
+    return log_times
 
+
+ALL = slice(None)
 _ROUNDS = 8
 _CLOSE = 1e-4
 _LEAST = 1e-12  # a variance that rounding would make negative
@@ -69,44 +64,69 @@ _WAVES, _AT_ONCE = 512, 4096
 Indices = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Deviations:
-    """Standard deviations of the logarithm.
-
-    range_: correlation length, in doublings of a size.
-    """
-
-    shared: float = 0.1
-    own: float = 0.03
-    noise: float = 0.01
-    range_: float = 1.5
-
-
-_USUAL = Deviations()
+# Standard deviations of the logarithm: of what layouts share, of a layout alone, of a measurement
+_SHARED, _OWN, _NOISE = 0.1, 0.03, 0.01
+_RANGE = 1.5  # correlation length of what they share, in doublings of a size
 # A layout's own deviation may also be this many times as large
 _SCALES = (1.0, 3.0)
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """Means of the logarithm of every step time, [n], and the factors of their covariances.
+class Belief:
+    """Step times of n layouts, some of them measured.
 
-    slopes: by the factors, [n, factors]. between: covariances with the measured layouts, [n, measured]. weights: how
-    much each measurement moves each mean, [measured, n]. log_evidence: of the measurements, under this belief.
+    positions: coordinates of the layouts, [n, dimensions]: the logarithms to base 2 of their sizes.
+    shared, own, noise: standard deviations of the logarithm: of the deviation that neighbouring layouts share, of the
+    layout's own, and of a measurement. range_: correlation length of the first, in doublings of a size.
+    prior, prior_sd: of the factors' logarithms. level_sd: of the logarithm of one more factor, on all step times.
+    weight: prior probability of this belief, relative to others.
     """
 
-    belief: "Belief"
-    mean: Floats
-    slopes: Floats
-    between: Floats
-    weights: Floats
-    log_evidence: float
+    def __init__(
+        self,
+        log_times: LogTimes,
+        positions: Floats,
+        prior: Floats | None = None,
+        prior_sd: Floats = SDS,
+        *,
+        shared: float = _SHARED,
+        own: float = _OWN,
+        noise: float = _NOISE,
+        range_: float = _RANGE,
+        level_sd: float = 0.0,
+        weight: float = 1.0,
+    ) -> None:
+        self._log_times, self._positions, self.weight = log_times, positions, weight
+        self._shared, self._own, self._noise, self._range = shared, own, noise, range_
+        self._prior = np.zeros(len(prior_sd)) if prior is None else prior
+        self._spread = np.diag(prior_sd**2) + level_sd**2  # to multiply all factors is to multiply the step times
+        self._seen: list[int] = []
+        self._logs: list[float] = []
+        self._errors: list[float] = []
+        self._kernel = np.empty((len(positions), 0))  # of all layouts with the measured layouts; grows with them
+        self._is_current = False  # whether the following include all measurements
+        self._mean, self._log_evidence = np.empty(0), 0.0
+        # Factors of the covariances: of all layouts with the measured layouts, and how much each measurement moves each
+        # mean, [measured, n]
+        self._slopes, self._between, self._weights = np.empty((0, 0)), np.empty((0, 0)), np.empty((0, 0))
+
+    @property
+    def mean(self) -> Floats:
+        """Means of the logarithm of every step time, [n], given the measurements."""
+        self._update()
+        return self._mean
+
+    @property
+    def log_evidence(self) -> float:
+        """Logarithm of the probability of the measurements, under this belief."""
+        self._update()
+        return self._log_evidence
 
     @property
     def sd(self) -> Floats:
-        """Standard deviations, [n], without the noise of a measurement."""
-        prior = np.einsum("ij,jk,ik->i", self.slopes, self.belief.spread, self.slopes) + self.belief.own_variance
-        return np.asarray(np.sqrt(np.maximum(prior - np.einsum("ij,ji->i", self.between, self.weights), _LEAST)))
+        """Standard deviations of the same, without the noise of a measurement, [n]."""
+        self._update()
+        prior = np.einsum("ij,jk,ik->i", self._slopes, self._spread, self._slopes) + (self._shared**2 + self._own**2)
+        return np.asarray(np.sqrt(np.maximum(prior - np.einsum("ij,ji->i", self._between, self._weights), _LEAST)))
 
     def draws(self, chosen: Indices, number: int, rng: np.random.Generator) -> Iterator[tuple[Indices, Floats]]:
         """Draw the logarithms of the chosen layouts' times together; yield some layouts at a time, [some, number].
@@ -114,94 +134,60 @@ class Posterior:
         A draw from the prior is updated by the measurements (Matheron's rule); the shared deviations are
         a sum of random waves.
         """
-        belief, seen = self.belief, np.array(self.belief.seen, dtype=np.intp)
-        factors = rng.multivariate_normal(np.zeros(len(belief.spread)), belief.spread, number).T
-        waves, heights = belief.waves(rng), rng.standard_normal((_WAVES, number))
+        self._update()
+        seen = np.array(self._seen, dtype=np.intp)
+        factors = rng.multivariate_normal(np.zeros(len(self._spread)), self._spread, number).T
+        waves, heights = self._random_waves(rng), rng.standard_normal((_WAVES, number))
 
         def prior(layouts: Indices) -> Floats:
-            own = belief.deviations.own * rng.standard_normal((len(layouts), number))
-            return np.asarray(self.slopes[layouts] @ factors + waves(layouts) @ heights + own)
+            own = self._own * rng.standard_normal((len(layouts), number))
+            return np.asarray(self._slopes[layouts] @ factors + waves(layouts) @ heights + own)
 
         once, which = np.unique(seen, return_inverse=True)
-        noise = np.array(belief.errors)[:, None] * rng.standard_normal((len(seen), number))
+        noise = np.array(self._errors)[:, None] * rng.standard_normal((len(seen), number))
         drawn = prior(once)[which] + noise
         for start in range(0, len(chosen), _AT_ONCE):
             some = chosen[start : start + _AT_ONCE]
-            yield some, self.mean[some, None] + prior(some) - self.weights[:, some].T @ drawn
-
-
-class Belief:
-    """Step times of n layouts, some of them measured.
-
-    positions: coordinates of the layouts, [n, dimensions]: the logarithms to base 2 of their sizes.
-    prior, prior_sd: of the factors' logarithms. level_sd: of the logarithm of one more factor, on all step times.
-    weight: prior probability of this belief, relative to others.
-    """
-
-    def __init__(
-        self,
-        model: FactorModel,
-        positions: Floats,
-        deviations: Deviations = _USUAL,
-        prior: Floats | None = None,
-        prior_sd: Floats = SDS,
-        *,
-        level_sd: float = 0.0,
-        weight: float = 1.0,
-    ) -> None:
-        self._model, self._positions, self.deviations, self.weight = model, positions, deviations, weight
-        self._prior = np.zeros(len(prior_sd)) if prior is None else prior
-        self.spread = np.diag(prior_sd**2) + level_sd**2  # to multiply all factors is to multiply the step times
-        self.seen: list[int] = []
-        self._logs: list[float] = []
-        self.errors: list[float] = []
-        self._kernel = np.empty((len(positions), 0))  # of all layouts with the measured layouts; grows with them
-        self._posterior: Posterior | None = None  # cached until the next measurement
-
-    @property
-    def own_variance(self) -> float:
-        """Prior variance of a layout's deviation from the model."""
-        return self.deviations.shared**2 + self.deviations.own**2
+            yield some, self._mean[some, None] + prior(some) - self._weights[:, some].T @ drawn
 
     def learn(self, index: int, step_time_s: float, error: float | None = None) -> None:
         """Add a measurement of a layout. error: standard deviation of its logarithm; None: the usual noise."""
-        self._posterior = None
-        self.seen.append(index)
-        self.errors.append(self.deviations.noise if error is None else error)
+        self._is_current = False
+        self._seen.append(index)
+        self._errors.append(self._noise if error is None else error)
         self._logs.append(float(np.log(step_time_s)))
 
-    def posterior(self) -> Posterior:
-        """Return the posterior of all layouts."""
-        if self._posterior is None:
-            self._posterior = self._believed()
-        return self._posterior
-
-    def _believed(self) -> Posterior:
-        seen = np.array(self.seen, dtype=np.intp)
+    def _update(self) -> None:
+        """Take the measurements into account, if there are new ones."""
+        if self._is_current:
+            return
+        seen = np.array(self._seen, dtype=np.intp)
         factors = self._factors(seen)
-        mean, slopes = self._model.linearised(factors)
+        mean, slopes = self._log_times(factors, ALL)
         mean = mean + slopes @ (self._prior - factors)
-        new = self.kernel(slice(None), seen[self._kernel.shape[1] :])
+        new = self._covariance(slice(None), seen[self._kernel.shape[1] :])
         self._kernel = np.hstack([self._kernel, new])
-        between = slopes @ self.spread @ slopes[seen].T + self._kernel
-        between[seen, np.arange(len(seen))] += self.deviations.own**2
-        among = between[seen] + np.diag(np.square(self.errors))
+        between = slopes @ self._spread @ slopes[seen].T + self._kernel
+        between[seen, np.arange(len(seen))] += self._own**2
+        among = between[seen] + np.diag(np.square(self._errors))
         weights = np.asarray(np.linalg.solve(among, between.T), dtype=np.float64)
         surprise = np.array(self._logs) - mean[seen]
-        log_evidence = -0.5 * float(surprise @ np.linalg.solve(among, surprise) + np.linalg.slogdet(among)[1])
-        return Posterior(self, mean + weights.T @ surprise, slopes, between, weights, log_evidence)
+        self._log_evidence = -0.5 * float(surprise @ np.linalg.solve(among, surprise) + np.linalg.slogdet(among)[1])
+        self._mean = mean + weights.T @ surprise
+        self._slopes, self._between, self._weights = slopes, between, weights
+        self._is_current = True
 
     def _factors(self, seen: Indices) -> Floats:
         """Return the most probable factors, by the Gauss-Newton method."""
         factors = self._prior
         if not len(seen):
             return factors
-        own = np.diag(self.deviations.own**2 + np.square(self.errors))
+        own = np.diag(self._own**2 + np.square(self._errors))
         logs = np.array(self._logs)
         for _ in range(_ROUNDS):
-            mean, slopes = self._model.linearised(factors, seen)
-            gain = self.spread @ slopes.T
-            among = slopes @ gain + self.kernel(seen, seen) + own
+            mean, slopes = self._log_times(factors, seen)
+            gain = self._spread @ slopes.T
+            among = slopes @ gain + self._covariance(seen, seen) + own
             offset = logs - mean - slopes @ (self._prior - factors)
             updated = self._prior + gain @ np.linalg.solve(among, offset)
             if np.abs(updated - factors).max() < _CLOSE:
@@ -209,35 +195,36 @@ class Belief:
             factors = updated
         return factors
 
-    def kernel(self, rows: Indices | slice, columns: Indices) -> Floats:
+    def _covariance(self, rows: Indices | slice, columns: Indices) -> Floats:
         """Return the covariance of the shared deviations, [rows, columns]."""
         apart = self._positions[rows][:, None, :] - self._positions[columns][None, :, :]
-        squares = np.square(apart / self.deviations.range_).sum(axis=2)
-        return np.asarray(self.deviations.shared**2 * np.exp(-squares / 2))
+        squares = np.square(apart / self._range).sum(axis=2)
+        return np.asarray(self._shared**2 * np.exp(-squares / 2))
 
-    def waves(self, rng: np.random.Generator) -> Callable[[Indices], Floats]:
+    def _random_waves(self, rng: np.random.Generator) -> Callable[[Indices], Floats]:
         """Return random waves, [layouts, waves]: by standard normal heights they add up to shared deviations."""
-        frequencies = rng.standard_normal((self._positions.shape[1], _WAVES)) / self.deviations.range_
+        frequencies = rng.standard_normal((self._positions.shape[1], _WAVES)) / self._range
         phases = rng.uniform(0, 2 * np.pi, _WAVES)
-        scale = self.deviations.shared * np.sqrt(2 / _WAVES)
+        scale = self._shared * np.sqrt(2 / _WAVES)
         return lambda layouts: np.asarray(scale * np.cos(self._positions[layouts] @ frequencies + phases))
 
 
 def beliefs(
-    model: FactorModel,
+    log_times: LogTimes,
     positions: Floats,
-    deviations: Deviations = _USUAL,
     prior: Floats | None = None,
     prior_sd: Floats = SDS,
+    *,
+    shared: float = _SHARED,
+    own: float = _OWN,
 ) -> tuple[Belief, ...]:
     """Return a belief for each size that a layout's own deviation may have."""
-    sizes = (replace(deviations, own=scale * deviations.own) for scale in _SCALES)
-    return tuple(Belief(model, positions, each, prior, prior_sd) for each in sizes)
+    return tuple(Belief(log_times, positions, prior, prior_sd, shared=shared, own=scale * own) for scale in _SCALES)
 
 
-def shares(posteriors: Sequence[Posterior]) -> Floats:
+def shares(beliefs: Sequence[Belief]) -> Floats:
     """Return the probability of each belief, given measurements that all of them include."""
-    logs = np.array([each.log_evidence + np.log(each.belief.weight) for each in posteriors])
+    logs = np.array([each.log_evidence + np.log(each.weight) for each in beliefs])
     weights = np.exp(logs - logs.max())
     return np.asarray(weights / weights.sum())
 
@@ -272,7 +259,7 @@ class Room:
 
 # Without predictions: a level set by the first trials, and deviations that may be large
 _FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_WIDE = Deviations(shared=0.5, own=0.05)
+_WIDE_SHARED, _WIDE_OWN = 0.5, 0.05
 _GUESS_SDS = 2 * SDS  # of another device's predictions, in addition to their common level
 # Probability that predictions for this device are as poor as a guess, for example because the GPU was misnamed
 _DOUBT, _ANY_LEVEL = 0.01, 5.0
@@ -296,7 +283,7 @@ class Prior:
     ) -> None:
         self._where, self._shares = where, shares
         self.is_predicted = groups is not None and not is_guess
-        self._model = FactorModel(groups if groups is not None else [_FLAT] * len(where))
+        self._log_times = log_times_of(groups if groups is not None else [_FLAT] * len(where))
         self._prior_sd = SDS if groups is None else _GUESS_SDS if is_guess else CALIBRATED_SDS if is_calibrated else SDS
 
     @classmethod
@@ -316,12 +303,20 @@ class Prior:
     def beliefs(self, measured: Mapping[int, float]) -> tuple[Belief, ...]:
         """Return the beliefs. measured: step times, which set the level without predictions for this device."""
         if self.is_predicted:
-            doubt = Belief(self._model, self._where, _WIDE, prior_sd=_GUESS_SDS, level_sd=_ANY_LEVEL, weight=_DOUBT)
-            return *beliefs(self._model, self._where, prior_sd=self._prior_sd), doubt
-        expected = self._model.log_times(np.zeros(len(SDS)))
+            doubt = Belief(
+                self._log_times,
+                self._where,
+                prior_sd=_GUESS_SDS,
+                shared=_WIDE_SHARED,
+                own=_WIDE_OWN,
+                level_sd=_ANY_LEVEL,
+                weight=_DOUBT,
+            )
+            return *beliefs(self._log_times, self._where, prior_sd=self._prior_sd), doubt
+        expected = self._log_times(np.zeros(len(SDS)), ALL)[0]
         above = [float(np.log(seconds)) - expected[index] for index, seconds in measured.items()]
         level = np.full(len(SDS), np.mean(above) if above else 0.0)
-        return beliefs(self._model, self._where, _WIDE, prior=level, prior_sd=self._prior_sd)
+        return beliefs(self._log_times, self._where, level, self._prior_sd, shared=_WIDE_SHARED, own=_WIDE_OWN)
 
     def room(self) -> Room | None:
         """Return the memory model; None if memory is unknown, so that every point counts as fitting."""

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.hardware import FACTORS, LEAST_FACTOR, MOST_FACTOR, ClusterFactors, HeldOut, StepFactors
-from cloudai_mbridge.tune.belief import SDS, FactorModel, Floats
+from cloudai_mbridge.tune.belief import ALL, SDS, Floats, LogTimes, log_times_of
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
 LEAST_POINTS = 5
@@ -49,17 +49,17 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
             f"{counted(len(points), 'measured point')} of {gpu};"
             f" at least {LEAST_POINTS} are needed: measure more layouts"
         )
-    model = FactorModel([point.groups for point in points])
+    log_times = log_times_of([point.groups for point in points])
     logs = np.log([point.step_time_s for point in points])
-    held_out = np.abs(np.expm1(_held_out(model, logs, seed) - logs))
-    shipped = np.abs(np.expm1(model.log_times(np.zeros(len(FACTORS))) - logs))
+    held_out = np.abs(np.expm1(_held_out(log_times, logs, seed) - logs))
+    shipped = np.abs(np.expm1(log_times(np.zeros(len(FACTORS)), ALL)[0] - logs))
     share = float(np.mean(held_out < shipped))
     error = HeldOut(shipped=float(np.median(shipped)), calibrated=float(np.median(held_out)))
     fitted_error = error.calibrated
     is_better = fitted_error <= _ERROR_SHARE * error.shipped and share >= _BETTER_SHARE
     step_time = StepFactors()
     if is_better:
-        fitted = np.exp(_fit(model, logs, slice(None)))
+        fitted = np.exp(_fit(log_times, logs, ALL))
         step_time = StepFactors(**{name: _rounded(value) for name, value in zip(FACTORS, fitted, strict=True)})
     else:
         error = HeldOut(shipped=error.shipped, calibrated=error.shipped)
@@ -70,26 +70,26 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
     return CalibrationResult(factors, is_better, len(peaks), fitted_error, share)
 
 
-def _held_out(model: FactorModel, logs: Floats, seed: int) -> Floats:
+def _held_out(log_times: LogTimes, logs: Floats, seed: int) -> Floats:
     """Return the logarithm of every time as predicted by the other folds."""
     order = np.random.default_rng(seed).permutation(len(logs))
     predicted = np.empty(len(logs))
     for fold in range(min(_FOLDS, len(logs))):
         out = order[fold :: min(_FOLDS, len(logs))]
-        predicted[out] = model.log_times(_fit(model, logs, np.setdiff1d(order, out)), out)
+        predicted[out] = log_times(_fit(log_times, logs, np.setdiff1d(order, out)), out)[0]
     return predicted
 
 
-def _fit(model: FactorModel, logs: Floats, chosen: npt.NDArray[np.intp] | slice) -> Floats:
+def _fit(log_times: LogTimes, logs: Floats, chosen: npt.NDArray[np.intp] | slice) -> Floats:
     """Return the most probable logarithms of the factors, given the chosen points."""
     root = np.linalg.inv(np.linalg.cholesky(np.diag(SDS**2) + _LEVEL_SD**2))
     number = len(logs[chosen])
 
     def residuals(factors: Floats) -> Floats:
-        return np.concatenate([(model.log_times(factors, chosen) - logs[chosen]) / _SCATTER, root @ factors])
+        return np.concatenate([(log_times(factors, chosen)[0] - logs[chosen]) / _SCATTER, root @ factors])
 
     def slopes(factors: Floats) -> Floats:
-        return np.concatenate([model.linearised(factors, chosen)[1] / _SCATTER, root])
+        return np.concatenate([log_times(factors, chosen)[1] / _SCATTER, root])
 
     def loss(squares: Floats) -> Floats:
         """Return Cauchy's loss for the points, which may be outliers, and squares for the prior of the factors."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from cloudai_mbridge.tune.belief import Belief, Floats, Posterior, Room, shares
+from cloudai_mbridge.tune.belief import Belief, Floats, Room, shares
 
 # The search ends if it is this improbable that any other layout is so much better
 WORTH, CHANCE = 0.02, 0.05
@@ -65,7 +65,7 @@ class Search:
     def assume(self, index: int) -> None:
         """Record that a layout is being measured: until the result, its expected time is assumed."""
         self._gone.add(index)
-        expected = sum(share * posterior.mean[index] for share, posterior in self._posteriors())
+        expected = sum(share * belief.mean[index] for share, belief in self._weighed())
         self._measured(index, math.exp(expected))
 
     def exclude(self, index: int) -> None:
@@ -74,20 +74,20 @@ class Search:
 
     def next(self) -> int | None:
         """Return the layout to measure next: the one with the largest expected improvement; None if none is left."""
-        weighed = self._posteriors()
+        weighed = self._weighed()
         left = self._left(len(weighed[0][1].mean))
         if not left.any():
             return None
-        gain = self._fits(len(left)) * sum(share * self._gain(posterior) for share, posterior in weighed)
+        gain = self._fits(len(left)) * sum(share * self._gain(belief) for share, belief in weighed)
         return int(np.argmax(np.where(left, gain, -np.inf)))
 
-    def _gain(self, posterior: Posterior) -> Floats:
+    def _gain(self, belief: Belief) -> Floats:
         """Return the expected improvement by every layout, [n]; before anything has succeeded, the fastest is best."""
         best = self.best
         if best is None or best.step_time_s is None:
-            return np.asarray(np.exp(-posterior.mean))
-        sd = posterior.sd
-        z = (math.log(best.step_time_s) - posterior.mean) / sd
+            return np.asarray(np.exp(-belief.mean))
+        sd = belief.sd
+        z = (math.log(best.step_time_s) - belief.mean) / sd
         return np.asarray(sd * (z * ndtr(z) + np.exp(-np.square(z) / 2) / math.sqrt(2 * math.pi)))
 
     def chance_of_better(self, by: float = WORTH) -> float:
@@ -96,24 +96,23 @@ class Search:
         if best is None or best.step_time_s is None:
             return 1.0
         target = math.log(best.step_time_s) + math.log1p(-by)
-        likely = [(share, posterior) for share, posterior in self._posteriors() if share > _LEAST_SHARE]
-        return float(sum(share * self._chance_below(target, posterior) for share, posterior in likely))
+        likely = [(share, belief) for share, belief in self._weighed() if share > _LEAST_SHARE]
+        return float(sum(share * self._chance_below(target, belief) for share, belief in likely))
 
-    def _chance_below(self, target: float, posterior: Posterior) -> float:
+    def _chance_below(self, target: float, belief: Belief) -> float:
         """Return the probability that the logarithm of any unmeasured layout's time is below the target."""
-        left = self._left(len(posterior.mean))
-        chosen = np.flatnonzero(left & (posterior.mean - target < _FAR * posterior.sd))
+        left = self._left(len(belief.mean))
+        chosen = np.flatnonzero(left & (belief.mean - target < _FAR * belief.sd))
         number = max(_LEAST_DRAWS, min(_DRAWS, _NUMBERS // max(len(chosen), 1)))
         fits, found = self._fits(len(left)), np.zeros(number, dtype=bool)
-        for some, times in posterior.draws(chosen, number, self._draws):
+        for some, times in belief.draws(chosen, number, self._draws):
             fitting = self._draws.random(times.shape) < fits[some, None]
             found |= ((times < target) & fitting).any(axis=0)
         return float(found.mean())
 
-    def _posteriors(self) -> list[tuple[float, Posterior]]:
-        """Return the posterior of each belief, with its probability."""
-        posteriors = [belief.posterior() for belief in self._beliefs]
-        return list(zip(map(float, shares(posteriors)), posteriors, strict=True))
+    def _weighed(self) -> list[tuple[float, Belief]]:
+        """Return each belief with its probability."""
+        return list(zip(map(float, shares(self._beliefs)), self._beliefs, strict=True))
 
     def _left(self, number: int) -> "np.typing.NDArray[np.bool_]":
         left = np.ones(number, dtype=bool)

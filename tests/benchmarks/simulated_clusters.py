@@ -30,7 +30,7 @@ from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.point import groups_of, times_of
 from cloudai_mbridge.estimate.time.parts import StepGroups
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.belief import SDS, Belief, Deviations, FactorModel, Prior
+from cloudai_mbridge.tune.belief import SDS, Belief, LogTimes, Prior
 from cloudai_mbridge.tune.measured_search import positions_of
 from cloudai_mbridge.tune.ranking import Predictor
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
@@ -164,21 +164,18 @@ def searched(space: Space, cluster: Cluster, most: int) -> Progress:
     return play(search, cluster, np.arange(len(space.groups)), most, stops=True)
 
 
-class KnownModel(FactorModel):
-    """Step times whose every factor is known."""
-
-    def __init__(self, times: Floats) -> None:
-        self._logs, self._slopes = np.log(times), np.zeros((len(times), len(SDS)))
-
-    def _evaluate(self, factors: Floats, chosen: npt.NDArray[np.intp] | slice) -> tuple[Floats, Floats]:
-        return self._logs[chosen], self._slopes[chosen]
+def known_log_times(times: Floats) -> LogTimes:
+    """Return the function of step times whose every factor is known."""
+    logs, slopes = np.log(times), np.zeros((len(times), len(SDS)))
+    return lambda factors, chosen: (logs[chosen], slopes[chosen])
 
 
 def oracle(space: Space, cluster: Cluster, most: int, *, is_smooth: bool) -> Progress:
     """Play one who knows all but the errors of layouts, and how these are drawn."""
     fits = np.flatnonzero(np.isfinite(cluster.known))
-    drawn = Deviations(LAYOUT_SD, 0.003, NOISE, _RANGE) if is_smooth else Deviations(1e-6, LAYOUT_SD, NOISE)
-    search = Search([Belief(KnownModel(cluster.known[fits]), space.where[fits], drawn)], None)
+    shared, own = (LAYOUT_SD, 0.003) if is_smooth else (1e-6, LAYOUT_SD)
+    log_times, where = known_log_times(cluster.known[fits]), space.where[fits]
+    search = Search([Belief(log_times, where, shared=shared, own=own, noise=NOISE, range_=_RANGE)], None)
     return play(search, cluster, fits, most, stops=False)
 
 

@@ -37,7 +37,8 @@ def _point(
     **args: Any,
 ) -> Point:
     pinned = Release(release, "here") if release else None
-    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core, env=env or {})
+    variable = (env or {}).get
+    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core, variable=variable)
 
 
 def _loop(system: System | None = None, **given: Any) -> Point:

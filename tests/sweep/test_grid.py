@@ -13,7 +13,7 @@ from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.build import MOST_REJECTED_ROWS, build_plan
 from cloudai_mbridge.plan.run_plan import ScenarioPlan
-from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace, expand, find_axes
+from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace, expand, find_axes, path_of
 from tests.cases import every
 
 BASE = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 1, "max_steps": 10}
@@ -195,7 +195,7 @@ def test_scalars_are_one_point() -> None:
 def test_axes_come_in_field_order_whatever_the_order_in_the_file() -> None:
     definition = _definition({"mb": [1], "pp": [1], "tp": [1]}, extra_env_vars={"B": ["1"], "A": ["2"]})
     axes = find_axes(definition, _run(num_nodes=[1]))
-    assert [axis.path for axis in axes] == [
+    assert [path_of(name) for name in axes] == [
         "cmd_args.tp",
         "cmd_args.pp",
         "cmd_args.mb",
@@ -203,7 +203,7 @@ def test_axes_come_in_field_order_whatever_the_order_in_the_file() -> None:
         "extra_env_vars.A",
         "num_nodes",
     ]
-    assert [axis.name for axis in axes] == ["tp", "pp", "mb", "env.B", "env.A", "num_nodes"]
+    assert list(axes) == ["tp", "pp", "mb", "env.B", "env.A", "num_nodes"]
 
 
 def test_the_last_axis_varies_fastest() -> None:

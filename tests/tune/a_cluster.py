@@ -11,7 +11,7 @@ from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.belief import FACTORS, FactorModel
+from cloudai_mbridge.tune.belief import ALL, FACTORS, log_times_of
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
 SLOW: Mapping[str, float] = {"compute": 1.4, "memory": 1.5, "links": 3.0, "launches": 2.0, "data_parallel": 2.0}
@@ -32,7 +32,7 @@ def measured_points(recipe: str, factors: Mapping[str, float], scatter: float = 
     groups = [times.groups(layout) for layout in layouts]
     logs = np.log([factors.get(name, 1.0) for name in FACTORS])
     noise = np.random.default_rng(5).normal(0, scatter, len(groups))
-    seconds = np.exp(FactorModel(groups).log_times(logs) + noise)
+    seconds = np.exp(log_times_of(groups)(logs, ALL)[0] + noise)
     return [MeasuredPoint("h100", each, float(time)) for each, time in zip(groups, seconds, strict=True)]
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import FACTORS, StepFactors
-from cloudai_mbridge.tune.belief import FactorModel
+from cloudai_mbridge.tune.belief import ALL, log_times_of
 from cloudai_mbridge.tune.calibrate import calibrate
 from cloudai_mbridge.tune.measured import MeasuredPoint
 from tests.tune.a_cluster import SLOW, measured_points, spoiled
 
 
 def median_error(points: list[MeasuredPoint], factors: StepFactors) -> float:
-    model = FactorModel([point.groups for point in points])
-    logs = model.log_times(np.log([getattr(factors, name) for name in FACTORS]))
+    model = log_times_of([point.groups for point in points])
+    logs = model(np.log([getattr(factors, name) for name in FACTORS]), ALL)[0]
     return float(np.median(np.abs(np.exp(logs) / [point.step_time_s for point in points] - 1)))
 
 

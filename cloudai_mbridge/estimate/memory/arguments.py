@@ -1,6 +1,6 @@
 """The layout of an estimate, from a point's arguments and the settings of upstream's performance recipes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
@@ -137,17 +137,6 @@ def _cuda_graph(args: ResolvedCmdArgs) -> str:
     return "full" if is_full else "attention"
 
 
-@dataclass(frozen=True)
-class RecipeSetting:
-    """A row. is_fsdp: for points with Megatron-FSDP only; None: for all."""
-
-    recipe: str
-    gpus: tuple[str, ...]
-    formats: tuple[Precision, ...]
-    sets: dict[str, Any]
-    is_fsdp: bool | None = None
-
-
 _CS, _MX, _BF16, _NVFP4 = Precision.FP8_CS, Precision.FP8_MX, Precision.BF16, Precision.NVFP4
 
 
@@ -162,36 +151,49 @@ def _offload(layers: int) -> dict[str, Any]:
 # its offloading of tensors above 500 MB is meant for, and affects, the inputs of the experts' activation functions
 _ULTRA = {"use_megatron_fsdp": True, "offload_modules": frozenset({"moe_act"})}
 
-PRESETS = (
-    RecipeSetting("deepseek_v3", (), (), _again("mla_up_proj")),
-    RecipeSetting("deepseek_v3", ("h100", "b200"), (), _again("mla_up_proj", "mlp")),
-    RecipeSetting("deepseek_v3", ("gb300",), (_BF16,), _again("moe_act")),
-    RecipeSetting("deepseek_v4_flash", (), (), _again("moe_act")),
-    RecipeSetting("kimi_k2", (), (), _again("mla_up_proj")),
-    RecipeSetting("kimi_k2", ("h100",), (), _again("mla_up_proj", "mlp")),
-    RecipeSetting("gpt_oss_120b", ("h100", "b200", "gb200"), (), _again("layernorm", "moe_act")),
-    RecipeSetting("nemotron_3_nano", ("h100",), (_BF16,), _again("moe", "layernorm")),
-    RecipeSetting("nemotron_3_nano", ("h100",), (_CS,), _again("moe", "layernorm", "core_attn", "moe_act")),
-    RecipeSetting("nemotron_3_super", ("gb200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn", "moe")),
-    RecipeSetting("nemotron_3_super", ("b200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn")),
-    RecipeSetting("nemotron_3_ultra", (), (), {**_again("moe_act"), **_ULTRA}),
-    RecipeSetting("llama3_8b", ("h100",), (_CS,), {"recompute_num_layers": 5}),
-    RecipeSetting("llama3_70b", ("gb300",), (_BF16,), _offload(30), is_fsdp=True),
-    RecipeSetting("llama3_70b", ("gb300",), (_CS,), _offload(20), is_fsdp=True),
-    RecipeSetting("llama3_70b", ("gb200",), (_BF16,), _offload(20), is_fsdp=True),
-    RecipeSetting("llama3_70b", ("gb200",), (_CS,), _offload(40), is_fsdp=True),
-    RecipeSetting("llama3_70b", ("b200",), (_CS,), _offload(5), is_fsdp=True),
-    RecipeSetting("llama31_405b", ("gb300",), (_BF16,), _offload(40), is_fsdp=True),
-    RecipeSetting("llama31_405b", ("gb300",), (_CS,), _offload(10), is_fsdp=True),
-    RecipeSetting("llama31_405b", ("gb200",), (_CS,), _offload(92), is_fsdp=True),
-)
+# Recipe -> GPUs and number formats, () for all of them, and what is set for these
+_Settings = Mapping[str, tuple[tuple[tuple[str, ...], tuple[Precision, ...], dict[str, Any]], ...]]
+_SETTINGS: _Settings = {
+    "deepseek_v3": (
+        ((), (), _again("mla_up_proj")),
+        (("h100", "b200"), (), _again("mla_up_proj", "mlp")),
+        (("gb300",), (_BF16,), _again("moe_act")),
+    ),
+    "deepseek_v4_flash": (((), (), _again("moe_act")),),
+    "kimi_k2": (((), (), _again("mla_up_proj")), (("h100",), (), _again("mla_up_proj", "mlp"))),
+    "gpt_oss_120b": ((("h100", "b200", "gb200"), (), _again("layernorm", "moe_act")),),
+    "nemotron_3_nano": (
+        (("h100",), (_BF16,), _again("moe", "layernorm")),
+        (("h100",), (_CS,), _again("moe", "layernorm", "core_attn", "moe_act")),
+    ),
+    "nemotron_3_super": (
+        (("gb200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn", "moe")),
+        (("b200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn")),
+    ),
+    "nemotron_3_ultra": (((), (), {**_again("moe_act"), **_ULTRA}),),
+    "llama3_8b": ((("h100",), (_CS,), {"recompute_num_layers": 5}),),
+}
+# Of points with Megatron-FSDP
+_FSDP_SETTINGS: _Settings = {
+    "llama3_70b": (
+        (("gb300",), (_BF16,), _offload(30)),
+        (("gb300",), (_CS,), _offload(20)),
+        (("gb200",), (_BF16,), _offload(20)),
+        (("gb200",), (_CS,), _offload(40)),
+        (("b200",), (_CS,), _offload(5)),
+    ),
+    "llama31_405b": (
+        (("gb300",), (_BF16,), _offload(40)),
+        (("gb300",), (_CS,), _offload(10)),
+        (("gb200",), (_CS,), _offload(92)),
+    ),
+}
 
 
 def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dict[str, Any]:
     """Return the upstream recipe's settings for a GPU and format: names as in `ParallelLayout`, and recompute_*."""
     found: dict[str, Any] = {}
-    for row in PRESETS:
-        is_meant = row.recipe == recipe and gpu in (row.gpus or [gpu]) and precision in (row.formats or [precision])
-        if is_meant and row.is_fsdp in (None, is_fsdp):
-            found |= row.sets
+    for gpus, formats, settings in (*_SETTINGS.get(recipe, ()), *(_FSDP_SETTINGS.get(recipe, ()) if is_fsdp else ())):
+        if gpu in (gpus or [gpu]) and precision in (formats or [precision]):
+            found |= settings
     return found
