@@ -15,6 +15,8 @@ from tests.sandbox import SlurmSandbox, missing_programs
 from tests.sandbox.conf import PATIENT
 
 REPOSITORY = Path(__file__).parents[1]
+# Before torch is loaded, here and in all processes of tests: its idle threads sleep, as there are more than cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 

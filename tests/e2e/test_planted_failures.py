@@ -47,6 +47,9 @@ max_steps = 8
 [Tests.extra_env_vars]
 {env}
 """
+ONE_THREAD = (
+    'OMP_NUM_THREADS = "1"'  # threads of one rank that wait for each other compute for nothing on a busy machine
+)
 CUDA_OOM = (
     "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of"
     " 79.11 GiB of which 1.02 GiB is free.\n"
@@ -109,7 +112,7 @@ def test_a_rank_that_sleeps(start_run: Any, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_a_number(start_run: Any) -> None:
     pytest.importorskip("torch")
-    nan = REAL.format(id="nan", num_gpus=1, args="lr = 1e30\nwarmup_iters = 0", env="")
+    nan = REAL.format(id="nan", num_gpus=1, args="lr = 1e30\nwarmup_iters = 0", env=ONE_THREAD)
     run = start_run(None, [nan], whole_system=LOCAL).finish(1)
     point = run.point("nan")
     assert (point["verdict"], point["failure"]["id"]) == ("failed", "nan_loss")

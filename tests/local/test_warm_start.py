@@ -66,7 +66,9 @@ class Machine:
             f'"$MBRIDGE_PYTHON" -m cloudai_mbridge.training.one_machine --nproc-per-node {ranks} -m program 1 "a b"\n'
         )
         (directory / "run.sh").write_text(START + before + line + END)
-        job_id = self.client.submit(Submission(token, (planned_run(key=key),)), self.root)[key]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PYTEST_CURRENT_TEST", raising=False)  # with it, every test's jobs have a server of their own
+            job_id = self.client.submit(Submission(token, (planned_run(key=key),)), self.root)[key]
         self.jobs.append(Job(key, job_id, token, directory))
         return self.jobs[-1]
 
@@ -89,6 +91,14 @@ def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
     yield make
     for each in every:
         each.client.cancel(each.jobs)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Share a server among tests to which it does not matter when it was started."""
+    shared = Machine(tmp_path_factory.mktemp("warm"), WARM)
+    yield shared
+    shared.client.cancel(shared.jobs)
 
 
 def wait_for(is_there: Callable[[], Any], seconds: float = 600) -> None:
@@ -141,11 +151,11 @@ def test_a_rank_finds_the_same(machine: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("ranks", "before", "threads"), [(2, "export OMP_NUM_THREADS=2\n", 2), (1, "", None)])
 def test_variables_that_libraries_read_when_they_are_loaded(
-    machine: Any, monkeypatch: pytest.MonkeyPatch, ranks: int, before: str, threads: int | None
+    machine: Any, warm: Machine, monkeypatch: pytest.MonkeyPatch, ranks: int, before: str, threads: int | None
 ) -> None:
     """The first point has another environment, and so another server."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    warm, cold = machine(), machine(COLD)
+    cold = machine(COLD)
     assert warm.finish(warm.start(LOOK)).exit_code == 0
     first = set(servers(os.getpid()))
     jobs = [each.start(LOOK, ranks, before) for each in (warm, cold)]
@@ -206,8 +216,8 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSEGV)", "raise ArithmeticError('of rank 1')"])
-def test_a_rank_that_dies_takes_no_other_point_with_it(machine: Any, end: str) -> None:
-    warm, cold = machine(), machine(COLD)
+def test_a_rank_that_dies_takes_no_other_point_with_it(machine: Any, warm: Machine, end: str) -> None:
+    cold = machine(COLD)
     program = DIES.format(end=end)
     jobs = [each.start(program) for each in (warm, cold)]
     other = warm.start(WAITS)
@@ -229,8 +239,7 @@ def comparable(text: str) -> list[str]:
     return [line for line in plain if "closing signal" not in line]
 
 
-def test_cancel_ends_everything_but_the_server(machine: Any) -> None:
-    warm = machine()
+def test_cancel_ends_everything_but_the_server(warm: Machine) -> None:
     job = warm.start(WAITS)
     wait_for((job.directory / "rank-1").exists)
     assert len(marked(job.token)) == 8, "bash, one_machine, torchrun, two ranks and what waits for these three"

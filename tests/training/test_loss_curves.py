@@ -5,9 +5,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
+from tests.training.conftest import run_ranks
 
 pytest.importorskip("torch")
 
@@ -125,7 +123,8 @@ def losses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Return the losses of a run, by its name. All runs with the same number of processes share one start."""
     tests = {item.name for item in request.session.items}
     chosen = {n: r for n, r in LAYOUTS.items() if f"test_layout_equals_one_process[{n}]" in tests}
-    runs = {**chosen, **ONE_PROCESS, **BF16}
+    needed = {f"one-{layout.model}" for layout in chosen.values()}
+    runs = {**chosen, **{n: r for n, r in ONE_PROCESS.items() if n in needed}, **BF16}
 
     @cache
     def train(processes: int) -> tuple[dict[str, list[float]], str]:
@@ -145,11 +144,8 @@ def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tupl
     paths = [directory / f"{name}.json" for name in runs]
     for path, each in zip(paths, runs.values(), strict=True):
         path.write_text(json.dumps(each.container()))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     script = Path(__file__).with_name("train_in_turn.py")
-    command = [sys.executable, *(torchrun if processes > 1 else []), str(script), *map(str, paths)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=1700, env=env, check=False)
+    done = run_ranks(processes, [str(script), *map(str, paths)], directory, code=None)
     curves: dict[str, list[float]] = {}
     for line in done.stdout.splitlines():  # both lines come from the last rank, so they are in order
         mark, _, rest = line.partition(" ")

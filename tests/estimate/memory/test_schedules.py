@@ -1,9 +1,6 @@
 """Micro-batches in flight: the real 1F1B and interleaved schedules, and real expert parallelism, on ranks with gloo."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from cloudai_mbridge.estimate.memory.activations import activations_per_stage, i
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
+from tests.training.conftest import run_ranks
 
 pytestmark = pytest.mark.process
 
@@ -111,15 +109,7 @@ def test_estimate_against_real_schedules(
 ) -> None:
     (tmp_path / "configurations.json").write_text(json.dumps([_container(ranks, *case) for case in cases]))
     script = Path(__file__).with_name("schedule_ranks.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path / "configurations.json"), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_ranks(ranks, [str(script), str(tmp_path / "configurations.json"), str(tmp_path)], tmp_path)
     errors = {}
     for rank in range(ranks):
         for case, found in zip(cases, json.loads((tmp_path / f"rank{rank}.json").read_text()), strict=True):

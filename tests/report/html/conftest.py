@@ -79,19 +79,27 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def show(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Render a report and open it: show(report, history, gate, nodes, width=..., color_scheme=...)."""
-    contexts = []
+    """Render a report and open it: show(report, history, gate, nodes, width=..., color_scheme=...).
+
+    The pages are tabs of one context, and so of one renderer, which has compiled their scripts.
+    """
+    context = browser.new_context(reduced_motion="reduce")
+    context.set_default_timeout(_GUARD_MS)
 
     def open_page(
-        report: Any, history: Any = (), gate: Any = None, nodes: Any = None, *, width: int = 1280, **options: Any
+        report: Any,
+        history: Any = (),
+        gate: Any = None,
+        nodes: Any = None,
+        *,
+        width: int = 1280,
+        color_scheme: str = "light",
     ) -> Opened:
         path = tmp_path_factory.mktemp("html") / "report.html"
         path.write_text(render_html(report, history, gate, nodes), encoding="utf-8")
-        options = {"viewport": {"width": width, "height": 900}, "reduced_motion": "reduce", **options}
-        context = browser.new_context(**options)
-        context.set_default_timeout(_GUARD_MS)
-        contexts.append(context)
         opened = Opened(context.new_page(), path)
+        opened.page.set_viewport_size({"width": width, "height": 900})
+        opened.page.emulate_media(color_scheme=color_scheme)
         opened.page.on("console", lambda message: opened.console.append(message.text))
         opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
         opened.page.on("dialog", lambda dialog: (opened.dialogs.append(dialog.message), dialog.dismiss()))
@@ -101,5 +109,4 @@ def show(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ope
         return opened
 
     yield open_page
-    for context in contexts:
-        context.close()
+    context.close()
