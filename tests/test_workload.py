@@ -14,8 +14,7 @@ from cloudai_mbridge import (
     MegatronBridgeTestDefinition,
     extract_mbridge_metrics,
 )
-from cloudai_mbridge.install.installables import ImageInstall
-from cloudai_mbridge.integrations.workload import PythonExecutable
+from cloudai_mbridge.integrations.workload import DockerImage, PythonExecutable
 from cloudai_mbridge.logs import stream_mbridge_metrics
 from cloudai_mbridge.models.test_definition import GitRepo
 from tests.cases import every
@@ -112,7 +111,7 @@ def test_installables() -> None:
     test = definition(container_image="nvcr.io#nvidia/nemo:26.02.00")
     mounted = BRIDGE.model_copy(update={"mount_as": "/opt/Megatron-Bridge"})
     run = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
-    assert test.installables == [ImageInstall("nvcr.io#nvidia/nemo:26.02.00"), PythonExecutable(run), mounted]
+    assert test.installables == [DockerImage("nvcr.io#nvidia/nemo:26.02.00"), PythonExecutable(run), mounted]
     assert definition().installables == [PythonExecutable(run), mounted]
 
 

@@ -9,13 +9,19 @@ from typing import Any
 
 from cloudai_mbridge import models
 from cloudai_mbridge.constraints import check
-from cloudai_mbridge.install.installables import ImageInstall
 from cloudai_mbridge.logs import extract_mbridge_metrics, stream_mbridge_metrics
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.megatron_bridge.release import MOUNT, megatron_bridge_of
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
+
+
+@dataclass(frozen=True)
+class DockerImage:
+    """A container image by its address."""
+
+    url: str
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,9 @@ class MegatronBridgeTestDefinition(models.TestDefinition):
     __test__ = False
 
     @property
-    def docker_image(self) -> ImageInstall:
+    def docker_image(self) -> DockerImage:
         image = self.cmd_args.container_image  # type: ignore[attr-defined]
-        return ImageInstall((image[0] if isinstance(image, list) else image) or "")
+        return DockerImage((image[0] if isinstance(image, list) else image) or "")
 
     @property
     def python_executable(self) -> PythonExecutable:
@@ -69,7 +75,7 @@ class MegatronBridgeTestDefinition(models.TestDefinition):
         return repo if repo.mount_as else repo.model_copy(update={"mount_as": MOUNT})
 
     @property
-    def installables(self) -> list[ImageInstall | PythonExecutable | GitRepo]:
+    def installables(self) -> list[DockerImage | PythonExecutable | GitRepo]:
         """The image if one is named, the launcher's environment, and Megatron-Bridge."""
         image = [self.docker_image] if self.docker_image.url else []
         return [*image, self.python_executable, self.megatron_bridge_repo]

@@ -125,8 +125,8 @@ def node_commands_of(args: ResolvedCmdArgs) -> tuple[str, ...]:
     return tuple(f"sudo nvidia-smi {options}" for options, is_set in clocks.items() if is_set)
 
 
-class RunLauncher:
-    """A launcher, without a setting or a limit of its own.
+class EmbeddedLoop:
+    """The training program of this package. Megatron-Bridge's launcher has the same fields and methods.
 
     name: as the argument `launcher` has it.
     log_name, config_name: files of a run, with its steps and its training configuration; "" for none.
@@ -136,17 +136,16 @@ class RunLauncher:
     always_shown: arguments in plans and reports, whoever set them.
     """
 
-    name: Launcher
-    log_name: str
-    config_name: str = ""
-    has_records: bool = False
-    has_script: bool = False
+    name = Launcher.EMBEDDED
+    log_name, config_name = POINT_FILES.stdout, POINT_FILES.training_config
+    has_records = has_script = True
     max_parallel: int | None = None
-    always_shown: frozenset[str] = frozenset({"num_gpus"})
+    always_shown = frozenset({"num_gpus", "max_steps", "compute_dtype"})
 
     def refusals(self, test: LoadedTest, system: System) -> Iterator[str]:
         """Yield a line for every setting that the launcher needs and the files lack."""
-        raise NotImplementedError
+        if not test.definition.cmd_args.model_recipe_name:  # type: ignore[attr-defined]
+            yield f"test {test.run.id!r}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
 
     def notes_on_system(self, system: System) -> Iterator[str]:
         """Yield a line for the keys of a system that do not reach the launcher."""
@@ -154,7 +153,8 @@ class RunLauncher:
 
     def notes_on_test(self, where: str, definition: TestDefinition) -> Iterator[str]:
         """Yield a line for the keys of a test that do not reach the launcher."""
-        yield from ()
+        if names := set_without_effect(definition, NOT_EMBEDDED):
+            yield f"{where}: {', '.join(names)}: the embedded loop needs no repository; `mbridge install` installs them"
 
     def notes_on_run(self, point: SweepPoint, run: "RunPlan") -> Iterator[str]:
         """Yield a line for the settings of a point that do not reach the launcher."""
@@ -182,25 +182,31 @@ class RunLauncher:
 
     def variables(self, args: ResolvedCmdArgs, system: System) -> dict[str, str]:
         """Return the variables that arguments set."""
-        return {}
+        return variables_of(args, gpu_label(args, system))
 
     def mounts(self, args: ResolvedCmdArgs) -> tuple[str, ...]:
         """Return the mounts that arguments need."""
-        return ()
+        return (f"{args.nemo_home}:{args.nemo_home}",) if args.nemo_home else ()
 
     def recipe_variables(self, args: ResolvedCmdArgs, system: System, preset: Preset | None) -> dict[str, str]:
         """Return the variables that the recipe sets where neither files nor the job's environment do."""
-        return {}
+        found = recipe_environment(args, gpu_label(args, system), preset)
+        return found | (DETERMINISTIC if args.deterministic else {})
 
     def training(
         self, test: LoadedTest, args: ResolvedCmdArgs, recipe: Recipe | None, system: System | None
     ) -> dict[str, Any]:
         """Return the training configuration, {} if the launcher makes it; BadInput: it is invalid."""
-        return {}
+        assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
+        return training_config(recipe, args, test.definition.extra_cmd_args, core_release(system), lacking(system))
 
     def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
         """Return the fields of a `RunPlan` that only this launcher reads."""
-        raise NotImplementedError
+        return {
+            "profiler": profiler_of(test.definition.nsys, args),
+            "node_commands": node_commands_of(args),
+            "preempt_time_s": args.preempt_time,
+        }
 
     def problems(self, run: "RunPlan", system: System) -> Iterator[str]:
         """Yield a line for every option or value that the launcher lacks."""
@@ -211,52 +217,14 @@ class RunLauncher:
         return run
 
 
-class EmbeddedLoop(RunLauncher):
-    """The training program of this package."""
-
-    name = Launcher.EMBEDDED
-    log_name, config_name = POINT_FILES.stdout, POINT_FILES.training_config
-    has_records = has_script = True
-    always_shown = frozenset({"num_gpus", "max_steps", "compute_dtype"})
-
-    def refusals(self, test: LoadedTest, system: System) -> Iterator[str]:
-        if not test.definition.cmd_args.model_recipe_name:  # type: ignore[attr-defined]
-            yield f"test {test.run.id!r}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
-
-    def notes_on_test(self, where: str, definition: TestDefinition) -> Iterator[str]:
-        if names := set_without_effect(definition, NOT_EMBEDDED):
-            yield f"{where}: {', '.join(names)}: the embedded loop needs no repository; `mbridge install` installs them"
-
-    def variables(self, args: ResolvedCmdArgs, system: System) -> dict[str, str]:
-        return variables_of(args, gpu_label(args, system))
-
-    def mounts(self, args: ResolvedCmdArgs) -> tuple[str, ...]:
-        return (f"{args.nemo_home}:{args.nemo_home}",) if args.nemo_home else ()
-
-    def recipe_variables(self, args: ResolvedCmdArgs, system: System, preset: Preset | None) -> dict[str, str]:
-        found = recipe_environment(args, gpu_label(args, system), preset)
-        return found | (DETERMINISTIC if args.deterministic else {})
-
-    def training(
-        self, test: LoadedTest, args: ResolvedCmdArgs, recipe: Recipe | None, system: System | None
-    ) -> dict[str, Any]:
-        assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-        return training_config(recipe, args, test.definition.extra_cmd_args, core_release(system), lacking(system))
-
-    def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
-        return {
-            "profiler": profiler_of(test.definition.nsys, args),
-            "node_commands": node_commands_of(args),
-            "preempt_time_s": args.preempt_time,
-        }
-
-
-class BridgeLauncher(RunLauncher):
+class BridgeLauncher:
     """Megatron-Bridge's own launcher. Every run keeps a process on this machine until its job has ended."""
 
     name = Launcher.MEGATRON_BRIDGE
-    log_name = POINT_FILES.launcher_log
+    log_name, config_name = POINT_FILES.launcher_log, ""
+    has_records = has_script = False
     max_parallel = 32
+    always_shown = frozenset({"num_gpus"})
 
     def refusals(self, test: LoadedTest, system: System) -> Iterator[str]:
         return refuse_upstream(test, system)
@@ -299,6 +267,20 @@ class BridgeLauncher(RunLauncher):
         """Return the time only if the scenario sets it: the log may contain no steps."""
         return runner.hang_timeout_s if "hang_timeout_s" in runner.model_fields_set else None
 
+    def variables(self, args: ResolvedCmdArgs, system: System) -> dict[str, str]:
+        return {}
+
+    def mounts(self, args: ResolvedCmdArgs) -> tuple[str, ...]:
+        return ()
+
+    def recipe_variables(self, args: ResolvedCmdArgs, system: System, preset: Preset | None) -> dict[str, str]:
+        return {}
+
+    def training(
+        self, test: LoadedTest, args: ResolvedCmdArgs, recipe: Recipe | None, system: System | None
+    ) -> dict[str, Any]:
+        return {}
+
     def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
         return {"upstream": plan_upstream(test, args, system)}
 
@@ -317,6 +299,7 @@ class BridgeLauncher(RunLauncher):
         return replace(run, upstream=replace(run.of_launcher, slurm_params=others))
 
 
+RunLauncher = EmbeddedLoop | BridgeLauncher
 EMBEDDED, MEGATRON_BRIDGE = EmbeddedLoop(), BridgeLauncher()
 LAUNCHERS: Mapping[str, RunLauncher] = {EMBEDDED.name: EMBEDDED, MEGATRON_BRIDGE.name: MEGATRON_BRIDGE}
 

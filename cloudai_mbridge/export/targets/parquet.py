@@ -28,8 +28,8 @@ def render(table: RunTable) -> bytes:
 
 def _type(pa: Any, name: str, values: Sequence[Any]) -> Any:
     if name in COLUMNS:
-        kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-        return {**kinds, datetime: pa.timestamp("us", tz="UTC")}[COLUMNS[name]]
+        plain = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+        return {**plain, datetime: pa.timestamp("us", tz="UTC")}[COLUMNS[name]]
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int} or (name in ARGUMENTS and not kinds):
         return pa.int64()
