@@ -133,6 +133,13 @@ def _report_lines(found: Any, num_named: int, world_size: int) -> list[str]:
     return lines
 
 
+class _Step:
+    """The training step as `run`, which the detector replaces. The detector keeps it as a key, so it is hashable."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+
 class NVRxStragglerDetectionManager:
     """The detector of one process; every rank makes the same calls. Raises ImportError: the package is missing."""
 
@@ -143,7 +150,6 @@ class NVRxStragglerDetectionManager:
         self._scores = [name for name, is_wanted in wanted.items() if is_wanted]
         self.logger = logging.getLogger(config.logger_name)
         self.initialized = False
-        self.train_step: Callable[..., Any] | None = None  # the detector replaces it until its shutdown
 
     def initialize(self) -> None:
         """Start the detector, unless it is not enabled. Raises RuntimeError: it is running already."""
@@ -163,17 +169,16 @@ class NVRxStragglerDetectionManager:
         """Return the step, measured; or as it came, when the detector does not run or cannot wrap it."""
         if not self.initialized:
             return train_step_func
-        self.train_step = train_step_func
+        step = _Step(train_step_func)  # the detector replaces `run`, and restores it at its shutdown
         try:
-            self._straggler.Detector.wrap_callables([self._straggler.CallableId(self, "train_step")])
+            self._straggler.Detector.wrap_callables([self._straggler.CallableId(step, "run")])
         except Exception as error:
             self.logger.warning("The training step is not measured: %s", error)
             return train_step_func
 
         @functools.wraps(train_step_func)
         def measured(*args: Any, **kwargs: Any) -> Any:
-            assert self.train_step is not None
-            return self.train_step(*args, **kwargs)
+            return step.run(*args, **kwargs)
 
         return measured
 

@@ -17,8 +17,10 @@ def only_handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.StreamHand
     with monkeypatch.context() as patch:
         patch.setattr(logging.getLogger(), "handlers", [handler])
         level = logging.getLogger().level
-        yield handler
-        logging.getLogger().setLevel(level)
+        try:
+            yield handler
+        finally:
+            logging.getLogger().setLevel(level)
 
 
 def test_warnings_and_modules_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
