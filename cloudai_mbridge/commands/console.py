@@ -80,7 +80,8 @@ def render_json(document: Any, form: Any = None) -> str:
 
     from cloudai_mbridge.report.model import plain
 
-    assert form is None or [*document] == [*form.__annotations__]  # as its schema says
+    if form is not None and [*document] != [*form.__annotations__]:
+        raise TypeError(f"{form.__name__} has the keys {[*form.__annotations__]}, not {[*document]}")
     data: Any = TypeAdapter[Any](form or type(document)).dump_python(document, mode="json")
     finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
     return json.dumps(plain(finite), indent=2)

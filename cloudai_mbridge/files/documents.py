@@ -56,7 +56,12 @@ def json_object(name: str, description: str, /, **types: Any) -> Any:
 
 
 def fill(form: Any, record: object, /, **values: Any) -> dict[str, Any]:
-    """Return a JSON object: the given values, and those of the record's attributes that its other keys name."""
+    """Return a JSON object: the given values, and those of the record's attributes that its other keys name.
+
+    TypeError: a value's key is not one of the form's. AttributeError: the record lacks a key.
+    """
+    if unknown := sorted(values.keys() - form.__annotations__.keys()):
+        raise TypeError(f"{form.__name__} has no {', '.join(unknown)}")
     return {key: values[key] if key in values else getattr(record, key) for key in form.__annotations__}
 
 
