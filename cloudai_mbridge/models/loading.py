@@ -28,19 +28,17 @@ _ALIKE = 0.85  # similarity of spellings; MegatronRun, the nearest name in Cloud
 _MOST_WARNINGS = 20
 
 
-class Foreign(BadInput):
-    """A file that is CloudAI's and not this tool's. names: of its templates, or of its scheduler."""
-
-    def __init__(self, text: str, *names: str) -> None:
-        super().__init__(text)
-        self.names = names
+class ForeignSystem(BadInput):
+    """A system that CloudAI knows and this tool does not."""
 
 
-def foreign_template(path: Path, templates: Iterable[str]) -> Foreign:
-    """Return the error of a file whose tests are of templates that only CloudAI has."""
-    names = sorted(set(templates))
-    text = f"{path}: has nothing for this tool, which runs {TEMPLATE!r} only; it is of {', '.join(names)}"
-    return Foreign(text, *names)
+class ForeignTemplate(BadInput):
+    """A file that is CloudAI's and not this tool's."""
+
+    def __init__(self, path: Path, templates: Iterable[str]) -> None:
+        self.names = sorted(set(templates))
+        names = ", ".join(self.names)
+        super().__init__(f"{path}: has nothing for this tool, which runs {TEMPLATE!r} only; it is of {names}")
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def load_system(path: Path) -> System:
         raise BadInput(f"{path}: is not a system, the key scheduler is missing; set it to one of {known}")
     scheduler, where = source.data["scheduler"], source.where(("scheduler",))
     if scheduler in FOREIGN_SCHEDULERS:
-        raise Foreign(f"{where}: {scheduler!r} is not supported; use one of {known}", scheduler)
+        raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {known}")
     if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
         raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {known}")
     system = validate(SCHEDULERS[scheduler], source.data, source)
@@ -212,7 +210,7 @@ def load_scenario(
     files = tests if isinstance(tests, TestFiles) else find_test_files(tests)
     loaded = _load_tests(path, files, on_unknown_arg)
     if not loaded.tests:
-        raise foreign_template(path, {template for _, template in loaded.foreign})
+        raise ForeignTemplate(path, {template for _, template in loaded.foreign})
     return _with_hooks(loaded, read_toml(path), files, on_unknown_arg, hooks)
 
 

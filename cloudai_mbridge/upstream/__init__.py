@@ -5,22 +5,25 @@ module of this package precedes a Megatron-Bridge module with the same name.
 """
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 _PACKAGE = __name__.rpartition(".")[0]
 
 
-def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-    """Return the spec of a served module, or None. Raises ModuleNotFoundError: absent on purpose."""
-    package, _, below = name.partition(".")
-    if package != _PACKAGE or not below:
-        return None
-    from cloudai_mbridge.upstream.served import spec_of
+class _Finder:
+    """Finder for modules of this package without a file. It is the last finder, so that files win."""
 
-    return spec_of(name, below)
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a served module, or None. Raises ModuleNotFoundError: absent on purpose."""
+        package, _, below = name.partition(".")
+        if package != _PACKAGE or not below:
+            return None
+        from cloudai_mbridge.upstream.served import spec_of
+
+        return spec_of(name, below)
 
 
 def install() -> None:
-    """Serve the modules from now on, unless a file has one; nothing is imported before their first import."""
-    sys.meta_path.append(SimpleNamespace(find_spec=_find_spec))  # the last finder, so that files win
+    """Serve the modules from now on; nothing is imported before their first import."""
+    sys.meta_path.append(_Finder())

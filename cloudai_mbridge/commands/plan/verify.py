@@ -21,12 +21,12 @@ from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.megatron_bridge.release import megatron_bridge_of
 from cloudai_mbridge.models.loading import (
     HOOK_DIR,
-    Foreign,
+    ForeignSystem,
+    ForeignTemplate,
     LoadedTest,
     TestFiles,
     Warn,
     find_test_files,
-    foreign_template,
     is_baseline,
     is_scenario,
     is_system,
@@ -134,8 +134,10 @@ def _finding(path: Path, context: _Context) -> Finding:
         source = read_toml(path)
         kind = next((name for name, is_it in _KINDS.items() if is_it(source)), "test")
         return Finding(path, kind, True, _verify_file(path, kind, context))
-    except Foreign as error:
+    except ForeignTemplate as error:
         return Finding(path, kind, True, ", ".join(error.names), is_foreign=True)
+    except ForeignSystem:
+        return Finding(path, kind, True, str(read_toml(path).data["scheduler"]), is_foreign=True)
     except BadInput as error:
         return Finding(path, kind, False, with_path(path, str(error)))
 
@@ -164,7 +166,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
 
         return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
     if (template := template_of(read_toml(path))) != TEMPLATE:
-        raise foreign_template(path, [template])
+        raise ForeignTemplate(path, [template])
     definition = load_test_definition(path, context.warn)
     name = definition.name or "test"  # a name may be empty, an id may not
     run = TestRun(id=name, test_name=name)

@@ -193,7 +193,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
         try:
             lines.append(f"{name}: {check()}")
         except ToolFailure as error:
-            lines.append(f"{name}: not evaluated: {error}")
+            lines.append(f"{name}: not evaluated: {error.args[0]}")
         except BadInput as error:
             broken.append(error.args[0])
 
