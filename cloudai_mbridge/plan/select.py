@@ -53,7 +53,7 @@ _Condition = Callable[[str, str, Mapping[str, Any]], bool]
 
 @dataclass
 class _Expression:
-    """One `--only`: conditions that a point must meet together. names: those that are no axes.
+    """One `--only`: a point must meet all conditions. names: names and patterns of points and tests among them.
 
     rejected: the name of a match that does not run.
     """

@@ -311,6 +311,7 @@ class SweepSummary:
         """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
+            # Once a point, in the order of the rules: that of a set depends on the hash seed
             self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.point.violations)])
             return
         if found.is_held_back:

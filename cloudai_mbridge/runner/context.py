@@ -204,7 +204,7 @@ class RunnerContext:
             self.journal.note("the scheduler answers again")
 
 
-# Keys of the waiting runs that may be submitted now, and why no others will be; "" while the search goes on
+# Keys of the waiting runs to submit now, and the reason for the end of the search; "" before its end
 Choice = tuple[Collection[str], str]
 
 
