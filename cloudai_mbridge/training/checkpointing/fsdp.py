@@ -88,29 +88,19 @@ def _prepared(tree: Tree, chunk: Any) -> Tree:
     is_swiglu = config.gated_linear_unit and config.activation_func is torch.nn.functional.silu
     splits = [core.handle_swiglu_in_state_dict] if is_swiglu else []
     splits += [core.handle_gdn_in_state_dict] if hasattr(core, "handle_gdn_in_state_dict") else []  # since 0.18
-    for split in splits:
-        prepared["model"], states = split(_Named(chunk), prepared["model"], prepared.get("optimizer"))
-        if states is not None:
-            prepared["optimizer"] = states
+    named = {_bare(name): param for name, param in chunk.named_parameters()}
+    chunk.get_parameter = lambda name: named[_bare(name)]  # below all wrappers: Megatron-Core expects one kind
+    try:
+        for split in splits:
+            prepared["model"], states = split(chunk, prepared["model"], prepared.get("optimizer"))
+            if states is not None:
+                prepared["optimizer"] = states
+    finally:
+        del chunk.get_parameter
     if config.num_moe_experts:
         prepared["model"] = core.handle_experts_in_state_dict(prepared["model"], config.num_moe_experts)
     preprocess_state_dict_for_uneven_dtensor(prepared)
     return prepared
-
-
-class _Named:
-    """A chunk whose parameters are found by name below all wrappers; Megatron-Core expects one kind of wrapper."""
-
-    def __init__(self, chunk: Any) -> None:
-        self._chunk = chunk
-        self._named = {_bare(name): param for name, param in chunk.named_parameters()}
-
-    def get_parameter(self, name: str) -> Any:
-        """Return the parameter. Raises KeyError: unknown name."""
-        return self._named[_bare(name)]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._chunk, name)
 
 
 def _bare(name: str) -> str:

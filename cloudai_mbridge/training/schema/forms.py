@@ -5,7 +5,7 @@ its "releases". Standard library only."""
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,27 +107,20 @@ def _from_node(node: ast.expr) -> Form:
 
 
 @dataclass(frozen=True)
-class Field:
-    """One key of a config class."""
-
-    form: Form
-    required: bool = False
-    computed: bool = False
-
-
-@dataclass(frozen=True)
 class Section:
     """One config class: its path, its fields, second names of fields, and the paths of its base classes."""
 
     path: str
-    fields: Mapping[str, Field]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
-    abstract: bool = False
+    fields: Mapping[str, Form]
+    required: tuple[str, ...]
+    computed: tuple[str, ...]
+    aliases: Mapping[str, str]
+    bases: tuple[str, ...]
+    abstract: bool
 
     def keys(self) -> list[str]:
         """List the names that may be set."""
-        return [*(name for name, entry in self.fields.items() if not entry.computed), *self.aliases]
+        return [*(name for name in self.fields if name not in self.computed), *self.aliases]
 
     def field_of(self, key: object) -> str | None:
         """Return the name of the field that `key` sets, None if missing."""

@@ -137,12 +137,11 @@ def _encode_config(value: Any, where: str, depth: int) -> dict[str, Any]:
     section = section_of(value)
     table: dict[str, Any] = {"_target_": section.path}
     for entry in fields(value) if is_dataclass(value) else ():
-        described = section.fields.get(entry.name)
-        if described is None or described.computed or entry.name in PROCESS_FIELDS:
+        if entry.name not in section.fields or entry.name in (*section.computed, *PROCESS_FIELDS):
             continue
         item = getattr(value, entry.name)
         try:
-            table[entry.name] = encode(item, join(where, entry.name), described.form, depth + 1)
+            table[entry.name] = encode(item, join(where, entry.name), section.fields[entry.name], depth + 1)
         except ConfigError:
             is_runtime = entry.name in RUNTIME_FIELDS and not is_config(item)  # an object of the running program
             if item is not entry.default and not is_runtime:
