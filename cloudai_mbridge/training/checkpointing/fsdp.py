@@ -35,10 +35,10 @@ METADATA = {
 }
 
 
-def tree_to_save(
-    state: Any, model: list[Any], optimizer: Any, scheduler: Any, flops: float, data_iterator: Any
-) -> Tree:
-    """Return all that is saved, on every rank. A collective."""
+def save(
+    state: Any, model: list[Any], optimizer: Any, scheduler: Any, flops: float, data_iterator: Any, directory: str
+) -> None:
+    """Write the run as it is now. A collective."""
     config = state.cfg.checkpoint
     tree = _tree(model, optimizer if config.save_optim else None, scheduler, is_loading=False)
     tree |= {"iteration": state.train_state.step, _FLOPS: float(flops)}
@@ -48,7 +48,8 @@ def tree_to_save(
     rerun = get_rerun_state_machine().state_dict(data_iterator=data_iterator, ckpt_format=config.ckpt_format)
     if rerun is not None:
         tree["rerun_state_machine"] = rerun
-    return tree
+    with checkpoints.quiet():
+        state_dict_saver.save(_prepared(tree, model[0]), storage_writer=FileSystemWriter(directory))
 
 
 def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool) -> Tree:
@@ -70,12 +71,6 @@ def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool)
 
 def _place() -> str:
     return f"({mpu.get_pipeline_model_parallel_rank()}, {mpu.get_tensor_model_parallel_rank()})"
-
-
-def save(tree: Tree, directory: str, chunk: Any) -> None:
-    """Write the tree. A collective."""
-    with checkpoints.quiet():
-        state_dict_saver.save(_prepared(tree, chunk), storage_writer=FileSystemWriter(directory))
 
 
 def _prepared(tree: Tree, chunk: Any) -> Tree:

@@ -70,12 +70,7 @@ class DefaultCheckpointManager:
     def __init__(self, checkpoint_config: CheckpointConfig) -> None:
         """Open the state shared by all saves and loads. A collective with replicated local checkpoints."""
         self.checkpoint_config = checkpoint_config
-        self._context = init_checkpointing_context(checkpoint_config)
-
-    @property
-    def checkpointing_context(self) -> dict[str, Any]:
-        """State shared by all saves and loads."""
-        return self._context
+        self.checkpointing_context = init_checkpointing_context(checkpoint_config)
 
     def save(self, ctx: CheckpointSaveContext, callback_manager: callbacks.CallbackManager | None) -> None:
         """Save, as `save_checkpoint`. A collective."""
@@ -85,7 +80,7 @@ class DefaultCheckpointManager:
             ctx.optimizer,
             ctx.opt_param_scheduler,
             ctx.num_floating_point_operations_so_far,
-            self._context,
+            self.checkpointing_context,
             non_persistent_ckpt=ctx.non_persistent_ckpt,
             train_data_iterator=ctx.train_data_iterator,
         )
@@ -101,7 +96,7 @@ class DefaultCheckpointManager:
             ctx.optimizer,
             ctx.opt_param_scheduler,
             strict=ctx.strict,
-            checkpointing_context=self._context,
+            checkpointing_context=self.checkpointing_context,
             skip_load_to_model_and_opt=ctx.skip_load_to_model_and_opt,
         )
 

@@ -39,7 +39,6 @@ _SAVE_OPTIONS = inspect.signature(dist_checkpointing.save).parameters
 HAS_HASHES = HASHES in _SAVE_OPTIONS
 _WRITER_OPTIONS = inspect.signature(torch_strategies.TorchDistSaveShardedStrategy).parameters
 
-_MODULES_OF_GROUPS = (optimizer, distrib_optimizer)
 _KEYS = "param_group_identifier_keys"
 # Keys that distinguish groups in every release
 KIND = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")
@@ -72,6 +71,17 @@ def with_hashes(is_wanted: bool) -> dict[str, bool]:
 
 
 @contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of one of Megatron-Core's modules another value while the block runs."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
 def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
     if hasattr(common_strategies, "TorchCommonLoadStrategy"):
         strategy = common_strategies.TorchCommonLoadStrategy()
@@ -79,12 +89,8 @@ def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
         yield {"common_strategy": strategy}
         return
     name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
-    original = getattr(serialization, name)
-    setattr(serialization, name, lambda directory: common())
-    try:
+    with replaced(serialization, name, lambda directory: common()):
         yield {}
-    finally:
-        setattr(serialization, name, original)
 
 
 def read_common_file(directory: str) -> Common:
@@ -147,11 +153,5 @@ def found_by_kind(*groups: Sequence[dict[str, Any]]) -> Iterator[None]:
     if any(len(set(of_one)) < len(of_one) for of_one in kinds):
         yield
         return
-    originals = [getattr(module, _KEYS) for module in _MODULES_OF_GROUPS]
-    for module in _MODULES_OF_GROUPS:
-        setattr(module, _KEYS, KIND)
-    try:
+    with replaced(optimizer, _KEYS, KIND), replaced(distrib_optimizer, _KEYS, KIND):
         yield
-    finally:
-        for module, original in zip(_MODULES_OF_GROUPS, originals, strict=True):
-            setattr(module, _KEYS, original)

@@ -405,16 +405,13 @@ def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
     if [key for key in value if key not in _ENUM_KEYS] or value.get("_call_", True) is not True:
         fail(where, f"an enum member is written with _name_ or _args_ beside _target_, got {show(value)}")
     members, named, arguments = catalog.members(path), value.get("_name_"), value.get("_args_")
-    matching = [name for name, member in members.items() if _names_member(name, member, named, arguments)]
+    wanted = [(type(each), each) for each in arguments] if isinstance(arguments, list) else arguments
+    matching = [
+        name
+        for name, member in members.items()
+        if named in (None, name) and (wanted is None or wanted == [(type(member), member)])
+    ]
     if (named is None and arguments is None) or not matching:
         given = arguments if named is None else named
         fail(where, f"{show(given)} is not a {describe(form)}; {nearest(given, members, 'choices')}")
     return matching[0]
-
-
-def _names_member(name: str, member: Any, named: Any, arguments: Any) -> bool:
-    """Return whether both spellings, if given, mean this member."""
-    if arguments is not None and not (isinstance(arguments, list) and len(arguments) == 1):
-        return False
-    is_value = arguments is None or (type(arguments[0]) is type(member) and arguments[0] == member)
-    return named in (None, name) and is_value
