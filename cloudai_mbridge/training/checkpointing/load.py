@@ -12,9 +12,10 @@ from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing import content, fsdp, generators, layout, local, optimizer_state, verify
 from cloudai_mbridge.training.checkpointing.layout import Found, find_checkpoint, pretrained
-from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common, say
+from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
+from cloudai_mbridge.training.config.text.summary import print_rank_0
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.optim import sync_hybrid_device_optimizer_fp32_master_copies
 from cloudai_mbridge.training.peft.apply import check_adapters
@@ -48,11 +49,14 @@ def load_checkpoint(
             manager = context[local.MANAGER]
             load = _Load(*parts, Found(str(manager.local_ckpt_dir)), strict=strict, manager=manager)
             load.run(skip_load_to_model_and_opt)
-            say(f"  successfully loaded local checkpoint from {load.path} at iteration {state.train_state.step}")
+            print_rank_0(
+                f"  successfully loaded local checkpoint from {load.path} at iteration {state.train_state.step}"
+            )
             return _position(state, load.flops)
-        say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
+        print_rank_0(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
     found = on_first_rank(partial(find_checkpoint, config, adapters_only=peft is not None))
-    say(*found.notes)
+    for note in found.notes:
+        print_rank_0(note)
     if not found.directory:
         return 0, 0
     on_first_rank(partial(verify.check_files, found.directory))
@@ -67,10 +71,10 @@ def load_checkpoint(
         flops = load.flops
     verify.forget_metadata()
     if found.weights_only:
-        say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
+        print_rank_0(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
         return 0, 0
     step = int(state.train_state.step)
-    say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
+    print_rank_0(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
     if found.is_persistent and config.save and Path(found.directory).resolve().parent == Path(config.save).resolve():
         state.last_saved_step = step  # saving it once more would first remove it
     return _position(state, flops)
@@ -89,12 +93,13 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     Raises CheckpointError: on every rank, as `load_checkpoint`.
     """
     found = on_first_rank(partial(pretrained, state.cfg.checkpoint))
-    say(*found.notes)
+    for note in found.notes:
+        print_rank_0(note)
     on_first_rank(partial(verify.check_files, found.directory))
     on_first_rank(partial(_check_format, state.cfg, found.directory))
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
     verify.forget_metadata()
-    say(f"  successfully loaded the weights of {found.directory}")
+    print_rank_0(f"  successfully loaded the weights of {found.directory}")
 
 
 def _check_format(cfg: Any, directory: str) -> bool:
@@ -154,7 +159,9 @@ class _Load:
             may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
             resized = on_each_rank(self.path, partial(verify.check_fit, self.path, tree, allow_missing=may_lack))
             if weights := [text for text in resized if not text.startswith("optimizer.")]:
-                say(f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}")
+                print_rank_0(
+                    f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}"
+                )
         loaded = on_each_rank(self.path, partial(self._read, tree))
         on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
 
@@ -182,7 +189,7 @@ class _Load:
                 )
         reason = None if self.is_local else generators.why_not(self.path, is_same_layout=self.is_same_layout)
         if self.with_generators and reason:
-            say(f"(random number generator states are not loaded: {reason})")
+            print_rank_0(f"(random number generator states are not loaded: {reason})")
             self.with_generators = False
 
     def _tree(self) -> dict[str, Any]:
@@ -223,7 +230,9 @@ class _Load:
             return dict(result)
         loaded, missing, unexpected = result
         missing = set(missing) - {checkpoints.COMMON_KEY}
-        say(f"  keys of the checkpoint that this run lacks: {sorted(missing)}; the other way: {sorted(unexpected)}")
+        print_rank_0(
+            f"  keys of the checkpoint that this run lacks: {sorted(missing)}; the other way: {sorted(unexpected)}"
+        )
         return dict(loaded)
 
     def _apply(self, loaded: dict[str, Any], skip_model_and_optimizer: bool) -> None:
@@ -243,12 +252,12 @@ class _Load:
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
         if self.with_generators and not generators.restore(loaded[generators.KEY]):
-            say("(random number generator states are not loaded: they are of another kind of device)")
+            print_rank_0("(random number generator states are not loaded: they are of another kind of device)")
 
     def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
         if not self.with_optimizer:
             if not self.weights_only and self.optimizer is not None:
-                say("(the state of the optimizer is not loaded: the learning-rate law begins anew as well)")
+                print_rank_0("(the state of the optimizer is not loaded: the learning-rate law begins anew as well)")
             if self.optimizer is not None:  # its copies in high precision follow the weights
                 weights = loaded if self.config.load_main_params_from_ckpt else None
                 self.optimizer.reload_model_params(state_dict=weights)

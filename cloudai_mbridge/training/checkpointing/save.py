@@ -23,10 +23,11 @@ from megatron.core.utils import unwrap_model
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import fsdp, hf_export, layout, local
 from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
-from cloudai_mbridge.training.checkpointing.verify import FAILURES, on_each_rank, on_first_rank, one_line, say
+from cloudai_mbridge.training.checkpointing.verify import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
+from cloudai_mbridge.training.config.text.summary import print_rank_0
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.process.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.process.device import current_device
@@ -70,7 +71,7 @@ def save_checkpoint(
         own = on_each_rank(where, lambda: tree_to_save(state, *parts, metadata))
         request = on_each_rank(where, lambda: local.save(config, checkpointing_context, own, state.train_state))
         text = f"  successfully saved local checkpoint from iteration {state.train_state.step:7d}"
-        _conclude(state, request, partial(say, text), completed)
+        _conclude(state, request, partial(print_rank_0, text), completed)
         return
     directory, complete = _begin(state, non_persistent_ckpt)
     if config.ckpt_format == layout.FSDP_DTENSOR:
@@ -190,7 +191,7 @@ def maybe_finalize_async_save(
     if not ckpt_cfg.async_save or saves is None:
         return
     if blocking and saves.get_num_unfinalized_calls():
-        say("Unfinalized async checkpoint saves. Finalizing them synchronously now.")
+        print_rank_0("Unfinalized async checkpoint saves. Finalizing them synchronously now.")
     with _clear_errors():
         saves.maybe_finalize_async_calls(blocking=blocking, no_dist=False)
         if terminate:

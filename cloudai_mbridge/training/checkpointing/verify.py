@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from cloudai_mbridge.training.checkpointing.layout import is_of_fsdp
-from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_file, read_common_object
+from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_part
 from cloudai_mbridge.training.errors import CheckpointError
-from cloudai_mbridge.training.process.log_lines import write_line
 
 T = TypeVar("T")
 FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException
@@ -60,13 +59,6 @@ def on_each_rank(path: str, action: Callable[[], T]) -> T:
     if failed:
         raise CheckpointError(messages[failed[0]] + ("" if failed[0] == 0 else f" (rank {failed[0]})")) from cause
     return value  # type: ignore[return-value]
-
-
-def say(*lines: str) -> None:
-    """Print lines on rank 0."""
-    if dist.get_rank() == 0:
-        for line in lines:
-            write_line(line)
 
 
 def one_line(error: BaseException) -> str:
@@ -126,7 +118,7 @@ def read_common(directory: str) -> dict[str, Any]:
     place = common_place(read_metadata(directory))
     path = f"{directory}/{COMMON_FILE if place is None else place.relative_path}"
     try:
-        return read_common_file(directory) if place is None else read_common_object(directory, place)
+        return read_common_part(directory, place)
     except Exception as error:  # whatever a damaged file raises
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__})") from error
 

@@ -93,25 +93,20 @@ def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
         yield {}
 
 
-def read_common_file(directory: str) -> Common:
-    """Read the common part of a release before 0.19; only plain values and tensors are taken from the file."""
-    common: Common = torch.load(f"{directory}/{COMMON_FILE}", map_location="cpu", weights_only=True)
-    return common
-
-
 def common_place(metadata: Metadata) -> Any:
     """Return the place of the common part in the sharded data; None before 0.19."""
     places = metadata.storage_data or {}
     return next((place for index, place in places.items() if index.fqn == _COMMON_OBJECT), None)
 
 
-def read_common_object(directory: str, place: Any) -> Common:
-    """Read the common part of 0.19 and later; only plain values and tensors are taken from it."""
+def read_common_part(directory: str, place: Any) -> Common:
+    """Read the common part at `place`, or from its file; only plain values and tensors are taken from it."""
+    if place is None:
+        return dict(torch.load(f"{directory}/{COMMON_FILE}", map_location="cpu", weights_only=True))
     with open(f"{directory}/{place.relative_path}", "rb") as file:
         file.seek(place.offset)
         parts = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
-    common: Common = parts[0]
-    return common
+    return dict(parts[0])
 
 
 def abandon_saves(queue: Any) -> None:

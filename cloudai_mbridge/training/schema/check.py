@@ -62,7 +62,6 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
 
 @cache
 def _read_section(path: str, release: str | None) -> Section:
-    """Return a config class of the schema."""
     entry = load_schema(release)["classes"][path]
     fields = entry["fields"]
     return Section(

@@ -41,7 +41,6 @@ def apply_megatron_fsdp(config: "ConfigContainer") -> None:
 
 
 def _check_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Check the requirements and conflicts of Megatron FSDP."""
     ddp, checkpoint = config.ddp, config.checkpoint
     assert not config.dist.use_tp_pp_dp_mapping, "Megatron FSDP requires dist.use_tp_pp_dp_mapping=False"
     assert not _uses_checkpoints(config) or checkpoint.ckpt_format == "fsdp_dtensor", (

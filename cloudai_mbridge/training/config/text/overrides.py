@@ -95,7 +95,6 @@ def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
 
 
 def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Form]:
-    """Return the name and the form of the field of `owner` that `part` names."""
     section = section_of(owner)
     name = section.field_of(part)
     if name is None:
