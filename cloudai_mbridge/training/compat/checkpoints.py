@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 COMMON_FILE = "common.pt"
 COMMON_KEY = "common_state"  # Megatron-Core 0.19's name for it
-_COMMON_OBJECT = f"{COMMON_KEY}/shard_0_1"
 
 # The function of `filesystem_async` that makes the queue between a rank and its writers
 RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))
@@ -96,7 +95,7 @@ def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
 def common_place(metadata: Metadata) -> Any:
     """Return the place of the common part in the sharded data; None before 0.19."""
     places = metadata.storage_data or {}
-    return next((place for index, place in places.items() if index.fqn == _COMMON_OBJECT), None)
+    return next((place for index, place in places.items() if index.fqn == f"{COMMON_KEY}/shard_0_1"), None)
 
 
 def read_common_part(directory: str, place: Any) -> Common:

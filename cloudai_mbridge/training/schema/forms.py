@@ -17,7 +17,6 @@ _NAMES |= {name: name for name in ("bool", "int", "float", "str", "dtype")}
 _KINDS = {text: kind for kind, text in _NAMES.items()}
 _NAMED = {"config": "Config", "enum": "Enum", "opaque": "Opaque"}
 _NAMED_KINDS = {text: kind for kind, text in _NAMED.items()}
-_GENERIC = ("list", "tuple", "dict")
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 RELEASES_KEY = "releases"
@@ -99,7 +98,7 @@ def _from_node(node: ast.expr) -> Form:
                 return Form("literal", tuple(ast.literal_eval(item) for item in items))
             if name in _NAMED_KINDS:
                 return Form(_NAMED_KINDS[name], (ast.literal_eval(items[0]),))
-            if name in _GENERIC:
+            if name in ("list", "tuple", "dict"):
                 open_ended = bool(items) and isinstance(items[-1], ast.Constant) and items[-1].value is Ellipsis
                 members = items[:-1] if open_ended else items
                 return Form(name, tuple(_from_node(member) for member in members), open_ended)

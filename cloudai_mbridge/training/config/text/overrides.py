@@ -71,9 +71,14 @@ def _parts(key: str) -> list[str]:
 def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
     owner, where = container, ""
     for depth, part in enumerate(parts):
-        name, form = _find(owner, part, where, deeper=depth < len(parts) - 1)
-        where = join(where, part)
-        if depth == len(parts) - 1:
+        section, is_last = section_of(owner), depth == len(parts) - 1
+        at, name = join(where, part), section.field_of(part)
+        if name is None:
+            fail(at, f"unknown key; {_suggestion(owner, section, part, where, deeper=not is_last)}")
+        if name in section.computed:
+            fail(at, "is computed, it cannot be set")
+        where, form = at, section.fields[name]
+        if is_last:
             _assign(owner, name, check(form, value, where, LiveCatalog(type(owner))), where, undo)
             return
         below = getattr(owner, name)
@@ -92,16 +97,6 @@ def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
             is_section = options_of(form, "config")
             fail(where, f"{show(below)} has no keys below it{remedy if is_section else ''}")
         owner = below
-
-
-def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Form]:
-    section = section_of(owner)
-    name = section.field_of(part)
-    if name is None:
-        fail(join(where, part), f"unknown key; {_suggestion(owner, section, part, where, deeper)}")
-    if name in section.computed:
-        fail(join(where, part), "is computed, it cannot be set")
-    return name, section.fields[name]
 
 
 def _suggestion(owner: Any, section: Section, part: str, where: str, deeper: bool) -> str:
