@@ -167,8 +167,7 @@ def _apply(tree: Tree, model: list[Any], optimizer: Any, scheduler: Any, *, stri
     """Apply the entries that `_read` has not loaded in place. A collective."""
     model[0].load_state_dict(tree["model"], strict=strict)
     if optimizer is not None:
-        keep_schedule = bool(getattr(scheduler, "override_opt_param_scheduler", False))
-        with loading(optimizer, [], keep_schedule=keep_schedule):
+        with loading(optimizer, [], scheduler):
             optimizer.load_state_dict(tree["optimizer"])
         if scheduler is not None:
             scheduler.load_state_dict(tree["opt_param_scheduler"])

@@ -263,10 +263,9 @@ class _Load:
                 self.optimizer.reload_model_params(state_dict=weights)
                 sync_hybrid_device_optimizer_fp32_master_copies(self.optimizer)
             return
-        keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
         groups = optimizer_state.saved_groups(loaded["optimizer"])
         with (
-            optimizer_state.loading(self.optimizer, groups, keep_schedule=keep_schedule),
+            optimizer_state.loading(self.optimizer, groups, self.scheduler),
             optimizer_state.states_like_parameters(self.optimizer),
         ):
             self.optimizer.load_state_dict(loaded["optimizer"])

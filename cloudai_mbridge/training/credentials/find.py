@@ -171,7 +171,13 @@ def _is_of_another_kind(name: str, value: str) -> bool:
 
 def credentials_in(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield the shape of every credential of a text, or the name that it is assigned to; and its span."""
-    yield from ((IN_URL, span) for span in _passwords(text))
+    yield from ((IN_URL, match.span()) for match in _PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
+    yield from ((IN_URL, match.span(1)) for match in _USER_IN_URL.finditer(text) if _is_value(match[1]))
+    yield from ((IN_URL, match.span(1)) for match in _PASSWORD_OF_AN_ADDRESS.finditer(text) if _is_login(match[1]))
+    whole = _PASSWORD_WITHOUT_SCHEME.fullmatch(text.strip())
+    if whole and _is_login(whole[1]):
+        start = text.index(whole[1])
+        yield IN_URL, (start, start + len(whole[1]))
     for match in chain(_BEARER.finditer(text), _HEADER.finditer(text)):
         if _is_value(match[1]):
             yield IN_HEADER, match.span(1)
@@ -180,16 +186,6 @@ def credentials_in(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
         group = match.lastindex or 0
         if _is_value(match[group]):
             yield ALONE, match.span(group)
-
-
-def _passwords(text: str) -> Iterator[tuple[int, int]]:
-    yield from (match.span() for match in _PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
-    yield from (match.span(1) for match in _USER_IN_URL.finditer(text) if _is_value(match[1]))
-    yield from (match.span(1) for match in _PASSWORD_OF_AN_ADDRESS.finditer(text) if _is_login(match[1]))
-    whole = _PASSWORD_WITHOUT_SCHEME.fullmatch(text.strip())
-    if whole and _is_login(whole[1]):
-        start = text.index(whole[1])
-        yield start, start + len(whole[1])
 
 
 def _is_login(text: str) -> bool:
