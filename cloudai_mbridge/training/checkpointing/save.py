@@ -81,14 +81,7 @@ def save_checkpoint(
     tree = prebuilt_state_dict
     if tree is None:
         tree = on_each_rank(directory, lambda: tree_to_save(state, *parts, metadata))
-    request = _write(
-        config,
-        tree,
-        directory,
-        checkpointing_context,
-        preprocess_common_before_consistancy_check=preprocess_common_state_dict_fn,
-        content_metadata=metadata,
-    )
+    request = _write(config, tree, directory, checkpointing_context, metadata, preprocess_common_state_dict_fn)
     if getattr(state.cfg.model, "restore_modelopt_state", False):  # the modes of a converted model
         from modelopt.torch.opt.plugins.mcore_dist_checkpointing import save_sharded_modelopt_state
 
@@ -101,7 +94,12 @@ def save_checkpoint(
 
 
 def _write(
-    config: CheckpointConfig, tree: dict[str, Any], directory: str, context: dict[str, Any], **options: Any
+    config: CheckpointConfig,
+    tree: dict[str, Any],
+    directory: str,
+    context: dict[str, Any],
+    metadata: dict[str, Any],
+    preprocess: Callable[[dict[str, Any]], dict[str, Any]] | None,
 ) -> Any:
     """Write the tree, or return the request that does it in the background. A collective."""
     try:
@@ -112,8 +110,9 @@ def _write(
                 save_strategy(config, context),
                 validate_access_integrity=not config.fully_parallel_save,  # that strategy checks it itself
                 async_sharded_save=config.async_save,
+                preprocess_common_before_consistancy_check=preprocess,
+                content_metadata=metadata,
                 **checkpoints.with_hashes(config.verify_integrity),
-                **options,
             )
     except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
