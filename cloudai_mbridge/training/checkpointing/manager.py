@@ -140,9 +140,8 @@ def check_checkpoint_packages(cfg: Any) -> None:
         problems.append("verify_integrity = True needs ckpt_format = 'torch_dist'; use False")
     elif c.verify_integrity and not HAS_HASHES:
         problems.append("verify_integrity = True needs Megatron-Core 0.19 or newer; use False")
-    for name in ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format"):
-        if value := getattr(c, name):
-            problems.append(f"{name} = {value!r} is not supported; remove it")
+    unused = ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format")
+    problems += [f"{name} = {value!r} is not supported; remove it" for name in unused if (value := getattr(c, name))]
     if c.custom_manager_class is not None:
         try:
             _find_manager_class(c.custom_manager_class)

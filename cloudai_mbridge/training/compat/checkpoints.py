@@ -28,9 +28,6 @@ COMMON_KEY = "common_state"  # Megatron-Core 0.19's name for it
 # The function of `filesystem_async` that makes the queue between a rank and its writers
 RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))
 
-# Whether the common part is saved as a separate file
-WRITES_COMMON_FILE = hasattr(serialization, "save_common") or hasattr(common_strategies, "TorchCommonLoadStrategy")
-
 Common = dict[str, Any]
 
 HASHES = "verify_integrity"  # the option of saving and loading that Megatron-Core 0.19 has
@@ -60,8 +57,14 @@ def save(tree: dict[str, Any], directory: str, strategy: Any, **options: Any) ->
 
 def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], **options: Any) -> Any:
     """Call `dist_checkpointing.load` with the result of `common` in place of the checkpoint's own common part."""
-    with quiet(), _common_part(common) as given:
-        return dist_checkpointing.load(tree, directory, strategy, **given, **options)
+    with quiet():
+        if hasattr(common_strategies, "TorchCommonLoadStrategy"):
+            reader = common_strategies.TorchCommonLoadStrategy()
+            reader.load_common = lambda checkpoint_dir: common()
+            return dist_checkpointing.load(tree, directory, strategy, common_strategy=reader, **options)
+        name = "load_common" if hasattr(serialization, "save_common") else "load_common_state_dict"
+        with replaced(serialization, name, lambda directory: common()):
+            return dist_checkpointing.load(tree, directory, strategy, **options)
 
 
 def with_hashes(is_wanted: bool) -> dict[str, bool]:
@@ -78,18 +81,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
-
-
-@contextmanager
-def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
-    if hasattr(common_strategies, "TorchCommonLoadStrategy"):
-        strategy = common_strategies.TorchCommonLoadStrategy()
-        strategy.load_common = lambda checkpoint_dir: common()
-        yield {"common_strategy": strategy}
-        return
-    name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
-    with replaced(serialization, name, lambda directory: common()):
-        yield {}
 
 
 def common_place(metadata: Metadata) -> Any:
