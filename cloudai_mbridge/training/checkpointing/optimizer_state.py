@@ -176,8 +176,7 @@ def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
-    return parts
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
@@ -188,8 +187,7 @@ def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
 def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
     inner = entry.get("optimizer", entry)
     inner = getattr(inner, "data", inner)  # saved by rank, for this one layout
-    groups: list[dict[str, Any]] = inner.get("param_groups", [])
-    return groups
+    return list(inner.get("param_groups", []))
 
 
 def _shape(part: Any) -> Any:

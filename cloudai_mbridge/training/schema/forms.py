@@ -130,8 +130,7 @@ class Section:
 @cache
 def load_all_releases() -> dict[str, Any]:
     """Return the content of `schema.json`."""
-    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    return schema
+    return dict(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
 
 
 @cache

@@ -45,8 +45,7 @@ def to_dict(obj: Any) -> dict[str, Any]:
     """
     if not is_config(obj):
         raise ConfigError(f"{show(obj)} is not a config object")
-    table: dict[str, Any] = encode(obj)
-    return table
+    return dict(encode(obj))
 
 
 def from_dict(cls: type[T], data: dict[str, Any]) -> T:
@@ -103,8 +102,7 @@ def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> st
     options = config.tokenizer.hf_tokenizer_kwargs
     if options:
         shown.tokenizer.hf_tokenizer_kwargs = {k: v for k, v in options.items() if not is_credential_key(k)}
-    text: str = shown.to_yaml(path)
-    return text
+    return shown.to_yaml(path)
 
 
 def encode(value: Any, where: str = "", form: Form = ANY, depth: int = 0) -> Any:
