@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError, fail, join, nearest, show
@@ -20,7 +19,7 @@ from cloudai_mbridge.training.schema.forms import (
     describe,
     load_schema,
     options_of,
-    parse,
+    read_section,
     variants_of,
     why_missing,
 )
@@ -60,21 +59,6 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     check(Form("config", (CONTAINER,)), data, "", Catalog(release, partial=partial))
 
 
-@cache
-def _read_section(path: str, release: str | None) -> Section:
-    entry = load_schema(release)["classes"][path]
-    fields = entry["fields"]
-    return Section(
-        path,
-        {name: parse(each["type"]) for name, each in fields.items()},
-        required=tuple(name for name, each in fields.items() if each["required"]),
-        computed=tuple(name for name, each in fields.items() if each.get("computed")),
-        aliases=entry["aliases"],
-        bases=tuple(entry["bases"]),
-        abstract=entry["abstract"],
-    )
-
-
 class Catalog:
     """Lookup of classes and enums by their paths, in the schema.
 
@@ -90,7 +74,7 @@ class Catalog:
 
     def section(self, path: str) -> Section | None:
         """Return the config class at `path`, None if missing."""
-        return _read_section(path, self.release) if path in load_schema(self.release)["classes"] else None
+        return read_section(path, self.release) if path in load_schema(self.release)["classes"] else None
 
     def members(self, path: str) -> Mapping[str, Any]:
         """Return name -> value of the enum at `path`."""

@@ -178,6 +178,22 @@ def _of_any(variants: list[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
+@cache
+def read_section(path: str, release: str | None) -> Section:
+    """Return the class at `path`, which the schema of the release has."""
+    entry = load_schema(release)["classes"][path]
+    fields = entry["fields"]
+    return Section(
+        path,
+        {name: parse(each["type"]) for name, each in fields.items()},
+        required=tuple(name for name, each in fields.items() if each["required"]),
+        computed=tuple(name for name, each in fields.items() if each.get("computed")),
+        aliases=entry["aliases"],
+        bases=tuple(entry["bases"]),
+        abstract=entry["abstract"],
+    )
+
+
 def variants_of(path: str, key: str) -> list[dict[str, Any]]:
     """Return the entries of a field that some releases lack, or have otherwise; [] for any other."""
     entry = load_all_releases()["classes"].get(path, {}).get("fields", {}).get(key)
