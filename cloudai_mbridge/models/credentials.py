@@ -11,24 +11,20 @@ from functools import lru_cache
 from itertools import pairwise
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.training.credentials.find import SHORT_OPTIONS, credential_spans, credentials_in, is_secret
+from cloudai_mbridge.training.credentials.find import (
+    ALONE,
+    IN_HEADER,
+    IN_URL,
+    SHORT_OPTIONS,
+    credential_spans,
+    credentials_in,
+    is_secret,
+)
 from cloudai_mbridge.training.credentials.scrub import MASK
 
 _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
 
 _IN_ENVIRONMENT = "a variable of extra_env_vars or global_env_vars, which travels in the environment only"
-
-
-# Kind -> description of the credential, without its value, and the remedy
-_BY_SHAPE = {
-    "password": (
-        "user or password in a URL",
-        "remove the part before the @ and use ~/.netrc, a git credential helper or enroot's .credentials,"
-        f" or put the URL into {_IN_ENVIRONMENT}",
-    ),
-    "authorization": ("an authorization header", f"put it into {_IN_ENVIRONMENT}"),
-    "token or key": ("a token or private key", f"put it into {_IN_ENVIRONMENT}"),
-}
 
 
 def is_secret_variable(name: str, value: object) -> bool:
@@ -42,16 +38,17 @@ def is_secret_variable(name: str, value: object) -> bool:
 @lru_cache(maxsize=4096)  # the points of a sweep share nearly all of their texts
 def find_credential(text: str) -> str | None:
     """Return a message about the first credential in a text, without its value; None without a credential."""
-    found = next(credentials_in(text), None)
-    if found is None:
+    what = next((what for what, _ in credentials_in(text)), None)
+    if what is None:
         return None
-    if not found.name:
-        what, remedy = _BY_SHAPE[found.kind]
-    elif found.name.isupper():
-        what = f"{found.name}=..."
-        remedy = f"set {found.name} in extra_env_vars or global_env_vars, which travel in the environment only"
-    else:
-        what, remedy = f"{found.name}=...", f"put it into {_IN_ENVIRONMENT}"
+    remedy = f"put it into {_IN_ENVIRONMENT}"
+    if what == IN_URL:
+        remedy = "remove the part before the @ and use ~/.netrc, a git credential helper or enroot's .credentials,"
+        remedy += f" or put the URL into {_IN_ENVIRONMENT}"
+    elif what not in (IN_HEADER, ALONE):
+        if what.isupper():
+            remedy = f"set {what} in extra_env_vars or global_env_vars, which travel in the environment only"
+        what += "=..."
     return f"holds a credential ({what}), which would be written to files; {remedy}"
 
 

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from cloudai_mbridge.training.upstream import ServedModule, missing, refusal
+from cloudai_mbridge.training.upstream import missing, refusal, served_module
 from cloudai_mbridge.upstream.tables import FAMILIES, MODULES
 
 _PRETRAIN, _FINETUNE = "_pretrain_config", ("_sft_config", "_peft_config")
@@ -60,7 +60,7 @@ class _Loader(Loader):
             module = ModuleType(spec.name)
             vars(module)["__getattr__"] = partial(_recipe_function, spec.name)  # of a module, for names it lacks
             return module
-        return ServedModule(spec.name, homes_in(package, MODULES[below]))
+        return served_module(spec.name, homes_in(package, MODULES[below]))
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: a name is imported on first access."""

@@ -6,12 +6,11 @@ after each load, and the optimizer's state stays in the order of the layers.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -20,7 +19,6 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
-from megatron.core.fp8_utils import is_float8tensor
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 from torch.distributed.tensor import DTensor
@@ -28,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from cloudai_mbridge.training.checkpointing import generators
 from cloudai_mbridge.training.checkpointing.layout import RUN_CONFIG
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, without_classes
-from cloudai_mbridge.training.compat import checkpoints
+from cloudai_mbridge.training.compat import checkpoints, quantized
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import CheckpointError, ConfigError
@@ -84,8 +82,7 @@ def saved_parallelism(directory: str, common: dict[str, Any]) -> dict[str, Any]:
     Megatron-Bridge has no such entry: then the sizes come from `run_config.yaml`, and "world" is missing.
     """
     if "parallelism" in common:
-        layout: dict[str, Any] = common["parallelism"]
-        return layout
+        return dict(common["parallelism"])
     if (model := _saved_model(directory)) is None:
         return {}
     sizes = {short: model.get(f"{name}_parallel_size") for short, name in _LONG_NAMES.items()}
@@ -197,26 +194,17 @@ _BLOCKS = {
     "FusedSharedExpertMLP": "moe_shared_expert_glu_interleave_size",
 }
 _PARAMETER = re.compile(r"(.*)linear_fc1\.(to_wrap\.)?(weight|bias)\d*")
-_Order = Callable[[torch.Tensor, int], torch.Tensor]
 _Trees = dict[str, dict[str, Any]]
 
 
 def rows_for_files(trees: _Trees, chunks: Iterable[Any]) -> _Trees:
     """Return the sharded states of chunks as a checkpoint holds them; the layers keep their weights."""
-
-    def apart(rows: torch.Tensor, size: int) -> torch.Tensor:  # blocks of `size` rows by turns -> one half, the other
-        return rows.reshape(-1, 2, size, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
-
-    return _ordered(trees, chunks, apart)
+    return _ordered(trees, chunks, for_files=True)
 
 
 def rows_for_layers(trees: _Trees, chunks: Iterable[Any]) -> _Trees:
     """Return the loaded states of chunks as their layers hold them."""
-
-    def by_turns(rows: torch.Tensor, size: int) -> torch.Tensor:
-        return rows.reshape(2, -1, size, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
-
-    return _ordered(trees, chunks, by_turns)
+    return _ordered(trees, chunks, for_files=False)
 
 
 def check_row_order(directory: str, model: Any) -> None:
@@ -236,7 +224,7 @@ def check_row_order(directory: str, model: Any) -> None:
             )
 
 
-def _ordered(trees: _Trees, chunks: Iterable[Any], order: _Order) -> _Trees:
+def _ordered(trees: _Trees, chunks: Iterable[Any], *, for_files: bool) -> _Trees:
     made: _Trees = {}
     for (key, tree), chunk in zip(trees.items(), chunks, strict=True):
         sizes: dict[str, int] = {}  # name of a layer, with a trailing dot -> rows of a block
@@ -251,11 +239,13 @@ def _ordered(trees: _Trees, chunks: Iterable[Any], order: _Order) -> _Trees:
         made[key] = dict(tree)
         for name, value in tree.items():
             if (match := _PARAMETER.fullmatch(name)) and match[1] in sizes:
-                made[key][name] = _put(value, order, sizes[match[1]])
+                made[key][name] = _put(value, sizes[match[1]], for_files=for_files)
     return made
 
 
-def _put(value: Any, order: _Order, size: int) -> Any:
+def _put(value: Any, size: int, *, for_files: bool) -> Any:
     if isinstance(value, (ShardedTensor, ShardedTensorFactory)):
-        return replace(value, data=_put(value.data, order, size))
-    return order((value.dequantize() if is_float8tensor(value) else value).detach(), size)
+        return replace(value, data=_put(value.data, size, for_files=for_files))
+    rows = quantized.values(value).detach()
+    turns = (-1, 2, size) if for_files else (2, -1, size)  # blocks of `size` rows by turns, or one half, the other
+    return rows.reshape(*turns, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)

@@ -35,10 +35,10 @@ METADATA = {
 }
 
 
-def tree_to_save(
-    state: Any, model: list[Any], optimizer: Any, scheduler: Any, flops: float, data_iterator: Any
-) -> Tree:
-    """Return all that is saved, on every rank. A collective."""
+def save(
+    state: Any, model: list[Any], optimizer: Any, scheduler: Any, flops: float, data_iterator: Any, directory: str
+) -> None:
+    """Write the run as it is now. A collective."""
     config = state.cfg.checkpoint
     tree = _tree(model, optimizer if config.save_optim else None, scheduler, is_loading=False)
     tree |= {"iteration": state.train_state.step, _FLOPS: float(flops)}
@@ -48,7 +48,8 @@ def tree_to_save(
     rerun = get_rerun_state_machine().state_dict(data_iterator=data_iterator, ckpt_format=config.ckpt_format)
     if rerun is not None:
         tree["rerun_state_machine"] = rerun
-    return tree
+    with checkpoints.quiet():
+        state_dict_saver.save(_prepared(tree, model[0]), storage_writer=FileSystemWriter(directory))
 
 
 def _tree(model: list[Any], optimizer: Any, scheduler: Any, *, is_loading: bool) -> Tree:
@@ -72,12 +73,6 @@ def _place() -> str:
     return f"({mpu.get_pipeline_model_parallel_rank()}, {mpu.get_tensor_model_parallel_rank()})"
 
 
-def save(tree: Tree, directory: str, chunk: Any) -> None:
-    """Write the tree. A collective."""
-    with checkpoints.quiet():
-        state_dict_saver.save(_prepared(tree, chunk), storage_writer=FileSystemWriter(directory))
-
-
 def _prepared(tree: Tree, chunk: Any) -> Tree:
     """Return the tree with the parts of fused matrices and the experts under names of their own. A collective."""
     from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import preprocess_state_dict_for_uneven_dtensor
@@ -88,29 +83,19 @@ def _prepared(tree: Tree, chunk: Any) -> Tree:
     is_swiglu = config.gated_linear_unit and config.activation_func is torch.nn.functional.silu
     splits = [core.handle_swiglu_in_state_dict] if is_swiglu else []
     splits += [core.handle_gdn_in_state_dict] if hasattr(core, "handle_gdn_in_state_dict") else []  # since 0.18
-    for split in splits:
-        prepared["model"], states = split(_Named(chunk), prepared["model"], prepared.get("optimizer"))
-        if states is not None:
-            prepared["optimizer"] = states
+    named = {_bare(name): param for name, param in chunk.named_parameters()}
+    chunk.get_parameter = lambda name: named[_bare(name)]  # below all wrappers: Megatron-Core expects one kind
+    try:
+        for split in splits:
+            prepared["model"], states = split(chunk, prepared["model"], prepared.get("optimizer"))
+            if states is not None:
+                prepared["optimizer"] = states
+    finally:
+        del chunk.get_parameter
     if config.num_moe_experts:
         prepared["model"] = core.handle_experts_in_state_dict(prepared["model"], config.num_moe_experts)
     preprocess_state_dict_for_uneven_dtensor(prepared)
     return prepared
-
-
-class _Named:
-    """A chunk whose parameters are found by name below all wrappers; Megatron-Core expects one kind of wrapper."""
-
-    def __init__(self, chunk: Any) -> None:
-        self._chunk = chunk
-        self._named = {_bare(name): param for name, param in chunk.named_parameters()}
-
-    def get_parameter(self, name: str) -> Any:
-        """Return the parameter. Raises KeyError: unknown name."""
-        return self._named[_bare(name)]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._chunk, name)
 
 
 def _bare(name: str) -> str:
@@ -182,8 +167,7 @@ def _apply(tree: Tree, model: list[Any], optimizer: Any, scheduler: Any, *, stri
     """Apply the entries that `_read` has not loaded in place. A collective."""
     model[0].load_state_dict(tree["model"], strict=strict)
     if optimizer is not None:
-        keep_schedule = bool(getattr(scheduler, "override_opt_param_scheduler", False))
-        with loading(optimizer, [], keep_schedule=keep_schedule):
+        with loading(optimizer, [], scheduler):
             optimizer.load_state_dict(tree["optimizer"])
         if scheduler is not None:
             scheduler.load_state_dict(tree["opt_param_scheduler"])

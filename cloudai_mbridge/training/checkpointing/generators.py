@@ -121,7 +121,6 @@ def state() -> State:
 
 
 def _fingerprint(state: State) -> str:
-    """Return a text that differs if the states differ."""
     _, keys, *rest = state["np_rng_state"]
     digest = hashlib.sha256(repr((state["random_rng_state"], rest)).encode() + keys.tobytes())
     for tensor in (state["torch_rng_state"], state["cuda_rng_state"], *state["rng_tracker_states"].values()):

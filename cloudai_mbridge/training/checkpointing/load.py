@@ -15,10 +15,10 @@ from cloudai_mbridge.training.checkpointing.layout import Found, find_checkpoint
 from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
+from cloudai_mbridge.training.config.text.summary import print_rank_0
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.optim import sync_hybrid_device_optimizer_fp32_master_copies
 from cloudai_mbridge.training.peft.apply import check_adapters
-from cloudai_mbridge.training.process.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 
@@ -46,13 +46,17 @@ def load_checkpoint(
     if (iteration := local.newest(config, context)) >= 0:
         if iteration >= on_first_rank(partial(local.persistent_iteration, config)):
             context[local.LOADED] = True
-            local_load = _LocalLoad(*parts, context[local.MANAGER], strict=strict)
-            local_load.run(skip_load_to_model_and_opt)
-            _say(f"  successfully loaded local checkpoint from {local_load.path} at iteration {state.train_state.step}")
-            return _position(state, local_load.flops)
-        _say(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
+            manager = context[local.MANAGER]
+            load = _Load(*parts, Found(str(manager.local_ckpt_dir)), strict=strict, manager=manager)
+            load.run(skip_load_to_model_and_opt)
+            print_rank_0(
+                f"  successfully loaded local checkpoint from {load.path} at iteration {state.train_state.step}"
+            )
+            return _position(state, load.flops)
+        print_rank_0(f"WARNING: the local checkpoint of iteration {iteration} is older than the persistent one")
     found = on_first_rank(partial(find_checkpoint, config, adapters_only=peft is not None))
-    _say(*found.notes)
+    for note in found.notes:
+        print_rank_0(note)
     if not found.directory:
         return 0, 0
     on_first_rank(partial(verify.check_files, found.directory))
@@ -67,10 +71,10 @@ def load_checkpoint(
         flops = load.flops
     verify.forget_metadata()
     if found.weights_only:
-        _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
+        print_rank_0(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
         return 0, 0
     step = int(state.train_state.step)
-    _say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
+    print_rank_0(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
     if found.is_persistent and config.save and Path(found.directory).resolve().parent == Path(config.save).resolve():
         state.last_saved_step = step  # saving it once more would first remove it
     return _position(state, flops)
@@ -89,18 +93,13 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     Raises CheckpointError: on every rank, as `load_checkpoint`.
     """
     found = on_first_rank(partial(pretrained, state.cfg.checkpoint))
-    _say(*found.notes)
+    for note in found.notes:
+        print_rank_0(note)
     on_first_rank(partial(verify.check_files, found.directory))
     on_first_rank(partial(_check_format, state.cfg, found.directory))
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
     verify.forget_metadata()
-    _say(f"  successfully loaded the weights of {found.directory}")
-
-
-def _say(*lines: str) -> None:
-    if dist.get_rank() == 0:
-        for line in lines:
-            write_line(line)
+    print_rank_0(f"  successfully loaded the weights of {found.directory}")
 
 
 def _check_format(cfg: Any, directory: str) -> bool:
@@ -113,7 +112,7 @@ def _check_format(cfg: Any, directory: str) -> bool:
 
 
 class _Load:
-    """The load of a checkpoint in the format "torch_dist". To make one is a collective."""
+    """The load of a checkpoint in the format "torch_dist", or of a local one. To make one is a collective."""
 
     def __init__(
         self,
@@ -125,8 +124,12 @@ class _Load:
         *,
         strict: bool,
         is_whole: bool = False,
+        manager: Any = None,
     ) -> None:
-        """Look into the checkpoint. is_whole: with adapters too, the weights that they adapt."""
+        """Look into the checkpoint. is_whole: with adapters too, the weights that they adapt.
+
+        manager: of local checkpoints. One holds everything for this run's layout, and nothing else is searched.
+        """
         self.strict, self.config = strict, state.cfg.checkpoint
         self.adapters_only = state.cfg.peft is not None and not is_whole
         self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
@@ -134,39 +137,47 @@ class _Load:
         self.metadata = content.content_metadata(self.config, state.cfg.peft if self.adapters_only else None)
         self.with_optimizer = not self.weights_only and self.config.load_optim and optimizer is not None
         self.with_generators = not self.weights_only and self.config.load_rng
-        self._open()
-
-    def _open(self) -> None:
-        self.common = on_each_rank(self.path, partial(read_common, self.path))
-        self.metadata = self.common.get("content_metadata") or self.metadata
-        here = content.parallelism()
-        self.layout = content.saved_parallelism(self.path, self.common)
-        self.is_same_layout = bool(self.layout) and {**here, **self.layout} == here
-
-    @property
-    def flops(self) -> Any:
-        """The model FLOPs so far, as saved."""
-        return self.common.get("num_floating_point_operations_so_far", 0)
+        self.here, self.is_local = content.parallelism(), manager is not None
+        if self.is_local:
+            self.saved, _ = on_each_rank(self.path, manager.load)
+            self.common = self.saved.common_state_dict
+            self.there = self.common["parallelism"]
+            self.with_generators &= generators.KEY in self.saved.sharded_state_dict
+        else:
+            self.common = on_each_rank(self.path, partial(read_common, self.path))
+            self.metadata = self.common.get("content_metadata") or self.metadata
+            self.there = content.saved_parallelism(self.path, self.common)
+        self.is_same_layout = bool(self.there) and {**self.here, **self.there} == self.here
+        self.flops = self.common.get("num_floating_point_operations_so_far", 0)  # of the model, so far
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:
         """Load everything that is wanted. A collective."""
         on_each_rank(self.path, self._check)
         tree = on_each_rank(self.path, self._tree)
-        may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
-        resized = on_each_rank(self.path, partial(verify.check_fit, self.path, tree, allow_missing=may_lack))
-        if weights := [text for text in resized if not text.startswith("optimizer.")]:
-            _say(f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}")
+        if not self.is_local:
+            may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
+            resized = on_each_rank(self.path, partial(verify.check_fit, self.path, tree, allow_missing=may_lack))
+            if weights := [text for text in resized if not text.startswith("optimizer.")]:
+                print_rank_0(
+                    f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}"
+                )
         loaded = on_each_rank(self.path, partial(self._read, tree))
         on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
 
     def _check(self) -> None:
         """Check that the optimizer's state can be loaded, and whether the generators' can."""
+        here, there = self.here, self.there
+        if self.is_local and there != here:
+            raise CheckpointError(
+                f"{self.path}: the local checkpoint was saved under another layout ({there});"
+                " remove it, or use a persistent one"
+            )
         if self.with_optimizer:
-            if "optimizer" not in self.common:
+            if "optimizer" not in {*self.common, *(self.saved.sharded_state_dict if self.is_local else ())}:
                 raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
-            content.check_row_order(self.path, self.state.cfg.model)
-            here, there = content.parallelism(), self.layout
+            if not self.is_local:
+                content.check_row_order(self.path, self.state.cfg.model)
             names = [name for name in ("tp", "pp", "vp", "ep", "etp") if there.get(name, here[name]) != here[name]]
             kind = self.metadata.get("distrib_optim_sharding_type")
             if names and self.state.cfg.ddp.use_distributed_optimizer and kind != "fully_reshardable":
@@ -176,8 +187,9 @@ class _Load:
                     f"the layout changed ({sizes}); save with checkpoint.dist_ckpt_optim_fully_reshardable=True, or set"
                     " checkpoint.load_optim=False"
                 )
-        if self.with_generators and (reason := generators.why_not(self.path, is_same_layout=self.is_same_layout)):
-            _say(f"(random number generator states are not loaded: {reason})")
+        reason = None if self.is_local else generators.why_not(self.path, is_same_layout=self.is_same_layout)
+        if self.with_generators and reason:
+            print_rank_0(f"(random number generator states are not loaded: {reason})")
             self.with_generators = False
 
     def _tree(self) -> dict[str, Any]:
@@ -186,24 +198,25 @@ class _Load:
         if self.with_optimizer:
             tree["optimizer"] = content.optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
         if self.with_generators:
-            tree[generators.KEY] = self._generators()
+            own = self.is_local  # in the form of this run
+            tree[generators.KEY] = generators.states_to_save() if own else generators.states_to_load(self.path)
         if self._wants_rerun_state():
             tree["rerun_state_machine"] = get_rerun_state_machine().state_dict(
                 data_iterator=None, ckpt_format=self.config.ckpt_format, force=True
             )
         return tree
 
-    def _generators(self) -> Any:
-        return generators.states_to_load(self.path)
-
     def _wants_rerun_state(self) -> bool:
-        saved = self.common.get("rerun_state_machine")
-        is_wanted = not self.weights_only and self.is_same_layout
-        if generators.saved_shape(self.path, "rerun_state_machine_state") != (dist.get_world_size(),):
+        if self.weights_only or not self.is_same_layout:
             return False
-        return is_wanted and bool(get_rerun_state_machine().validate_state_dict(saved))
+        shape = (dist.get_world_size(),)
+        if not self.is_local and generators.saved_shape(self.path, "rerun_state_machine_state") != shape:
+            return False
+        return bool(get_rerun_state_machine().validate_state_dict(self.common.get("rerun_state_machine")))
 
     def _read(self, tree: dict[str, Any]) -> dict[str, Any]:
+        if self.is_local:
+            return local.read(self.config, self.saved, tree)
         result: Any = checkpoints.load(
             tree,
             self.path,
@@ -217,7 +230,9 @@ class _Load:
             return dict(result)
         loaded, missing, unexpected = result
         missing = set(missing) - {checkpoints.COMMON_KEY}
-        _say(f"  keys of the checkpoint that this run lacks: {sorted(missing)}; the other way: {sorted(unexpected)}")
+        print_rank_0(
+            f"  keys of the checkpoint that this run lacks: {sorted(missing)}; the other way: {sorted(unexpected)}"
+        )
         return dict(loaded)
 
     def _apply(self, loaded: dict[str, Any], skip_model_and_optimizer: bool) -> None:
@@ -231,69 +246,31 @@ class _Load:
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
-        self.state.train_state.load_state_dict(self._counters())
+        file = Path(self.path) / layout.TRAIN_STATE
+        counters = self.common[local.COUNTERS] if self.is_local else torch.load(file, weights_only=True)
+        self.state.train_state.load_state_dict(counters)
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
         if self.with_generators and not generators.restore(loaded[generators.KEY]):
-            _say("(random number generator states are not loaded: they are of another kind of device)")
-
-    def _counters(self) -> dict[str, Any]:
-        return dict(torch.load(Path(self.path) / layout.TRAIN_STATE, weights_only=True))
+            print_rank_0("(random number generator states are not loaded: they are of another kind of device)")
 
     def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
         if not self.with_optimizer:
             if not self.weights_only and self.optimizer is not None:
-                _say("(the state of the optimizer is not loaded: the learning-rate law begins anew as well)")
+                print_rank_0("(the state of the optimizer is not loaded: the learning-rate law begins anew as well)")
             if self.optimizer is not None:  # its copies in high precision follow the weights
                 weights = loaded if self.config.load_main_params_from_ckpt else None
                 self.optimizer.reload_model_params(state_dict=weights)
                 sync_hybrid_device_optimizer_fp32_master_copies(self.optimizer)
             return
-        keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
         groups = optimizer_state.saved_groups(loaded["optimizer"])
         with (
-            optimizer_state.loading(self.optimizer, groups, keep_schedule=keep_schedule),
+            optimizer_state.loading(self.optimizer, groups, self.scheduler),
             optimizer_state.states_like_parameters(self.optimizer),
         ):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
             self.scheduler.load_state_dict(loaded["opt_param_scheduler"])
-
-
-class _LocalLoad(_Load):
-    """The load of a local checkpoint: it holds everything for this run's layout, and nothing else is searched."""
-
-    def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, manager: Any, *, strict: bool):
-        self._manager = manager
-        super().__init__(state, model, optimizer, scheduler, Found(str(manager.local_ckpt_dir)), strict=strict)
-
-    def _open(self) -> None:
-        self.saved, _ = on_each_rank(self.path, self._manager.load)
-        self.common = self.saved.common_state_dict
-        self.with_generators &= generators.KEY in self.saved.sharded_state_dict
-
-    @torch.no_grad()
-    def run(self, skip_model_and_optimizer: bool) -> None:
-        """Load everything that is wanted. A collective. Raises CheckpointError: it was saved under another layout."""
-        if self.common["parallelism"] != content.parallelism():
-            raise CheckpointError(
-                f"{self.path}: the local checkpoint was saved under another layout ({self.common['parallelism']});"
-                " remove it, or use a persistent one"
-            )
-        if self.with_optimizer and "optimizer" not in {*self.common, *self.saved.sharded_state_dict}:
-            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
-        tree = on_each_rank(self.path, self._tree)
-        loaded = on_each_rank(self.path, partial(local.read, self.config, self.saved, tree))
-        on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
-
-    def _generators(self) -> Any:
-        return generators.states_to_save()  # in the form of this run
-
-    def _wants_rerun_state(self) -> bool:
-        return bool(get_rerun_state_machine().validate_state_dict(self.common.get("rerun_state_machine")))
-
-    def _counters(self) -> dict[str, Any]:
-        return dict(self.common[local.COUNTERS])
 
 
 def convert_if_modelopt(config: Any, model: Any) -> None:

@@ -65,10 +65,8 @@ def save(config: CheckpointConfig, context: dict[str, Any], tree: dict[str, Any]
 
 def read(config: CheckpointConfig, saved: Any, tree: dict[str, Any]) -> dict[str, Any]:
     """Return `tree` with the values that `saved`, a state dict of the package, has. A collective."""
-    loaded: dict[str, Any] = saved.to_state_dict(
-        tree, algo=config.non_persistent_local_ckpt_algo, parallelization_group=_replicas()
-    )
-    return loaded
+    algorithm = config.non_persistent_local_ckpt_algo
+    return dict(saved.to_state_dict(tree, algo=algorithm, parallelization_group=_replicas()))
 
 
 def _replicas() -> Any:

@@ -70,12 +70,7 @@ class DefaultCheckpointManager:
     def __init__(self, checkpoint_config: CheckpointConfig) -> None:
         """Open the state shared by all saves and loads. A collective with replicated local checkpoints."""
         self.checkpoint_config = checkpoint_config
-        self._context = init_checkpointing_context(checkpoint_config)
-
-    @property
-    def checkpointing_context(self) -> dict[str, Any]:
-        """State shared by all saves and loads."""
-        return self._context
+        self.checkpointing_context = init_checkpointing_context(checkpoint_config)
 
     def save(self, ctx: CheckpointSaveContext, callback_manager: callbacks.CallbackManager | None) -> None:
         """Save, as `save_checkpoint`. A collective."""
@@ -85,7 +80,7 @@ class DefaultCheckpointManager:
             ctx.optimizer,
             ctx.opt_param_scheduler,
             ctx.num_floating_point_operations_so_far,
-            self._context,
+            self.checkpointing_context,
             non_persistent_ckpt=ctx.non_persistent_ckpt,
             train_data_iterator=ctx.train_data_iterator,
         )
@@ -101,7 +96,7 @@ class DefaultCheckpointManager:
             ctx.optimizer,
             ctx.opt_param_scheduler,
             strict=ctx.strict,
-            checkpointing_context=self._context,
+            checkpointing_context=self.checkpointing_context,
             skip_load_to_model_and_opt=ctx.skip_load_to_model_and_opt,
         )
 
@@ -145,9 +140,8 @@ def check_checkpoint_packages(cfg: Any) -> None:
         problems.append("verify_integrity = True needs ckpt_format = 'torch_dist'; use False")
     elif c.verify_integrity and not HAS_HASHES:
         problems.append("verify_integrity = True needs Megatron-Core 0.19 or newer; use False")
-    for name in ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format"):
-        if value := getattr(c, name):
-            problems.append(f"{name} = {value!r} is not supported; remove it")
+    unused = ("dist_ckpt_save_pre_mcore_014", "ckpt_convert_format")
+    problems += [f"{name} = {value!r} is not supported; remove it" for name in unused if (value := getattr(c, name))]
     if c.custom_manager_class is not None:
         try:
             _find_manager_class(c.custom_manager_class)

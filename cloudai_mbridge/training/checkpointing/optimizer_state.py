@@ -69,13 +69,14 @@ def _step_device(group: dict[str, Any], param: torch.Tensor) -> torch.device:
 
 
 @contextmanager
-def loading(optimizer: Any, saved: Sequence[Any], *, keep_schedule: bool) -> Iterator[None]:
+def loading(optimizer: Any, saved: Sequence[Any], scheduler: Any) -> Iterator[None]:
     """Surround the optimizer's `load_state_dict` with this.
 
     saved: the parameter groups of each optimizer in the checkpoint.
-    keep_schedule: the parameter groups keep the limits of this run's learning rate and weight decay.
+    scheduler: may have the parameter groups keep the limits of this run's learning rate and weight decay.
     """
-    names = _OF_THE_MACHINE + (_OF_THE_SCHEDULE if keep_schedule else ())
+    keeps_schedule = getattr(scheduler, "override_opt_param_scheduler", False)
+    names = _OF_THE_MACHINE + (_OF_THE_SCHEDULE if keeps_schedule else ())
     kept = [
         [{name: group[name] for name in names if name in group} for group in part.optimizer.param_groups]
         for part in parts_of(optimizer)
@@ -175,8 +176,7 @@ def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
-    return parts
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
@@ -187,8 +187,7 @@ def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
 def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
     inner = entry.get("optimizer", entry)
     inner = getattr(inner, "data", inner)  # saved by rank, for this one layout
-    groups: list[dict[str, Any]] = inner.get("param_groups", [])
-    return groups
+    return list(inner.get("param_groups", []))
 
 
 def _shape(part: Any) -> Any:

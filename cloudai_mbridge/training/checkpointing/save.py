@@ -9,7 +9,7 @@ import pickle
 import queue
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from cloudai_mbridge.training.checkpointing.verify import FAILURES, on_each_rank
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
+from cloudai_mbridge.training.config.text.summary import print_rank_0
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.process.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.process.device import current_device
@@ -66,39 +67,21 @@ def save_checkpoint(
     completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model)
     completed = partial(completed, optimizer=optimizer, scheduler=opt_param_scheduler)
     if non_persistent_ckpt and config.non_persistent_ckpt_type == "local":
-        iteration = state.train_state.step
         where = f"checkpoint.non_persistent_local_ckpt_dir = {config.non_persistent_local_ckpt_dir!r}"
         own = on_each_rank(where, lambda: tree_to_save(state, *parts, metadata))
-
-        def complete_local() -> None:
-            if dist.get_rank() == 0:
-                write_line(f"  successfully saved local checkpoint from iteration {iteration:7d}")
-
         request = on_each_rank(where, lambda: local.save(config, checkpointing_context, own, state.train_state))
-        _conclude(state, request, complete_local, completed)
+        text = f"  successfully saved local checkpoint from iteration {state.train_state.step:7d}"
+        _conclude(state, request, partial(print_rank_0, text), completed)
         return
     directory, complete = _begin(state, non_persistent_ckpt)
     if config.ckpt_format == layout.FSDP_DTENSOR:
-        fsdp.save(fsdp.tree_to_save(state, *parts), directory, model[0])
+        fsdp.save(state, *parts, directory)
         complete()
         return
     tree = prebuilt_state_dict
     if tree is None:
         tree = on_each_rank(directory, lambda: tree_to_save(state, *parts, metadata))
-    try:
-        with nullcontext() if _uses_worker(config) else forked_results():
-            request = checkpoints.save(
-                tree,
-                directory,
-                save_strategy(config, checkpointing_context),
-                validate_access_integrity=not config.fully_parallel_save,  # that strategy checks it itself
-                async_sharded_save=config.async_save,
-                preprocess_common_before_consistancy_check=preprocess_common_state_dict_fn,
-                content_metadata=metadata,
-                **checkpoints.with_hashes(config.verify_integrity),
-            )
-    except FAILURES as error:  # Megatron raises it on every rank
-        raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
+    request = _write(config, tree, directory, checkpointing_context, metadata, preprocess_common_state_dict_fn)
     if getattr(state.cfg.model, "restore_modelopt_state", False):  # the modes of a converted model
         from modelopt.torch.opt.plugins.mcore_dist_checkpointing import save_sharded_modelopt_state
 
@@ -108,6 +91,31 @@ def save_checkpoint(
     _conclude(state, request, complete, completed)
     if config.also_save_hf_checkpoint and model:
         on_each_rank(directory, lambda: hf_export.save(state.cfg, model, directory))
+
+
+def _write(
+    config: CheckpointConfig,
+    tree: dict[str, Any],
+    directory: str,
+    context: dict[str, Any],
+    metadata: dict[str, Any],
+    preprocess: Callable[[dict[str, Any]], dict[str, Any]] | None,
+) -> Any:
+    """Write the tree, or return the request that does it in the background. A collective."""
+    try:
+        with nullcontext() if _uses_worker(config) else forked_results():
+            return checkpoints.save(
+                tree,
+                directory,
+                save_strategy(config, context),
+                validate_access_integrity=not config.fully_parallel_save,  # that strategy checks it itself
+                async_sharded_save=config.async_save,
+                preprocess_common_before_consistancy_check=preprocess,
+                content_metadata=metadata,
+                **checkpoints.with_hashes(config.verify_integrity),
+            )
+    except FAILURES as error:  # Megatron raises it on every rank
+        raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
 
 
 def _conclude(state: Any, request: Any, complete: Callable[[], None], completed: Callable[[], None]) -> None:
@@ -181,8 +189,8 @@ def maybe_finalize_async_save(
     saves = global_state.async_calls_queue
     if not ckpt_cfg.async_save or saves is None:
         return
-    if blocking and saves.get_num_unfinalized_calls() and dist.get_rank() == 0:
-        write_line("Unfinalized async checkpoint saves. Finalizing them synchronously now.")
+    if blocking and saves.get_num_unfinalized_calls():
+        print_rank_0("Unfinalized async checkpoint saves. Finalizing them synchronously now.")
     with _clear_errors():
         saves.maybe_finalize_async_calls(blocking=blocking, no_dist=False)
         if terminate:
@@ -224,13 +232,6 @@ class ForkedResults:
             raise queue.Empty from error
 
 
-@contextmanager
-def forked_results() -> Iterator[None]:
+def forked_results() -> AbstractContextManager[None]:
     """Let the saves that are prepared inside use `ForkedResults`."""
-    name = checkpoints.RESULTS_QUEUE
-    original = getattr(filesystem_async, name)
-    setattr(filesystem_async, name, ForkedResults)
-    try:
-        yield
-    finally:
-        setattr(filesystem_async, name, original)
+    return checkpoints.replaced(filesystem_async, checkpoints.RESULTS_QUEUE, ForkedResults)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from cloudai_mbridge.training.checkpointing.layout import is_of_fsdp
-from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_file, read_common_object
+from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_part
 from cloudai_mbridge.training.errors import CheckpointError
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def read_common(directory: str) -> dict[str, Any]:
     place = common_place(read_metadata(directory))
     path = f"{directory}/{COMMON_FILE if place is None else place.relative_path}"
     try:
-        return read_common_file(directory) if place is None else read_common_object(directory, place)
+        return read_common_part(directory, place)
     except Exception as error:  # whatever a damaged file raises
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__})") from error
 

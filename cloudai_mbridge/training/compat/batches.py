@@ -111,5 +111,4 @@ def _options(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas
 def batch_on_this_cp_rank(batch: dict[str, Any]) -> dict[str, Any]:
     """Cut tensors of whole, unpacked sequences to this rank's two chunks."""
     group = mpu.get_context_parallel_group()  # without it, 0.18 takes all ranks for the group
-    share: dict[str, Any] = get_batch_on_this_cp_rank(batch, cp_group=group, **_CP_OPTIONS)
-    return share
+    return dict(get_batch_on_this_cp_rank(batch, cp_group=group, **_CP_OPTIONS))

@@ -24,13 +24,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 COMMON_FILE = "common.pt"
 COMMON_KEY = "common_state"  # Megatron-Core 0.19's name for it
-_COMMON_OBJECT = f"{COMMON_KEY}/shard_0_1"
 
 # The function of `filesystem_async` that makes the queue between a rank and its writers
 RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))
-
-# Whether the common part is saved as a separate file
-WRITES_COMMON_FILE = hasattr(serialization, "save_common") or hasattr(common_strategies, "TorchCommonLoadStrategy")
 
 Common = dict[str, Any]
 
@@ -39,7 +35,6 @@ _SAVE_OPTIONS = inspect.signature(dist_checkpointing.save).parameters
 HAS_HASHES = HASHES in _SAVE_OPTIONS
 _WRITER_OPTIONS = inspect.signature(torch_strategies.TorchDistSaveShardedStrategy).parameters
 
-_MODULES_OF_GROUPS = (optimizer, distrib_optimizer)
 _KEYS = "param_group_identifier_keys"
 # Keys that distinguish groups in every release
 KIND = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")
@@ -62,8 +57,14 @@ def save(tree: dict[str, Any], directory: str, strategy: Any, **options: Any) ->
 
 def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], **options: Any) -> Any:
     """Call `dist_checkpointing.load` with the result of `common` in place of the checkpoint's own common part."""
-    with quiet(), _common_part(common) as given:
-        return dist_checkpointing.load(tree, directory, strategy, **given, **options)
+    with quiet():
+        if hasattr(common_strategies, "TorchCommonLoadStrategy"):
+            reader = common_strategies.TorchCommonLoadStrategy()
+            reader.load_common = lambda checkpoint_dir: common()
+            return dist_checkpointing.load(tree, directory, strategy, common_strategy=reader, **options)
+        name = "load_common" if hasattr(serialization, "save_common") else "load_common_state_dict"
+        with replaced(serialization, name, lambda directory: common()):
+            return dist_checkpointing.load(tree, directory, strategy, **options)
 
 
 def with_hashes(is_wanted: bool) -> dict[str, bool]:
@@ -72,40 +73,30 @@ def with_hashes(is_wanted: bool) -> dict[str, bool]:
 
 
 @contextmanager
-def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
-    if hasattr(common_strategies, "TorchCommonLoadStrategy"):
-        strategy = common_strategies.TorchCommonLoadStrategy()
-        strategy.load_common = lambda checkpoint_dir: common()
-        yield {"common_strategy": strategy}
-        return
-    name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
-    original = getattr(serialization, name)
-    setattr(serialization, name, lambda directory: common())
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of one of Megatron-Core's modules another value while the block runs."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
-        yield {}
+        yield
     finally:
-        setattr(serialization, name, original)
-
-
-def read_common_file(directory: str) -> Common:
-    """Read the common part of a release before 0.19; only plain values and tensors are taken from the file."""
-    common: Common = torch.load(f"{directory}/{COMMON_FILE}", map_location="cpu", weights_only=True)
-    return common
+        setattr(owner, name, original)
 
 
 def common_place(metadata: Metadata) -> Any:
     """Return the place of the common part in the sharded data; None before 0.19."""
     places = metadata.storage_data or {}
-    return next((place for index, place in places.items() if index.fqn == _COMMON_OBJECT), None)
+    return next((place for index, place in places.items() if index.fqn == f"{COMMON_KEY}/shard_0_1"), None)
 
 
-def read_common_object(directory: str, place: Any) -> Common:
-    """Read the common part of 0.19 and later; only plain values and tensors are taken from it."""
+def read_common_part(directory: str, place: Any) -> Common:
+    """Read the common part at `place`, or from its file; only plain values and tensors are taken from it."""
+    if place is None:
+        return dict(torch.load(f"{directory}/{COMMON_FILE}", map_location="cpu", weights_only=True))
     with open(f"{directory}/{place.relative_path}", "rb") as file:
         file.seek(place.offset)
         parts = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
-    common: Common = parts[0]
-    return common
+    return dict(parts[0])
 
 
 def abandon_saves(queue: Any) -> None:
@@ -147,11 +138,5 @@ def found_by_kind(*groups: Sequence[dict[str, Any]]) -> Iterator[None]:
     if any(len(set(of_one)) < len(of_one) for of_one in kinds):
         yield
         return
-    originals = [getattr(module, _KEYS) for module in _MODULES_OF_GROUPS]
-    for module in _MODULES_OF_GROUPS:
-        setattr(module, _KEYS, KIND)
-    try:
+    with replaced(optimizer, _KEYS, KIND), replaced(distrib_optimizer, _KEYS, KIND):
         yield
-    finally:
-        for module, original in zip(_MODULES_OF_GROUPS, originals, strict=True):
-            setattr(module, _KEYS, original)

@@ -105,7 +105,6 @@ def set_up_logging(config: LoggerConfig) -> None:
 
 
 def _is_shown(drops_warnings: bool, modules: tuple[str, ...], record: logging.LogRecord) -> bool:
-    """Return whether a handler shows the record."""
     if drops_warnings and record.levelno == logging.WARNING:
         return False
     return not any(record.name == name or record.name.startswith(f"{name}.") for name in modules)

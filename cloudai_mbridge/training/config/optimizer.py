@@ -1,6 +1,5 @@
 """The optimizer, and parameters that depart from its settings."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,42 +59,27 @@ class OptimizerConfigOverrideProvider:
         Biases and one-dimensional parameters get `wd_mult` 0. With the condition "qwen3_next", or Megatron-Core's
         `apply_wd_to_qk_layernorm`, the weights of query and key layer norms keep their decay.
         """
+        config, scheduler = context.optimizer_config, context.scheduler_config
+        chunks: list[Any] = context.model if isinstance(context.model, list) else [context.model]
+        qk_decays = scheduler.no_weight_decay_cond_type == "qwen3_next" or config.apply_wd_to_qk_layernorm
+
+        def is_exempt(name: str, parameter: torch.nn.Parameter) -> bool:
+            is_qk_layernorm = "q_layernorm" in name or "k_layernorm" in name
+            return name.endswith(".bias") or (parameter.dim() == 1 and not (qk_decays and is_qk_layernorm))
+
         overrides: dict[ParamKey, ParamGroupOverride] = {}
-        if names := tuple(_names_without_weight_decay(context)):
+        if names := tuple(name for chunk in chunks for name, each in chunk.named_parameters() if is_exempt(name, each)):
             overrides[ParamKey(name=names)] = ParamGroupOverride(wd_mult=0.0)
-        config = context.optimizer_config
         if config.decoupled_lr is not None:
             own = ParamGroupOverride(max_lr=config.decoupled_lr)
             if config.decoupled_min_lr is not None:
                 own["min_lr"] = config.decoupled_min_lr
             overrides[ParamKey(attr="is_embedding_or_output_parameter")] = own
-        return {**overrides, **_mup_overrides(context)} or None
+        model: Any = next((chunk.config for chunk in chunks if hasattr(chunk, "config")), None)
+        if getattr(model, "use_mup", False):  # learning rates and epsilons by width
+            from megatron.core.optimizer import get_mup_config_overrides  # since Megatron-Core 0.17
 
-
-def _mup_overrides(context: OptimizerConfigOverrideProviderContext) -> dict[ParamKey, ParamGroupOverride]:
-    """Return the learning rates and epsilons by width of a model with `use_mup`, {} for any other."""
-    chunks = context.model if isinstance(context.model, list) else [context.model]
-    model: Any = next((chunk.config for chunk in chunks if hasattr(chunk, "config")), None)
-    if not getattr(model, "use_mup", False):
-        return {}
-    from megatron.core.optimizer import get_mup_config_overrides  # since Megatron-Core 0.17
-
-    config = context.optimizer_config
-    found: dict[ParamKey, ParamGroupOverride] = get_mup_config_overrides(
-        config=config, mup_width_mult=model.mup_width_mult, optimizer_type=config.optimizer
-    )
-    return found
-
-
-def _names_without_weight_decay(context: OptimizerConfigOverrideProviderContext) -> Iterator[str]:
-    qk_layernorm_decays = (
-        context.scheduler_config.no_weight_decay_cond_type == "qwen3_next"
-        or context.optimizer_config.apply_wd_to_qk_layernorm
-    )
-    chunks = context.model if isinstance(context.model, list) else [context.model]
-    for chunk in chunks:
-        for name, parameter in chunk.named_parameters():
-            is_qk_layernorm = "q_layernorm" in name or "k_layernorm" in name
-            is_exempt_vector = parameter.dim() == 1 and not (qk_layernorm_decays and is_qk_layernorm)
-            if name.endswith(".bias") or is_exempt_vector:
-                yield name
+            overrides |= get_mup_config_overrides(
+                config=config, mup_width_mult=model.mup_width_mult, optimizer_type=config.optimizer
+            )
+        return overrides or None

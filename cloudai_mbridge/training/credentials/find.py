@@ -6,9 +6,7 @@ not credentials.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 SHORT_OPTIONS = {"-hf": "--hf_token", "-wdk": "--wandb_key"}  # of Megatron-Bridge's launcher
 
@@ -135,18 +133,8 @@ _OTHER = re.compile(
     r"((?=[A-Za-z_/-]{0,200}[0-9+=]|[A-Za-z]{20})[A-Za-z0-9_+/=-]{20,})"
 )
 
-
-# Evidence of a credential
-CredentialKind = Literal["password", "authorization", "assigned", "token or key"]
-
-
-@dataclass(frozen=True)
-class FoundCredential:
-    """A credential in a text, as [start, end). name: the key or variable it is assigned to, if any."""
-
-    kind: CredentialKind
-    span: tuple[int, int]
-    name: str = ""
+# Shapes of credentials that need no name
+IN_URL, IN_HEADER, ALONE = "user or password in a URL", "an authorization header", "a token or private key"
 
 
 def is_secret(name: str) -> bool:
@@ -162,7 +150,7 @@ def is_credential_key(key: str) -> bool:
 
 def credential_spans(text: str) -> list[tuple[int, int]]:
     """Return the spans of the credentials in a text, in order; they may overlap."""
-    return sorted(found.span for found in credentials_in(text))
+    return sorted(span for _, span in credentials_in(text))
 
 
 def is_assigned_credential(name: str, value: str) -> bool:
@@ -181,27 +169,23 @@ def _is_of_another_kind(name: str, value: str) -> bool:
     return bool(_NUMBER.fullmatch(value)) and not is_password and not is_credential_key(name)
 
 
-def credentials_in(text: str) -> Iterator[FoundCredential]:
-    """Yield every credential of a text."""
-    yield from (FoundCredential("password", span) for span in _passwords(text))
+def credentials_in(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the shape of every credential of a text, or the name that it is assigned to; and its span."""
+    yield from ((IN_URL, match.span()) for match in _PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
+    yield from ((IN_URL, match.span(1)) for match in _USER_IN_URL.finditer(text) if _is_value(match[1]))
+    yield from ((IN_URL, match.span(1)) for match in _PASSWORD_OF_AN_ADDRESS.finditer(text) if _is_login(match[1]))
+    whole = _PASSWORD_WITHOUT_SCHEME.fullmatch(text.strip())
+    if whole and _is_login(whole[1]):
+        start = text.index(whole[1])
+        yield IN_URL, (start, start + len(whole[1]))
     for match in chain(_BEARER.finditer(text), _HEADER.finditer(text)):
         if _is_value(match[1]):
-            yield FoundCredential("authorization", match.span(1))
+            yield IN_HEADER, match.span(1)
     yield from _assigned(text)
     for match in chain(_TOKEN.finditer(text), _OTHER.finditer(text)):
         group = match.lastindex or 0
         if _is_value(match[group]):
-            yield FoundCredential("token or key", match.span(group))
-
-
-def _passwords(text: str) -> Iterator[tuple[int, int]]:
-    yield from (match.span() for match in _PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
-    yield from (match.span(1) for match in _USER_IN_URL.finditer(text) if _is_value(match[1]))
-    yield from (match.span(1) for match in _PASSWORD_OF_AN_ADDRESS.finditer(text) if _is_login(match[1]))
-    whole = _PASSWORD_WITHOUT_SCHEME.fullmatch(text.strip())
-    if whole and _is_login(whole[1]):
-        start = text.index(whole[1])
-        yield start, start + len(whole[1])
+            yield ALONE, match.span(group)
 
 
 def _is_login(text: str) -> bool:
@@ -209,7 +193,7 @@ def _is_login(text: str) -> bool:
     return _is_value(text.partition(":")[2])
 
 
-def _assigned(text: str) -> Iterator[FoundCredential]:
+def _assigned(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
     position = 0
     while match := _NAME.search(text, position):
         name, position = match[2], match.end()  # the value may hold an assignment itself: --export=ALL,HF_TOKEN=x
@@ -218,7 +202,7 @@ def _assigned(text: str) -> Iterator[FoundCredential]:
             continue
         if whole := _WHOLE_VALUE.match(text, position):
             position = whole.end()
-            yield FoundCredential("assigned", whole.span(), name)
+            yield name, whole.span()
 
 
 def _is_assignment(name: re.Match[str], value: re.Match[str]) -> bool:

@@ -84,15 +84,14 @@ def redacted_in(value: Any) -> Any:
     if isinstance(value, str):
         return value if isinstance(value, Enum) else redacted(value)
     if isinstance(value, Mapping):
-        return {redacted_in(name): _named(name, item) for name, item in value.items()}
+        return {
+            redacted_in(name): MASK
+            if isinstance(name, str) and isinstance(item, str) and is_assigned_credential(name, item)
+            else redacted_in(item)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return type(value)(redacted_in(item) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: redacted_in(getattr(value, each.name)) for each in fields(value)})
     return value
-
-
-def _named(name: Any, value: Any) -> Any:
-    """Return a table's value; a text is judged by its name, too."""
-    are_texts = isinstance(name, str) and isinstance(value, str)
-    return MASK if are_texts and is_assigned_credential(name, value) else redacted_in(value)

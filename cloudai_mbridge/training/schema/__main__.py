@@ -62,12 +62,12 @@ def _layout(value: Any, depth: int = 0) -> str:
 def _field_entries(section: Section, cls: Any, catalog: LiveCatalog) -> dict[str, Entry]:
     entries = {entry.name: entry for entry in (dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ())}
     found = {}
-    for name, described in section.fields.items():
-        written: Entry = {"type": render(described.form), "required": described.required}
-        if described.computed:
+    for name, form in section.fields.items():
+        written: Entry = {"type": render(form), "required": name in section.required}
+        if name in section.computed:
             written["computed"] = True
         written.update(_default(name, entries[name]))
-        if choices := spelled_out(described.form, catalog):
+        if choices := spelled_out(form, catalog):
             written["choices"] = choices
         found[name] = written
     return found

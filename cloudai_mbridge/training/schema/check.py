@@ -8,21 +8,18 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache
 from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError, fail, join, nearest, show
 from cloudai_mbridge.training.schema.foreign import as_meant, translate_provider
 from cloudai_mbridge.training.schema.forms import (
     ANY,
-    Field,
     Form,
     Section,
     describe,
     load_schema,
     options_of,
-    parse,
+    read_section,
     variants_of,
     why_missing,
 )
@@ -62,17 +59,6 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     check(Form("config", (CONTAINER,)), data, "", Catalog(release, partial=partial))
 
 
-@cache
-def _read_section(path: str, release: str | None) -> Section:
-    """Return a config class of the schema."""
-    entry = load_schema(release)["classes"][path]
-    fields = {
-        name: Field(parse(each["type"]), required=each["required"], computed=each.get("computed", False))
-        for name, each in entry["fields"].items()
-    }
-    return Section(path, fields, entry["aliases"], tuple(entry["bases"]), entry["abstract"])
-
-
 class Catalog:
     """Lookup of classes and enums by their paths, in the schema.
 
@@ -83,17 +69,12 @@ class Catalog:
 
     def __init__(self, release: str | None, *, partial: bool = False) -> None:
         self.release = release
-        self._partial = partial
+        self.partial = partial
         self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         """Return the config class at `path`, None if missing."""
-        if path not in load_schema(self.release)["classes"]:
-            return None
-        section = _read_section(path, self.release)
-        if not self._partial:
-            return section
-        return replace(section, fields={name: replace(each, required=False) for name, each in section.fields.items()})
+        return read_section(path, self.release) if path in load_schema(self.release)["classes"] else None
 
     def members(self, path: str) -> Mapping[str, Any]:
         """Return name -> value of the enum at `path`."""
@@ -280,8 +261,8 @@ def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: i
             fail(where, f"name the class in `_target_`: {describe(form)} is only a base class")
         fail(join(where, "_target_"), f"{show(value.get('_target_'))} is not a class that can be built here")
     made = _check_keys(section, translate_provider(value, section, where), where, catalog, depth)
-    missing = [name for name, entry in section.fields.items() if entry.required and name not in made]
-    if missing:
+    missing = [name for name in section.required if name not in made]
+    if missing and not catalog.partial:
         fail(where, f"missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {describe(form)}")
     return catalog.make(Form("config", (path,)), made, where)
 
@@ -306,13 +287,12 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             hint = nearest(key, section.keys(), f"valid keys of {cls}") if section.fields else f"{cls} has no keys"
             hint += "" if is_tagged(value) else f" (read as {cls}: `_target_` is missing)"
             fail(at, why_missing(section.path, str(key), catalog.release) or f"unknown key; {hint}")
-        entry = section.fields[name]
-        if entry.computed:
+        if name in section.computed:
             if not foreign:  # tables of Megatron-Bridge may carry them
                 fail(at, "is computed, it cannot be set")
             continue
         item = as_meant(section.path, name, item) if foreign else item
-        made[name] = check(entry.form, item, at, catalog, depth + 1)
+        made[name] = check(section.fields[name], item, at, catalog, depth + 1)
         if name in given and not (given[name] == item or (given[name] != given[name] and item != item)):  # two NaN
             fail(at, f"{show(item)} contradicts {show(given[name])}, given under its other name")
         given[name] = item
@@ -328,7 +308,7 @@ def _is_left_out(section: Section, table: Mapping[Any, Any], key: str, catalog: 
     name = section.field_of(key)
     if str(table["_target_"]).startswith("megatron.core."):  # it has only keys of some release of Megatron-Core
         return name is None and why_missing(section.path, key, catalog.release) is not None
-    return name is None or (table[key] is None and not _fitting(section.fields[name].form, None, catalog))
+    return name is None or (table[key] is None and not _fitting(section.fields[name], None, catalog))
 
 
 def _refuse_request(section: Section, table: Mapping[Any, Any], key: str, where: str, catalog: Catalog) -> None:
@@ -408,16 +388,13 @@ def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
     if [key for key in value if key not in _ENUM_KEYS] or value.get("_call_", True) is not True:
         fail(where, f"an enum member is written with _name_ or _args_ beside _target_, got {show(value)}")
     members, named, arguments = catalog.members(path), value.get("_name_"), value.get("_args_")
-    matching = [name for name, member in members.items() if _names_member(name, member, named, arguments)]
+    wanted = [(type(each), each) for each in arguments] if isinstance(arguments, list) else arguments
+    matching = [
+        name
+        for name, member in members.items()
+        if named in (None, name) and (wanted is None or wanted == [(type(member), member)])
+    ]
     if (named is None and arguments is None) or not matching:
         given = arguments if named is None else named
         fail(where, f"{show(given)} is not a {describe(form)}; {nearest(given, members, 'choices')}")
     return matching[0]
-
-
-def _names_member(name: str, member: Any, named: Any, arguments: Any) -> bool:
-    """Return whether both spellings, if given, mean this member."""
-    if arguments is not None and not (isinstance(arguments, list) and len(arguments) == 1):
-        return False
-    is_value = arguments is None or (type(arguments[0]) is type(member) and arguments[0] == member)
-    return named in (None, name) and is_value

@@ -5,7 +5,7 @@ its "releases". Standard library only."""
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ _NAMES |= {name: name for name in ("bool", "int", "float", "str", "dtype")}
 _KINDS = {text: kind for kind, text in _NAMES.items()}
 _NAMED = {"config": "Config", "enum": "Enum", "opaque": "Opaque"}
 _NAMED_KINDS = {text: kind for kind, text in _NAMED.items()}
-_GENERIC = ("list", "tuple", "dict")
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 RELEASES_KEY = "releases"
@@ -99,7 +98,7 @@ def _from_node(node: ast.expr) -> Form:
                 return Form("literal", tuple(ast.literal_eval(item) for item in items))
             if name in _NAMED_KINDS:
                 return Form(_NAMED_KINDS[name], (ast.literal_eval(items[0]),))
-            if name in _GENERIC:
+            if name in ("list", "tuple", "dict"):
                 open_ended = bool(items) and isinstance(items[-1], ast.Constant) and items[-1].value is Ellipsis
                 members = items[:-1] if open_ended else items
                 return Form(name, tuple(_from_node(member) for member in members), open_ended)
@@ -107,27 +106,20 @@ def _from_node(node: ast.expr) -> Form:
 
 
 @dataclass(frozen=True)
-class Field:
-    """One key of a config class."""
-
-    form: Form
-    required: bool = False
-    computed: bool = False
-
-
-@dataclass(frozen=True)
 class Section:
     """One config class: its path, its fields, second names of fields, and the paths of its base classes."""
 
     path: str
-    fields: Mapping[str, Field]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
-    abstract: bool = False
+    fields: Mapping[str, Form]
+    required: tuple[str, ...]
+    computed: tuple[str, ...]
+    aliases: Mapping[str, str]
+    bases: tuple[str, ...]
+    abstract: bool
 
     def keys(self) -> list[str]:
         """List the names that may be set."""
-        return [*(name for name, entry in self.fields.items() if not entry.computed), *self.aliases]
+        return [*(name for name in self.fields if name not in self.computed), *self.aliases]
 
     def field_of(self, key: object) -> str | None:
         """Return the name of the field that `key` sets, None if missing."""
@@ -138,8 +130,7 @@ class Section:
 @cache
 def load_all_releases() -> dict[str, Any]:
     """Return the content of `schema.json`."""
-    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    return schema
+    return dict(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
 
 
 @cache
@@ -185,6 +176,22 @@ def _of_any(variants: list[dict[str, Any]]) -> dict[str, Any]:
     if "choices" in joined:
         joined["choices"] = list(dict.fromkeys(each for variant in variants for each in variant.get("choices", ())))
     return joined
+
+
+@cache
+def read_section(path: str, release: str | None) -> Section:
+    """Return the class at `path`, which the schema of the release has."""
+    entry = load_schema(release)["classes"][path]
+    fields = entry["fields"]
+    return Section(
+        path,
+        {name: parse(each["type"]) for name, each in fields.items()},
+        required=tuple(name for name, each in fields.items() if each["required"]),
+        computed=tuple(name for name, each in fields.items() if each.get("computed")),
+        aliases=entry["aliases"],
+        bases=tuple(entry["bases"]),
+        abstract=entry["abstract"],
+    )
 
 
 def variants_of(path: str, key: str) -> list[dict[str, Any]]:

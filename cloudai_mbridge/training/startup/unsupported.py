@@ -174,8 +174,12 @@ def refuse_unsupported(config: ConfigContainer) -> None:
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
 
-    others = (_asked_of_model(config, get), _asked_of_sharding(config, get), _asked_of_adapters(config, get))
-    if asked := [*asked_for(get), *(each for found in others for each in found)]:
+    asked = [*asked_for(get), *_asked_of_model(config, get), *_asked_of_sharding(config, get)]
+    if isinstance(config.peft, LoRA):
+        asked += other_than({"peft.lora_dtype": None, "peft.experts_shared_outer_loras": False}, get)
+    if config.peft is not None:
+        asked += other_than(_WITH_ADAPTERS, get, " with peft")
+    if asked:
         raise ConfigError(f"the training loop does not do this: {'; '.join(asked)}")
     missing = [*needed(get, _lacking())]
     graphs, model = cuda_graphs.implementation(config.model), config.model
@@ -265,13 +269,6 @@ def _of_documents(config: ConfigContainer) -> Iterator[str]:
         for field, size in sizes.items():
             if size != 1:
                 yield f"{field} = {size} with dataset.inter_document_masking = True (use 1)"
-
-
-def _asked_of_adapters(config: ConfigContainer, get: _Get) -> Iterator[str]:
-    if isinstance(config.peft, LoRA):
-        yield from other_than({"peft.lora_dtype": None, "peft.experts_shared_outer_loras": False}, get)
-    if config.peft is not None:
-        yield from other_than(_WITH_ADAPTERS, get, " with peft")
 
 
 def _asked_of_sharding(config: ConfigContainer, get: _Get) -> Iterator[str]:

@@ -131,23 +131,21 @@ ABSENT: dict[str, str] = {
 }
 
 
-class ServedModule(ModuleType):
-    """A module of names that live elsewhere: `homes` maps the full name of each home to its names."""
+def served_module(full_name: str, homes: Mapping[str, str]) -> ModuleType:
+    """Make a module of names that live elsewhere: `homes` maps the full name of each home to its names."""
+    module = ModuleType(full_name, "The names of Megatron-Bridge's module; `upstream` lists their homes.")
+    home_of = {each: home for home, names in homes.items() for each in names.split()}
 
-    def __init__(self, full_name: str, homes: Mapping[str, str]) -> None:
-        super().__init__(full_name, "The names of Megatron-Bridge's module; `upstream` lists their homes.")
-        self._home_of = {each: home for home, names in homes.items() for each in names.split()}
-        self.__all__ = sorted(self._home_of)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self._home_of:
-            raise missing(self.__name__, name)
-        value = getattr(import_module(self._home_of[name]), name)
-        setattr(self, name, value)
+    def find(name: str) -> Any:
+        if name not in home_of:
+            raise missing(full_name, name)
+        value = getattr(import_module(home_of[name]), name)
+        setattr(module, name, value)
         return value
 
-    def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__all__})
+    functions = {"__getattr__": find, "__dir__": lambda: sorted({*vars(module), *home_of})}  # as Python calls them
+    vars(module).update(functions, __all__=sorted(home_of))
+    return module
 
 
 def missing(module: str, name: str) -> ImportError | AttributeError:
@@ -173,7 +171,7 @@ def serve(package: str) -> None:
     """Make the modules importable below `package`, which is being imported."""
     for name, homes in MODULES.items():
         parent, _, last = f"{package}.{name}".rpartition(".")
-        module = ServedModule(f"{package}.{name}", {f"{package}.{home}": names for home, names in homes.items()})
+        module = served_module(f"{package}.{name}", {f"{package}.{home}": names for home, names in homes.items()})
         if any(other.startswith(f"{name}.") for other in MODULES):
             module.__path__ = []  # a package: Python looks for other modules below it, too
         sys.modules[f"{package}.{name}"] = module

@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.config.text.yaml_text import dump_yaml, parse_json, parse_yaml
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.schema import check_section_values, load_schema
-    from cloudai_mbridge.training.schema.check import _read_section
+    from cloudai_mbridge.training.schema.forms import read_section
     from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, FUNCTIONS
 
 assert activations
@@ -242,7 +242,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     _read(ConfigContainer, WHOLE)  # annotations are evaluated once, before anybody watches
     _read(Small, SMALL)
     for path in load_schema()["classes"]:
-        _read_section(path, None)
+        read_section(path, None)
     yield trap
     assert not trap.exists()
     assert not [name for name in set(sys.modules) - before if CANARY in name or name in ("this", "antigravity", "pty")]

@@ -674,7 +674,7 @@ def test_average_in_collective_under_fsdp(
 ) -> None:
     config.ddp.use_megatron_fsdp, config.ddp.average_in_collective = fsdp, average
     config.ddp.disable_symmetric_registration = no_registration
-    validate.apply_megatron_fsdp(config)
+    parallel.apply_megatron_fsdp(config)
     assert config.ddp.average_in_collective is expected
     assert ("average_in_collective" in capsys.readouterr().out) is (average and not expected)
 
@@ -684,7 +684,7 @@ def test_average_in_collective_under_fsdp(
 def test_the_mxfp8_buffer_under_fsdp(section: str, fsdp: bool, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     config.ddp.use_megatron_fsdp = fsdp
     getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag = True
-    validate.apply_megatron_fsdp(config)
+    parallel.apply_megatron_fsdp(config)
     assert getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag is not fsdp
     assert ("reuse_grad_buf" in capsys.readouterr().out) is fsdp
 
@@ -694,7 +694,7 @@ def test_other_ranks_do_not_print(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     config.ddp.use_megatron_fsdp = config.ddp.average_in_collective = True
-    validate.apply_megatron_fsdp(config)
+    parallel.apply_megatron_fsdp(config)
     assert capsys.readouterr().out == ""
 
 

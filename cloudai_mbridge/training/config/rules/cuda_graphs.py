@@ -33,7 +33,9 @@ def check_graphs(config: "ConfigContainer") -> None:
     if kind == cuda_graphs.FULL_ITERATION:
         problems += _of_an_iteration(config)
     if kind == "transformer_engine":
-        problems += _of_the_allocator()
+        is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        if is_expandable and os.environ.get("NCCL_GRAPH_REGISTER") != "0":
+            problems.append("PYTORCH_CUDA_ALLOC_CONF with expandable_segments:True (set NCCL_GRAPH_REGISTER=0 too)")
     if problems:
         raise ValueError(f"CUDA graphs ({kind or 'of the optimizer'}) cannot capture: {'; '.join(problems)}")
 
@@ -100,12 +102,6 @@ def _is_packed(config: "ConfigContainer") -> bool:
     specs = getattr(config.dataset, "packed_sequence_specs", None)
     has_documents = getattr(config.dataset, "inter_document_masking", False)
     return has_documents or (specs is not None and specs.packed_sequence_size > 0)
-
-
-def _of_the_allocator() -> Iterator[str]:
-    is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    if is_expandable and os.environ.get("NCCL_GRAPH_REGISTER") != "0":
-        yield "PYTORCH_CUDA_ALLOC_CONF with expandable_segments:True (set NCCL_GRAPH_REGISTER=0 too)"
 
 
 def _of_the_optimizer(config: "ConfigContainer") -> Iterator[str]:

@@ -31,18 +31,7 @@ def apply_megatron_fsdp(config: "ConfigContainer") -> None:
         ddp.megatron_fsdp_use_decoupled_grad = True  # Transformer Engine's Adam reads gradients there
     if ddp.nccl_ub:
         ddp.fsdp_manual_registration = True
-    _check_megatron_fsdp(config)
-    if ddp.average_in_collective and not ddp.disable_symmetric_registration:
-        print_rank_0("ddp.average_in_collective does not work with NCCL's symmetric registration: set to False")
-        ddp.average_in_collective = False
-    if ddp.reuse_grad_buf_for_mxfp8_param_ag or optimizer.reuse_grad_buf_for_mxfp8_param_ag:
-        print_rank_0("reuse_grad_buf_for_mxfp8_param_ag does not exist in Megatron FSDP: set to False")
-        ddp.reuse_grad_buf_for_mxfp8_param_ag = optimizer.reuse_grad_buf_for_mxfp8_param_ag = False
-
-
-def _check_megatron_fsdp(config: "ConfigContainer") -> None:
-    """Check the requirements and conflicts of Megatron FSDP."""
-    ddp, checkpoint = config.ddp, config.checkpoint
+    checkpoint = config.checkpoint
     assert not config.dist.use_tp_pp_dp_mapping, "Megatron FSDP requires dist.use_tp_pp_dp_mapping=False"
     assert not _uses_checkpoints(config) or checkpoint.ckpt_format == "fsdp_dtensor", (
         f"Megatron FSDP requires checkpoint.ckpt_format='fsdp_dtensor', got {checkpoint.ckpt_format!r}"
@@ -58,6 +47,12 @@ def _check_megatron_fsdp(config: "ConfigContainer") -> None:
         f"train.check_weight_hash_across_dp_replicas_interval={interval}: the parameters of"
         " ddp.data_parallel_sharding_strategy='optim_grads_params' have no replicas"
     )
+    if ddp.average_in_collective and not ddp.disable_symmetric_registration:
+        print_rank_0("ddp.average_in_collective does not work with NCCL's symmetric registration: set to False")
+        ddp.average_in_collective = False
+    if ddp.reuse_grad_buf_for_mxfp8_param_ag or optimizer.reuse_grad_buf_for_mxfp8_param_ag:
+        print_rank_0("reuse_grad_buf_for_mxfp8_param_ag does not exist in Megatron FSDP: set to False")
+        ddp.reuse_grad_buf_for_mxfp8_param_ag = optimizer.reuse_grad_buf_for_mxfp8_param_ag = False
 
 
 def _uses_checkpoints(config: "ConfigContainer") -> bool:

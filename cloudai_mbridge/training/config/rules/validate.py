@@ -16,23 +16,8 @@ from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
+from cloudai_mbridge.training.config.rules import parallel, scheduler_steps
 from cloudai_mbridge.training.config.rules.cuda_graphs import check_graphs
-from cloudai_mbridge.training.config.rules.parallel import (
-    apply_megatron_fsdp,
-    check_checkpoint_format,
-    check_cp_comm_type,
-    check_decentralized_groups,
-    check_flex_dispatcher,
-    check_fp8_weights,
-    check_gather_with_step,
-    check_sequence_split,
-)
-from cloudai_mbridge.training.config.rules.scheduler_steps import (
-    calculate_scheduler_steps,
-    check_epochs,
-    check_training_scheduler_compatibility,
-    forget_filled_in,
-)
 from cloudai_mbridge.training.config.text.summary import print_rank_0, warn_rank_0
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 from cloudai_mbridge.training.startup.variables import set_variables
@@ -85,7 +70,7 @@ def _finalize(config: "ConfigContainer", *names: str) -> None:
 
 def validate(config: "ConfigContainer") -> None:
     """Apply every rule of `CHECKS`; calling it again changes nothing more, and sees changes made in between."""
-    forget_filled_in(config.scheduler)
+    scheduler_steps.forget_filled_in(config.scheduler)
     for check in CHECKS:
         check(config)
 
@@ -277,7 +262,7 @@ def move_deprecated_validation_fields(config: "ConfigContainer") -> None:
 
 
 CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
-    check_epochs,
+    scheduler_steps.check_epochs,
     finalize_sections,
     sync_te_rng_tracker,
     apply_deterministic_mode,
@@ -286,19 +271,19 @@ CHECKS: tuple[Callable[["ConfigContainer"], None], ...] = (
     let_the_loss_scale_find_overflow,
     _validate_fine_grained_activation_offloading,
     check_graphs,
-    apply_megatron_fsdp,
-    check_fp8_weights,
+    parallel.apply_megatron_fsdp,
+    parallel.check_fp8_weights,
     check_modelopt_fusion,
-    check_checkpoint_format,
+    parallel.check_checkpoint_format,
     fill_in_defaults,
-    check_decentralized_groups,
-    check_gather_with_step,
-    check_training_scheduler_compatibility,
-    calculate_scheduler_steps,
-    check_sequence_split,
-    check_cp_comm_type,
+    parallel.check_decentralized_groups,
+    parallel.check_gather_with_step,
+    scheduler_steps.check_training_scheduler_compatibility,
+    scheduler_steps.calculate_scheduler_steps,
+    parallel.check_sequence_split,
+    parallel.check_cp_comm_type,
     check_data,
     check_peft_checkpoint,
-    check_flex_dispatcher,
+    parallel.check_flex_dispatcher,
     move_deprecated_validation_fields,
 )

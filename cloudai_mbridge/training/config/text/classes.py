@@ -19,7 +19,7 @@ import torch
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.errors import fail
 from cloudai_mbridge.training.schema.check import Catalog, enum_member, is_tagged
-from cloudai_mbridge.training.schema.forms import ANY, NONE, Field, Form, Section, options_of, union
+from cloudai_mbridge.training.schema.forms import ANY, NONE, Form, Section, options_of, union
 from cloudai_mbridge.training.schema.known_names import (
     ACTIVATIONS,
     CLASS_PATHS,
@@ -141,20 +141,23 @@ def describe_class(cls: type) -> tuple[Section, Mapping[str, type]]:
     """
     named: dict[str, type] = {class_path(cls): cls}
     hints = _hints(cls)
-    fields = {
-        entry.name: Field(
-            _field_form(cls, entry, hints.get(entry.name, Any), named),
-            required=entry.init and entry.default is MISSING and entry.default_factory is MISSING,
-            computed=not entry.init,
-        )
-        for entry in (dataclasses.fields(cls) if is_dataclass(cls) else ())
-        if not entry.name.startswith("_")
-    }
+    entries = dataclasses.fields(cls) if is_dataclass(cls) else ()
+    public = [each for each in entries if not each.name.startswith("_")]
     aliases: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         aliases.update(KEY_ALIASES.get(base.__name__, {}) if _is_ours(base) else {})
-    bases = tuple(class_path(base) for base in cls.__mro__[1:] if is_dataclass(base))
-    return Section(class_path(cls), fields, aliases, bases, inspect.isabstract(cls)), named
+    section = Section(
+        class_path(cls),
+        {each.name: _field_form(cls, each, hints.get(each.name, Any), named) for each in public},
+        required=tuple(
+            each.name for each in public if each.init and each.default is MISSING and each.default_factory is MISSING
+        ),
+        computed=tuple(each.name for each in public if not each.init),
+        aliases=aliases,
+        bases=tuple(class_path(base) for base in cls.__mro__[1:] if is_dataclass(base)),
+        abstract=inspect.isabstract(cls),
+    )
+    return section, named
 
 
 def section_of(config: object) -> Section:

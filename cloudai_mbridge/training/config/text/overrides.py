@@ -12,7 +12,7 @@ from cloudai_mbridge.training.config.text.classes import LiveCatalog, section_of
 from cloudai_mbridge.training.config.text.yaml_text import parse_yaml, scalar
 from cloudai_mbridge.training.errors import ConfigError, fail, join, nearest, show
 from cloudai_mbridge.training.schema.check import MAX_DEPTH, check
-from cloudai_mbridge.training.schema.forms import ANY, Field, Form, Section, describe, options_of
+from cloudai_mbridge.training.schema.forms import ANY, Form, Section, describe, options_of
 
 T = TypeVar("T")
 _Undo = list[tuple[Any, str, Any]]
@@ -71,39 +71,32 @@ def _parts(key: str) -> list[str]:
 def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
     owner, where = container, ""
     for depth, part in enumerate(parts):
-        name, entry = _find(owner, part, where, deeper=depth < len(parts) - 1)
-        where = join(where, part)
-        if depth == len(parts) - 1:
-            _assign(owner, name, check(entry.form, value, where, LiveCatalog(type(owner))), where, undo)
+        section, is_last = section_of(owner), depth == len(parts) - 1
+        at, name = join(where, part), section.field_of(part)
+        if name is None:
+            fail(at, f"unknown key; {_suggestion(owner, section, part, where, deeper=not is_last)}")
+        if name in section.computed:
+            fail(at, "is computed, it cannot be set")
+        where, form = at, section.fields[name]
+        if is_last:
+            _assign(owner, name, check(form, value, where, LiveCatalog(type(owner))), where, undo)
             return
         below = getattr(owner, name)
-        tables = options_of(entry.form, "dict", "any")
+        tables = options_of(form, "dict", "any")
         if tables and (isinstance(below, dict) or below is None):
             new = _with_item(below or {}, parts[depth + 1 :], value, tables[0], where)
             _assign(owner, name, new, where, undo)
             return
         if below is None:
-            below = _make_section(entry, where, parts[depth + 1], LiveCatalog(type(owner)))
+            below = _make_section(form, where, parts[depth + 1], LiveCatalog(type(owner)))
             _assign(owner, name, below, where, undo)
         if isinstance(below, list | tuple):
             fail(where, f"{show(below)} is a list: give it as a whole, {where}=[...]")
         if not is_dataclass(below):
             remedy = f"; give a table, {where}={{...}}, or start from ~{where}"
-            is_section = options_of(entry.form, "config")
+            is_section = options_of(form, "config")
             fail(where, f"{show(below)} has no keys below it{remedy if is_section else ''}")
         owner = below
-
-
-def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Field]:
-    """Return the field of `owner` that `part` names."""
-    section = section_of(owner)
-    name = section.field_of(part)
-    if name is None:
-        fail(join(where, part), f"unknown key; {_suggestion(owner, section, part, where, deeper)}")
-    entry = section.fields[name]
-    if entry.computed:
-        fail(join(where, part), "is computed, it cannot be set")
-    return name, entry
 
 
 def _suggestion(owner: Any, section: Section, part: str, where: str, deeper: bool) -> str:
@@ -119,21 +112,22 @@ def _suggestion(owner: Any, section: Section, part: str, where: str, deeper: boo
     return nearest(part, keys, f"valid keys of {type(owner).__name__}")
 
 
-def _make_section(entry: Field, where: str, below: str, catalog: LiveCatalog) -> Any:
+def _make_section(form: Form, where: str, below: str, catalog: LiveCatalog) -> Any:
     """Build an absent section with its defaults, if the annotation leaves no choice of class."""
-    paths = [option.args[0] for option in options_of(entry.form, "config")]
+    paths = [option.args[0] for option in options_of(form, "config")]
     if not paths:
-        fail(where, f"is null, and {describe(entry.form)} has no key {below}")
+        fail(where, f"is null, and {describe(form)} has no key {below}")
     if len(paths) > 1:
-        _fail_whole(where, f"is null and may be any of {describe(entry.form)}", "_target_: CLASS")
+        _fail_whole(where, f"is null and may be any of {describe(form)}", "_target_: CLASS")
     section = catalog.section(paths[0])
     cls = catalog.find_class(paths[0])
     if section is None or cls is None or section.abstract:
         fail(where, f"is null, and {paths[0]} cannot be built here")
     if section.field_of(below) is None:
         fail(join(where, below), f"unknown key; {nearest(below, section.keys(), f'valid keys of {cls.__name__}')}")
-    if required := [name for name, each in section.fields.items() if each.required]:
-        _fail_whole(where, f"is null and {cls.__name__} cannot do without {', '.join(required)}", f"{required[0]}: ...")
+    if section.required:
+        fact = f"is null and {cls.__name__} cannot do without {', '.join(section.required)}"
+        _fail_whole(where, fact, f"{section.required[0]}: ...")
     try:
         return cls()
     except Exception as error:  # whatever the class raises

@@ -45,8 +45,7 @@ def to_dict(obj: Any) -> dict[str, Any]:
     """
     if not is_config(obj):
         raise ConfigError(f"{show(obj)} is not a config object")
-    table: dict[str, Any] = encode(obj)
-    return table
+    return dict(encode(obj))
 
 
 def from_dict(cls: type[T], data: dict[str, Any]) -> T:
@@ -103,8 +102,7 @@ def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> st
     options = config.tokenizer.hf_tokenizer_kwargs
     if options:
         shown.tokenizer.hf_tokenizer_kwargs = {k: v for k, v in options.items() if not is_credential_key(k)}
-    text: str = shown.to_yaml(path)
-    return text
+    return shown.to_yaml(path)
 
 
 def encode(value: Any, where: str = "", form: Form = ANY, depth: int = 0) -> Any:
@@ -137,12 +135,11 @@ def _encode_config(value: Any, where: str, depth: int) -> dict[str, Any]:
     section = section_of(value)
     table: dict[str, Any] = {"_target_": section.path}
     for entry in fields(value) if is_dataclass(value) else ():
-        described = section.fields.get(entry.name)
-        if described is None or described.computed or entry.name in PROCESS_FIELDS:
+        if entry.name not in section.fields or entry.name in (*section.computed, *PROCESS_FIELDS):
             continue
         item = getattr(value, entry.name)
         try:
-            table[entry.name] = encode(item, join(where, entry.name), described.form, depth + 1)
+            table[entry.name] = encode(item, join(where, entry.name), section.fields[entry.name], depth + 1)
         except ConfigError:
             is_runtime = entry.name in RUNTIME_FIELDS and not is_config(item)  # an object of the running program
             if item is not entry.default and not is_runtime:
