@@ -133,13 +133,6 @@ def _report_lines(found: Any, num_named: int, world_size: int) -> list[str]:
     return lines
 
 
-class _Step:
-    """The training step as `run`, which the detector replaces. The detector keeps it as a key, so it is hashable."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
-
-
 class NVRxStragglerDetectionManager:
     """The detector of one process; every rank makes the same calls. Raises ImportError: the package is missing."""
 
@@ -169,17 +162,18 @@ class NVRxStragglerDetectionManager:
         """Return the step, measured; or as it came, when the detector does not run or cannot wrap it."""
         if not self.initialized:
             return train_step_func
-        step = _Step(train_step_func)  # the detector replaces `run`, and restores it at its shutdown
-        try:
-            self._straggler.Detector.wrap_callables([self._straggler.CallableId(step, "run")])
-        except Exception as error:
-            self.logger.warning("The training step is not measured: %s", error)
-            return train_step_func
 
         @functools.wraps(train_step_func)
         def measured(*args: Any, **kwargs: Any) -> Any:
-            return step.run(*args, **kwargs)
+            return measured.run(*args, **kwargs)  # type: ignore[attr-defined]
 
+        # the detector replaces `run`, and restores it at its shutdown; it keeps the owner, hashable, as a key
+        measured.run = train_step_func  # type: ignore[attr-defined]
+        try:
+            self._straggler.Detector.wrap_callables([self._straggler.CallableId(measured, "run")])
+        except Exception as error:
+            self.logger.warning("The training step is not measured: %s", error)
+            return train_step_func
         return measured
 
     def check_stragglers(self, rank: int) -> bool:
