@@ -41,7 +41,18 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
     ConfigError: Megatron's groups are up already, with another layout.
     """
     if owns_group := not dist.is_initialized():
-        _start_process_group(config, store)
+        backend = config.dist.distributed_backend
+        bind_local_device(backend, sees_one=config.dist.external_gpu_device_mapping)
+        if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
+            # no graph captures the default one
+            torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        set_flight_recorder(config.dist)
+        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
+        if store is None and "MASTER_ADDR" not in os.environ:
+            use_loopback()
+            store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     if mpu.model_parallel_is_initialized():
         for name in _LAYOUT:
             wanted, there = getattr(config.model, f"{name}_size"), getattr(mpu, f"get_{name}_world_size")()
@@ -58,20 +69,6 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
         destroy_num_microbatches_calculator()  # it holds the batch size of an earlier run
     initialize_megatron(config)
     return owns_group
-
-
-def _start_process_group(config: ConfigContainer, store: Any) -> None:
-    backend = config.dist.distributed_backend
-    bind_local_device(backend, sees_one=config.dist.external_gpu_device_mapping)
-    if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
-        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # no graph captures the default one
-    set_flight_recorder(config.dist)
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
-    if store is None and "MASTER_ADDR" not in os.environ:
-        use_loopback()
-        store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def initialize_megatron(config: ConfigContainer) -> None:

@@ -34,7 +34,6 @@ from cloudai_mbridge.training.process.atomic import write_bytes
 _CACHE = Path("~/.cache/cloudai_mbridge/datasets")
 Row = dict[str, Any]
 
-
 # The text data sets that Megatron-Bridge 0.6 finds by name
 _KNOWN = {
     "squad": HFDatasetSourceConfig(path_or_dataset="rajpurkar/squad", schema_adapter="squad"),

@@ -69,9 +69,9 @@ def training_log(
     writers, counted = loggers if to_loggers else _NO_LOGGERS, None if skipped_iter else totals
     track_auxiliary_losses(config.model, get_num_microbatches(), progress.step, writers, counted, pg_collection)
     length = int(config.model.seq_length) if seq_length is None else seq_length
-    samples = _group(pg_collection, "dp").size() * required(config.train.micro_batch_size) * get_num_microbatches()
+    batch_size = _group(pg_collection, "dp").size() * required(config.train.micro_batch_size) * get_num_microbatches()
     numbers = {  # as fields of a StepReport
-        "global_batch_size": samples,
+        "global_batch_size": batch_size,
         "learning_rate": learning_rate,
         "loss_scale": loss_scale,
         "grad_norm": grad_norm,

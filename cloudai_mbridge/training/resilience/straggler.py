@@ -188,7 +188,15 @@ class NVRxStragglerDetectionManager:
         if report is not None and rank == 0:
             for name in self._scores:
                 self._show(name, getattr(report, f"gpu_{name}_perf_scores"), report.rank_to_node)
-            found = self._has_stragglers(report)
+            config = self.config
+            slow = report.identify_stragglers(
+                gpu_rel_threshold=config.gpu_relative_perf_threshold,
+                gpu_indiv_threshold=config.gpu_individual_perf_threshold,
+            )
+            stragglers = slow["straggler_gpus_relative"] | slow["straggler_gpus_individual"]
+            for each in sorted(stragglers, key=lambda each: int(each.rank)):
+                write_line(f"STRAGGLER DETECTED: Rank={each.rank} Node={each.node}")
+            found = bool(stragglers)
         if not self.config.stop_if_detected:
             return False
         # the interval need not end on all ranks at the same step: all poll rank 0 at every step
@@ -220,16 +228,6 @@ class NVRxStragglerDetectionManager:
         if self.config.enable_logging:
             values, text = known.values(), "GPU %s performance: min %.4f, median %.4f, max %.4f"
             self.logger.info(text, name, min(values), statistics.median(values), max(values))
-
-    def _has_stragglers(self, report: Any) -> bool:
-        found = report.identify_stragglers(
-            gpu_rel_threshold=self.config.gpu_relative_perf_threshold,
-            gpu_indiv_threshold=self.config.gpu_individual_perf_threshold,
-        )
-        both = found["straggler_gpus_relative"] | found["straggler_gpus_individual"]
-        for straggler in sorted(both, key=lambda each: int(each.rank)):
-            write_line(f"STRAGGLER DETECTED: Rank={straggler.rank} Node={straggler.node}")
-        return bool(both)
 
 
 def check_nvrx_straggler_detection(manager: NVRxStragglerDetectionManager | None) -> bool:
