@@ -41,7 +41,18 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
     ConfigError: Megatron's groups are up already, with another layout.
     """
     if owns_group := not dist.is_initialized():
-        _start_process_group(config, store)
+        backend = config.dist.distributed_backend
+        bind_local_device(backend, sees_one=config.dist.external_gpu_device_mapping)
+        if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
+            # no graph captures the default one
+            torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        set_flight_recorder(config.dist)
+        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
+        if store is None and "MASTER_ADDR" not in os.environ:
+            use_loopback()
+            store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     if mpu.model_parallel_is_initialized():
         for name in _LAYOUT:
             wanted, there = getattr(config.model, f"{name}_size"), getattr(mpu, f"get_{name}_world_size")()
@@ -60,36 +71,14 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
     return owns_group
 
 
-def _start_process_group(config: ConfigContainer, store: Any) -> None:
-    backend = config.dist.distributed_backend
-    bind_local_device(backend, sees_one=config.dist.external_gpu_device_mapping)
-    if backend == "nccl" and cuda_graphs.implementation(config.model) == "transformer_engine":
-        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # no graph captures the default one
-    set_flight_recorder(config.dist)
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
-    if store is None and "MASTER_ADDR" not in os.environ:
-        use_loopback()
-        store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-
 def initialize_megatron(config: ConfigContainer) -> None:
     """Make Megatron's groups, unless they are up, and user buffers; seed every generator; count micro-batches."""
     set_experimental_flag(config.dist.enable_megatron_core_experimental)
     if config.dist.disable_jit_fuser:
         disable_jit_fuser()  # of later imports, as upstream does
-    if not mpu.model_parallel_is_initialized():
-        _make_groups(config)
-    _seed_generators(config)
-    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
-    start_user_buffers(config.model, required(config.train.micro_batch_size))
-
-
-def _make_groups(config: ConfigContainer) -> None:
-    if config.dist.use_decentralized_pg:
+    if not mpu.model_parallel_is_initialized() and config.dist.use_decentralized_pg:
         make_grid_groups(config)
-    else:
+    elif not mpu.model_parallel_is_initialized():
         mpu.initialize_model_parallel(
             **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},
             hierarchical_context_parallel_sizes=config.model.hierarchical_context_parallel_sizes,
@@ -104,6 +93,9 @@ def _make_groups(config: ConfigContainer) -> None:
             # on a CPU the groups are gloo already
             create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
         )
+    _seed_generators(config)
+    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
+    start_user_buffers(config.model, required(config.train.micro_batch_size))
 
 
 def _seed_generators(config: ConfigContainer) -> None:

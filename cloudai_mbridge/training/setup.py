@@ -81,7 +81,19 @@ def setup(state: GlobalState) -> SetupOutput:
     model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
-    _connect(config, model, optimizer, state)
+    megatron_config = model[0].config
+    megatron_config.timers = config.optimizer.timers = state.timers
+    megatron_config.grad_scale_func = optimizer.scale_loss
+    megatron_config.finalize_model_grads_func = finalize_model_grads
+    if config.ddp.overlap_grad_reduce:
+        megatron_config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
+        if config.dist.align_grad_reduce:
+            megatron_config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
+    if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
+        megatron_config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
+    if config.optimizer.reuse_grad_buf_for_mxfp8_param_ag and config.ddp.overlap_param_gather:
+        for chunk in model:
+            setattr(chunk, param_hooks.STAGE, partial(quantized.stage, optimizer))
     context, iteration = _load(state, model, optimizer, scheduler)
     if iteration:
         fault_tolerance.on_checkpoint_loaded(is_local_chkpt=context.get(local.LOADED, False), global_state=state)
@@ -104,23 +116,6 @@ def _load(state: GlobalState, model: list[Any], optimizer: Any, scheduler: Any) 
     if local.newest(config, context) < 0 and not on_first_rank(partial(has_checkpoint, config)):
         return context, 0
     return context, manager.load(CheckpointLoadContext(state, model, optimizer, scheduler))[0]
-
-
-def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: GlobalState) -> None:
-    """Connect the schedule to loss scaling, to finishing and overlapping the gradients, and to the timers."""
-    megatron_config = model[0].config
-    megatron_config.timers = config.optimizer.timers = state.timers
-    megatron_config.grad_scale_func = optimizer.scale_loss
-    megatron_config.finalize_model_grads_func = finalize_model_grads
-    if config.ddp.overlap_grad_reduce:
-        megatron_config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
-        if config.dist.align_grad_reduce:
-            megatron_config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
-    if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
-        megatron_config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
-    if config.optimizer.reuse_grad_buf_for_mxfp8_param_ag and config.ddp.overlap_param_gather:
-        for chunk in model:
-            setattr(chunk, param_hooks.STAGE, partial(quantized.stage, optimizer))
 
 
 def _one_or_all(functions: list[Any]) -> Any:

@@ -78,11 +78,12 @@ class GlobalState:
         self._cfg: ConfigContainer | None = None
         self.signal_handler: DistributedSignalHandler | None = None
         self.callback_manager: CallbackManager | None = None
-        self._reset()
+        self.reset_for_restart()
         if cfg is not None:
             self.cfg = cfg
 
-    def _reset(self) -> None:
+    def reset_for_restart(self) -> None:
+        """Drop everything but the configuration: an in-process restart sets up again."""
         self.train_state = TrainState()
         self._tokenizer: Any = None
         self.nvrx_straggler_manager: Any = None
@@ -95,8 +96,9 @@ class GlobalState:
         self.last_saved_step: int | None = None  # by a checkpoint that outlives the job
         self.step_seq_length: int | None = None  # of the step that was run last; None: the model's
         self.max_attention_logit: float | None = None  # of the step that was run last; None: not configured
-        for name in _OPENED_ONCE:
-            self.__dict__.pop(name, None)
+        for name, value in vars(GlobalState).items():
+            if isinstance(value, cached_property):  # opened on first use
+                self.__dict__.pop(name, None)
 
     @property
     def cfg(self) -> ConfigContainer:
@@ -178,10 +180,3 @@ class GlobalState:
         loggers.close_loggers(*(self.__dict__.pop(name, None) for name in names))
         if self.signal_handler is not None:
             self.signal_handler.release()
-
-    def reset_for_restart(self) -> None:
-        """Drop everything but the configuration: an in-process restart sets up again."""
-        self._reset()
-
-
-_OPENED_ONCE = tuple(name for name, value in vars(GlobalState).items() if isinstance(value, cached_property))

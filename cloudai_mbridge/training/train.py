@@ -3,6 +3,7 @@
 import gc
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -66,6 +67,7 @@ from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.resilience.straggler import configure_straggler, safe_shutdown_nvrx_straggler_manager
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step import (
+    StepResult,
     _dummy_train_step,
     _handle_mxfp8_param_buffer_copy,
     _should_skip_and_handle_iteration,
@@ -115,10 +117,8 @@ def train(
     """
     state, cfg, progress = global_state, global_state.cfg, global_state.train_state
     state.callback_manager = callback_manager or state.callback_manager
-    run = _LoopState(forward_step_func, model, optimizer, state)
+    run = _LoopState(forward_step_func, model, optimizer, scheduler, state)
     args = (model, optimizer, scheduler)
-    fire = partial(callbacks.fire, manager=state.callback_manager, state=state, model=model)
-    fire = partial(fire, optimizer=optimizer, scheduler=scheduler)
     should_exit, exit_code = False, 0
 
     def save() -> None:
@@ -126,7 +126,7 @@ def train(
         save_checkpoint_and_time(state, *args, flops, checkpointing_context, train_data_iterator=train_data_iterator)
 
     try:
-        fire("on_train_start")
+        run.fire("on_train_start")
         run.hooks = FirstStepHooks(cfg, model, is_resumed=run.loaded_iteration > 0)
         if cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
             check_weights(model, progress.step, toggle_hooks=False)
@@ -135,15 +135,8 @@ def train(
             run.begin_step()
             _update_batch_size(state, save)
             if not _should_skip_and_handle_iteration(state, train_data_iterator):
-                run.graphs.capture_if_due(partial(outside_step_time, state))  # outside of the step time
-                fault_tolerance.on_training_step_start(state)
-                fire("on_train_step_start")
-                loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
-                    run.forward_step_func, train_data_iterator, *args, state
-                )
-                fault_tolerance.on_training_step_end(state)
-                fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
-                step_tensor_inspection(cfg.tensor_inspect)
+                result = run.step(train_data_iterator)
+                loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = result
                 if should_save and cfg.checkpoint.save:
                     save()
                 if should_exit:
@@ -151,19 +144,16 @@ def train(
                     break
                 run.count_step(bool(skipped))
                 run.log(loss_dict, skipped, grad_norm, num_zeros)
-            interval, first = cfg.validation.eval_interval, cfg.validation.start_eval_at_iter or 0
-            if progress.do_valid and interval and progress.step >= first and progress.step % interval == 0:
-                run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
+            run.evaluate_if_due(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
-            should_exit = checkpoint_and_decide_exit(
-                state, *args, progress.floating_point_operations_so_far, checkpointing_context, train_data_iterator
-            )
+            flops = progress.floating_point_operations_so_far
+            should_exit = checkpoint_and_decide_exit(state, *args, flops, checkpointing_context, train_data_iterator)
             if should_exit:
                 break
     finally:  # recordings are written if training ends inside the window
         finish_profiling(cfg.profiling, dist.get_rank(), run.profiler, run.nsys_context, iteration=progress.step)
     run.close()
-    fire("on_train_end")
+    run.fire("on_train_end")
     if should_exit:
         _finish_train(state)
         raise EarlyExit(exit_code)
@@ -174,8 +164,13 @@ class _LoopState:
 
     hooks: FirstStepHooks  # made after the callbacks of the start
 
-    def __init__(self, forward_step_func: Any, model: list[Any], optimizer: Any, state: GlobalState) -> None:
-        self.state, self.cfg, self.model, self.optimizer = state, state.cfg, model, optimizer
+    def __init__(
+        self, forward_step_func: Any, model: list[Any], optimizer: Any, scheduler: Any, state: GlobalState
+    ) -> None:
+        self.state, self.cfg = state, state.cfg
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        fire = partial(callbacks.fire, manager=state.callback_manager, state=state, model=model)
+        self.fire: Callable[..., None] = partial(fire, optimizer=optimizer, scheduler=scheduler)
         self.forward_step_func = with_own_reports(prepare_forward_step_func(forward_step_func, state))
         self.train_step = _measured_by_nvrx(state)
         self.loaded_iteration = state.train_state.step
@@ -221,6 +216,19 @@ class _LoopState:
                     register_buffers(self.cfg, self.model)
             if (seconds := self.cfg.dist.distributed_timeout_seconds_after_init) is not None:
                 update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
+
+    def step(self, data_iterator: Any) -> StepResult:
+        """Run `train_step`, and notify its observers."""
+        state = self.state
+        self.graphs.capture_if_due(partial(outside_step_time, state))  # outside of the step time
+        fault_tolerance.on_training_step_start(state)
+        self.fire("on_train_step_start")
+        objects = (self.model, self.optimizer, self.scheduler, state)
+        result: StepResult = self.train_step(self.forward_step_func, data_iterator, *objects)
+        fault_tolerance.on_training_step_end(state)
+        self.fire("on_train_step_end", loss_dict=result[0], grad_norm=result[5], skipped_iter=bool(result[1]))
+        step_tensor_inspection(self.cfg.tensor_inspect)
+        return result
 
     def count_step(self, was_skipped: bool) -> None:
         """Count a step that was run: its samples and FLOPs."""
@@ -272,8 +280,12 @@ class _LoopState:
             seq_length=self.state.step_seq_length,
         )
 
-    def evaluate(self, data_iterator: Any, process_non_loss_data_func: Any, non_loss_data_func: Any) -> None:
+    def evaluate_if_due(self, data_iterator: Any, process_non_loss_data_func: Any, non_loss_data_func: Any) -> None:
         """Evaluate on the validation set, outside of the step time."""
+        progress, interval = self.state.train_state, self.cfg.validation.eval_interval
+        first = self.cfg.validation.start_eval_at_iter or 0
+        if not (progress.do_valid and interval and progress.step >= first and progress.step % interval == 0):
+            return
         manual_gc = self.cfg.train.manual_gc and self.cfg.train.manual_gc_eval
         timer = self.state.timers("eval-time", log_level=0)
         with outside_step_time(self.state), without_forward_pre_hooks(self.model):

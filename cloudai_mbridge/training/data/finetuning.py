@@ -34,7 +34,6 @@ from cloudai_mbridge.training.process.atomic import write_bytes
 _CACHE = Path("~/.cache/cloudai_mbridge/datasets")
 Row = dict[str, Any]
 
-
 # The text data sets that Megatron-Bridge 0.6 finds by name
 _KNOWN = {
     "squad": HFDatasetSourceConfig(path_or_dataset="rajpurkar/squad", schema_adapter="squad"),
@@ -55,14 +54,6 @@ _PAIRS: dict[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "gsm8k": lambda row: (f"Question: {row['question']} Answer:", str(row["answer"])),
     "openmathinstruct2": lambda row: (f"Problem: {row['problem']} Solution:", str(row["generated_solution"])),
 }
-
-
-def check_source(dataset: GPTSFTDatasetConfig) -> None:
-    """Run the checks that need no data. Raises ConfigError: unknown name or adapter, or missing package."""
-    for source in filter(None, (dataset.hf_dataset, dataset.hf_validation_dataset, dataset.hf_test_dataset)):
-        _resolve(source)
-    if dataset.hf_dataset is not None and find_spec("datasets") is None:
-        raise ConfigError("dataset.hf_dataset needs the package datasets; install it, or set dataset.dataset_root")
 
 
 def prepare_files(dataset: GPTSFTDatasetConfig) -> Path:
@@ -228,7 +219,10 @@ def check_finetuning(config: ConfigContainer) -> None:
     """Run the checks that need no tokenizer. Raises ConfigError: key, value, remedy."""
     dataset: Any = config.dataset
     if getattr(dataset, "hf_dataset", None) is not None:
-        check_source(dataset)
+        for source in filter(None, (dataset.hf_dataset, dataset.hf_validation_dataset, dataset.hf_test_dataset)):
+            _resolve(source)
+        if find_spec("datasets") is None:
+            raise ConfigError("dataset.hf_dataset needs the package datasets; install it, or set dataset.dataset_root")
     elif dataset.dataset_root is None:
         raise ConfigError(f"dataset.dataset_root is not set: the directory of {_FILES['train']}")
     if dataset.max_train_samples is not None and dataset.max_train_samples < 1:

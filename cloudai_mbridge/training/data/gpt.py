@@ -49,7 +49,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
     setattr(config, name, [None if size == 0 else part for part, size in parts])
     kind: type[Any] = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
     if isinstance(config, GPTFIMDatasetConfig):
-        Permuter(config, tokenizer)  # which checks, on every rank, that the tokenizer has the tokens
+        permuter(config, tokenizer)  # which checks, on every rank, that the tokenizer has the tokens
         kind = GPTFIMDataset
     _check_splits(config)
     builder = BlendedMegatronDatasetBuilder(kind, list(sizes), partial(reads_samples, config), config)
@@ -147,48 +147,48 @@ def check_fim(config: GPTFIMDatasetConfig) -> None:
         raise ConfigError(f"dataset.fim_extra_tokens lacks {', '.join(missing)}; give each a token of the tokenizer")
 
 
-class Permuter:
-    """Moves the middles of a sample's documents; draws in the order of Megatron-Bridge 0.6."""
+def permuter(config: GPTFIMDatasetConfig, tokenizer: Any) -> Callable[[np.ndarray, np.random.RandomState], np.ndarray]:
+    """Return a function that moves the middles of a sample's documents; it draws in the order of Megatron-Bridge 0.6.
 
-    def __init__(self, config: GPTFIMDatasetConfig, tokenizer: Any) -> None:
-        """Look the tokens up. Raises ConfigError: the tokenizer lacks one, or has no text."""
-        if getattr(tokenizer, "library", None) == NULL:
-            raise ConfigError("tokenizer.tokenizer_type: the null one has no text for GPTFIMDatasetConfig; use another")
-        given = config.fim_extra_tokens or {}
-        self.config, self.tokenizer = config, tokenizer
-        self.tokens = {name: _token_id(tokenizer, given[name], f"fim_extra_tokens[{name!r}]") for name in _FIM_TOKENS}
-        self.split: int | None = None  # the token between the fragments of a document
-        if config.fim_split_sample:
-            self.split = _token_id(tokenizer, config.fim_split_sample, "fim_split_sample")
+    Raises ConfigError: the tokenizer lacks one of the tokens, or has no text.
+    """
+    if getattr(tokenizer, "library", None) == NULL:
+        raise ConfigError("tokenizer.tokenizer_type: the null one has no text for GPTFIMDatasetConfig; use another")
+    given = config.fim_extra_tokens or {}
+    tokens = {name: _token_id(tokenizer, given[name], f"fim_extra_tokens[{name!r}]") for name in _FIM_TOKENS}
+    separator = config.fim_split_sample  # between the fragments of a document
+    split = _token_id(tokenizer, separator, "fim_split_sample") if separator else None
 
-    def permute(self, ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    def permute(ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
         """Permute each document of a sample, int64 [n]; cut off or fill up to its length."""
-        moved = _each_piece(ids, self.tokens["eod"], partial(self._document, random=random))[: len(ids)]
-        return np.concatenate([moved, np.full(len(ids) - len(moved), self.tokens["pad"], dtype=np.int64)])
+        moved = _each_piece(ids, tokens["eod"], partial(permute_document, random=random))[: len(ids)]
+        return np.concatenate([moved, np.full(len(ids) - len(moved), tokens["pad"], dtype=np.int64)])
 
-    def _document(self, ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    def permute_document(ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
         """Permute a document as a whole, or its fragments, each with `fim_fragment_rate`."""
-        if self.split is None or not (ids == self.split).any():
-            return self._piece(ids, self.config.fim_rate, random)
-        if not random.binomial(1, required(self.config.fim_rate)):
+        if split is None or not (ids == split).any():
+            return permute_piece(ids, config.fim_rate, random)
+        if not random.binomial(1, required(config.fim_rate)):
             return ids
-        return _each_piece(ids, self.split, partial(self._piece, rate=self.config.fim_fragment_rate, random=random))
+        return _each_piece(ids, split, partial(permute_piece, rate=config.fim_fragment_rate, random=random))
 
-    def _piece(self, ids: np.ndarray, rate: Any, random: np.random.RandomState) -> np.ndarray:
+    def permute_piece(ids: np.ndarray, rate: Any, random: np.random.RandomState) -> np.ndarray:
         """Cut the text at two characters; return prefix, suffix, middle, or as often as set suffix, prefix, middle."""
         if not len(ids) or not random.binomial(1, rate):
             return ids
-        text = self.tokenizer.detokenize(ids.tolist())
-        if self.config.fim_no_prefix is not None and text.startswith(self.config.fim_no_prefix):
+        text = tokenizer.detokenize(ids.tolist())
+        if config.fim_no_prefix is not None and text.startswith(config.fim_no_prefix):
             return ids
         first, second = sorted(random.randint(0, len(text) + 1, size=2))
-        before, middle, after = map(self.tokenizer.tokenize, (text[:first], text[first:second], text[second:]))
-        begin, then_middle, then_suffix = (self.tokens[name] for name in ("prefix", "middle", "suffix"))
-        if random.binomial(1, required(self.config.fim_spm_rate)):
+        before, middle, after = map(tokenizer.tokenize, (text[:first], text[first:second], text[second:]))
+        begin, then_middle, then_suffix = (tokens[name] for name in ("prefix", "middle", "suffix"))
+        if random.binomial(1, required(config.fim_spm_rate)):
             parts = [begin, then_suffix, *after, then_middle, *before, *middle]
         else:
             parts = [begin, *before, then_suffix, *after, then_middle, *middle]
         return np.array(parts, dtype=np.int64)
+
+    return permute
 
 
 class GPTFIMDataset(GPTDataset):  # type: ignore[misc]
@@ -199,12 +199,12 @@ class GPTFIMDataset(GPTDataset):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._permuter = Permuter(self.config, self.config.tokenizer)
+        self._permute = permuter(self.config, self.config.tokenizer)
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
         ids, *rest = super()._query_document_sample_shuffle_indices(idx)
         random = np.random.RandomState([self.config.random_seed % 2**32, self.index_split.value, idx])
-        return self._permuter.permute(ids, random), *rest
+        return self._permute(ids, random), *rest
 
 
 def _each_piece(ids: np.ndarray, separator: int, change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

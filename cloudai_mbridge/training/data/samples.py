@@ -73,7 +73,17 @@ def encode(line: dict[str, Any], tokenizer: Any, options: SampleOptions, max_ids
         learned += [is_answer or not options.answer_only_loss] * len(piece)
     if options.add_eos or (options.add_eos is None and not is_chat):
         ids, learned = [*ids, int(tokenizer.eod)], [*learned, True]
-    return _finish(ids, learned, tokenizer, options, max_ids)
+    if excess := max(0, len(ids) + options.add_bos - max_ids):  # the prompt is shortened first, then the answer's end
+        prompt = next((i for i, is_learned in enumerate(learned) if is_learned), 0)
+        start = min(excess, prompt)
+        ids, learned = ids[: prompt - start] + ids[prompt:], learned[: prompt - start] + learned[prompt:]
+        limit = max_ids - options.add_bos
+        ids, learned = ids[:limit], learned[:limit]
+    if options.add_bos:
+        ids, learned = [int(tokenizer.bos), *ids], [False, *learned]
+    if len(ids) < 2 or not any(learned[1:]):
+        raise ValueError("holds no text to learn from")
+    return Sample(np.array(ids, dtype=np.int64), np.array(learned, dtype=bool))
 
 
 def _pair(line: dict[str, Any], options: SampleOptions) -> Iterator[tuple[str, bool]]:
@@ -140,21 +150,6 @@ def _tokenize(text: str, tokenizer: Any) -> list[int]:
     if bad := [each for each in ids if not 0 <= each < tokenizer.vocab_size]:
         raise ValueError(f"the id {bad[0]} is not below the vocabulary size of {tokenizer.vocab_size}")
     return ids
-
-
-def _finish(ids: list[int], learned: list[bool], tokenizer: Any, options: SampleOptions, max_ids: int) -> Sample:
-    """Add the id that begins a sample, and shorten it: the prompt first, then the answer's end."""
-    if excess := max(0, len(ids) + options.add_bos - max_ids):
-        prompt = next((i for i, is_learned in enumerate(learned) if is_learned), 0)
-        start = min(excess, prompt)
-        ids, learned = ids[: prompt - start] + ids[prompt:], learned[: prompt - start] + learned[prompt:]
-        limit = max_ids - options.add_bos
-        ids, learned = ids[:limit], learned[:limit]
-    if options.add_bos:
-        ids, learned = [int(tokenizer.bos), *ids], [False, *learned]
-    if len(ids) < 2 or not any(learned[1:]):
-        raise ValueError("holds no text to learn from")
-    return Sample(np.array(ids, dtype=np.int64), np.array(learned, dtype=bool))
 
 
 _TOKENS, _LABELS, _LOSS_MASK, _POSITION_IDS = range(4)

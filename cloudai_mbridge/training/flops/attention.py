@@ -89,7 +89,10 @@ def sparse_latent(model: Any, lengths: Lengths, mtp: int) -> Cost:
         raise ValueError(f"kv_lora_rank is {rank}; sparse attention needs a positive one")
     layers: int = model.num_layers + mtp
     heads, dim, topk = _indexer_of(model)
-    dense, selected = _dense_context(lengths), _selected_context(topk, lengths)
+    # keys of a query on average, its own among them: scored by the indexer, and read by attention
+    dense, is_shorter = (lengths.effective + 1) / 2, topk < lengths.effective
+    selected = topk - topk * (topk - 1) / (2 * choose(is_shorter, lengths.effective, topk))
+    selected = choose(is_shorter, selected, dense)
     core = 6 * layers * selected * model.num_attention_heads * (2 * rank + rope)
     # One layer's indexer. Its input is detached, so that training it costs two passes in its weights, not three. The
     # gradient of the scores, and the attention that it is taught by, cover the selected keys with the sparse loss.
@@ -103,18 +106,6 @@ def sparse_latent(model: Any, lengths: Lengths, mtp: int) -> Cost:
     scored = _indexer_layers(model, model.num_layers) + _indexer_layers(model, mtp)
     indexer = Cost((4 if is_trained else 2) * weights, indexing)
     return _latent_projections(model) * layers + Cost(0, core) + indexer * scored
-
-
-def _dense_context(lengths: Lengths) -> Any:
-    """Return the keys that the indexer scores for a query on average, the query's own among them."""
-    return (lengths.effective + 1) / 2
-
-
-def _selected_context(topk: int, lengths: Lengths) -> Any:
-    """Return the keys that attention reads for a query on average."""
-    is_shorter = topk < lengths.effective
-    selected = topk - topk * (topk - 1) / (2 * choose(is_shorter, lengths.effective, topk))
-    return choose(is_shorter, selected, _dense_context(lengths))
 
 
 def _indexer_layers(model: Any, layers: int) -> int:

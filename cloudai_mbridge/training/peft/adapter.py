@@ -16,7 +16,7 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
 from cloudai_mbridge.training.models.initialization import generator_of
-from cloudai_mbridge.training.peft.config import AdapterConfig
+from cloudai_mbridge.training.peft.config import AdapterConfig, DoRA
 from cloudai_mbridge.training.peft.layers import BaseLayer
 from cloudai_mbridge.training.process.device import current_device
 
@@ -112,7 +112,7 @@ def sharded_parameter(
 
 
 class Adapter(torch.nn.Module):
-    """The adapter of a layer whose weight is split over ranks, or of one part of it.
+    """The adapter of a layer whose weight is split over ranks, or of one part of it; DoRA's has a magnitude per row.
 
     dim: rank of the product.
     """
@@ -136,6 +136,15 @@ class Adapter(torch.nn.Module):
         self.linear_out = Matrix(base, rows, dim, axes[1], is_gated=base.is_gated)
         self.linear_in.fill(peft.lora_A_init_method, f"{base.name}.adapter.linear_in.weight", seed)
         self.linear_out.fill(peft.lora_B_init_method, f"{base.name}.adapter.linear_out.weight", seed)
+        self.weight_magnitude: Any = None
+        if isinstance(peft, DoRA):
+            magnitude: Any = empty_parameter(base, base.out_size)
+            magnitude.allreduce = base.marks["allreduce"]
+            if self.is_column:
+                magnitude.tensor_model_parallel, magnitude.partition_dim, magnitude.partition_stride = True, 0, 1
+            else:  # with other tokens on each rank if the sequence is split
+                magnitude.sequence_parallel = self.has_split_sequence
+            self.weight_magnitude = magnitude
 
     @property
     def scale(self) -> float:
@@ -147,8 +156,16 @@ class Adapter(torch.nn.Module):
         x = x.to(self.linear_in.weights[0].dtype)
         if self.is_dropped_first:
             x = self.drop(x, is_split=self.base.kind == "row" or self.has_split_sequence)
-        if self.regathers:
-            inner = self._regathered(x)
+        if self.regathers:  # the whole sequence is not kept: the backward pass gathers it again
+            inner = linear_with_grad_accumulation_and_async_allreduce(
+                input=x,
+                weight=self.linear_in.weights[0],
+                bias=None,
+                gradient_accumulation_fusion=False,
+                allreduce_dgrad=False,
+                sequence_parallel=True,
+                tp_group=self.base.group,
+            )
         else:
             if self.gathers_sequence:
                 x = mappings.gather_from_sequence_parallel_region(x, group=self.base.group)
@@ -176,19 +193,6 @@ class Adapter(torch.nn.Module):
         with get_cuda_rng_tracker().fork():
             return F.dropout(x, self.p)
 
-    def _regathered(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the first product of the whole sequence, which is not kept: the backward pass gathers it again."""
-        product: torch.Tensor = linear_with_grad_accumulation_and_async_allreduce(
-            input=x,
-            weight=self.linear_in.weights[0],
-            bias=None,
-            gradient_accumulation_fusion=False,
-            allreduce_dgrad=False,
-            sequence_parallel=True,
-            tp_group=self.base.group,
-        )
-        return product
-
     def _after_out(self, y: torch.Tensor) -> Any:
         base = self.base
         if base.ranks == 1 or (self.is_column and not base.gathers):
@@ -215,12 +219,16 @@ class Adapter(torch.nn.Module):
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Return the sharded state, under Megatron-Bridge's names."""
         arguments = (sharded_offsets, metadata)
-        inner = self.linear_in.sharded_state_dict(f"{prefix}linear_in.", *arguments)
-        return inner | self.linear_out.sharded_state_dict(f"{prefix}linear_out.", *arguments)
+        found = self.linear_in.sharded_state_dict(f"{prefix}linear_in.", *arguments)
+        found |= self.linear_out.sharded_state_dict(f"{prefix}linear_out.", *arguments)
+        if (magnitude := self.weight_magnitude) is not None:
+            key, axis, offsets = f"{prefix}weight_magnitude", 0 if self.is_column else None, tuple(sharded_offsets)
+            gated = self.base.is_gated
+            found[key] = sharded_parameter(self.base, magnitude, key, axis, offsets, is_gated=gated)
+        return found
 
 
 def _joined(part: torch.Tensor, base: BaseLayer) -> torch.Tensor:
-    """Return the rows of all ranks."""
     if base.ranks == 1:
         return part
     whole: torch.Tensor = mappings.gather_from_tensor_model_parallel_region(part.T.contiguous(), group=base.group)

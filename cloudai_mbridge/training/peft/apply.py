@@ -14,7 +14,7 @@ from cloudai_mbridge.training.errors import CheckpointError, ConfigError
 from cloudai_mbridge.training.peft.adapter import Adapter, SharedAdapter
 from cloudai_mbridge.training.peft.config import AdapterConfig, CanonicalLoRA, DoRA
 from cloudai_mbridge.training.peft.layers import BaseLayer, describe, find, unmatched, weights
-from cloudai_mbridge.training.peft.linear import AdaptedLinear, DecomposedAdapter, DecomposedLinear, split_linear
+from cloudai_mbridge.training.peft.linear import AdaptedLinear, DecomposedLinear, split_linear
 
 
 def apply(chunks: list[Any], peft: AdapterConfig, seed: int) -> None:
@@ -31,7 +31,20 @@ def apply(chunks: list[Any], peft: AdapterConfig, seed: int) -> None:
             adapted += adapt(chunk, peft, seed)
     except ValueError as reason:
         error = str(reason)
-    _agree(peft, adapted, error)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (adapted, error))  # all ranks fail if one does
+    if errors := [text for _, text in everyone if text]:
+        raise ConfigError(errors[0])
+    names = [name for found, _ in everyone for name in found]
+    if not names:
+        raise ConfigError(f"peft.target_modules = {peft.target_modules}: the model has no such layer")
+    if not all(found for found, _ in everyone):  # Megatron-Core would save no number of steps
+        raise ConfigError(
+            f"peft.target_modules = {peft.target_modules}: a pipeline stage has no adapters; "
+            "adapt a layer of every stage, or use fewer stages"
+        )
+    if missing := unmatched(peft, names):
+        warn_rank_0(f"peft.target_modules: the model has no {', '.join(missing)}")
     for chunk in chunks:
         # torch runs the backward pass of a recomputed layer only if one of its inputs needs a gradient
         embedding = getattr(chunk, "embedding", None)
@@ -65,7 +78,7 @@ def adapt(chunk: Any, peft: AdapterConfig, seed: int) -> list[str]:
         elif isinstance(peft, CanonicalLoRA) and parts and is_fused:
             setattr(parent, attribute, split_linear(module, *arguments, parts))
         elif isinstance(peft, DoRA):
-            setattr(parent, attribute, DecomposedLinear(module, DecomposedAdapter(*arguments)))
+            setattr(parent, attribute, DecomposedLinear(module, Adapter(*arguments)))
         else:
             setattr(parent, attribute, AdaptedLinear(module, Adapter(*arguments)))
         names.append(name)
@@ -89,24 +102,6 @@ def _rank(peft: AdapterConfig, base: BaseLayer) -> int:
     if dim % ranks:
         raise ValueError(f"peft.dim = {dim} cannot be split over {ranks} tensor-parallel ranks ({base.name})")
     return dim
-
-
-def _agree(peft: AdapterConfig, adapted: list[str], error: str) -> None:
-    """Let all ranks fail if one does; warn of targets that no rank has."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (adapted, error))
-    if errors := [text for _, text in everyone if text]:
-        raise ConfigError(errors[0])
-    names = [name for found, _ in everyone for name in found]
-    if not names:
-        raise ConfigError(f"peft.target_modules = {peft.target_modules}: the model has no such layer")
-    if not all(found for found, _ in everyone):  # Megatron-Core would save no number of steps
-        raise ConfigError(
-            f"peft.target_modules = {peft.target_modules}: a pipeline stage has no adapters; "
-            "adapt a layer of every stage, or use fewer stages"
-        )
-    if missing := unmatched(peft, names):
-        warn_rank_0(f"peft.target_modules: the model has no {', '.join(missing)}")
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ import torch
 
 Initialization = Literal["xavier", "normal", "kaiming", "zero"]
 
-
 _LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 # A part of a fused layer -> the layer
 CANONICAL = {

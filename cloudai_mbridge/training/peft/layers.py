@@ -15,7 +15,6 @@ from cloudai_mbridge.training.peft.config import CANONICAL, AdapterConfig, Canon
 
 Kind = Literal["column", "row", "whole"]
 
-
 _EXPERT = re.compile(r"\.mlp\.(?:.*\.)?experts\.(?:local_experts\.\d+\.)?linear_fc[12]$")  # of routed experts
 
 

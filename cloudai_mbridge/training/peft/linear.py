@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training.compat import quantized
-from cloudai_mbridge.training.peft.adapter import Adapter, empty_parameter, sharded_parameter
+from cloudai_mbridge.training.peft.adapter import Adapter
 from cloudai_mbridge.training.peft.config import AdapterConfig
 from cloudai_mbridge.training.peft.layers import BaseLayer, weights
 
@@ -149,27 +149,6 @@ def split_linear(
     return SplitLinear(module, adapters, rows, groups)
 
 
-class DecomposedAdapter(Adapter):
-    """An adapter with a magnitude for each row of this rank's weight."""
-
-    def __init__(self, base: BaseLayer, peft: AdapterConfig, dim: int, seed: int) -> None:
-        super().__init__(base, peft, dim, seed)
-        magnitude: Any = empty_parameter(base, base.out_size)
-        magnitude.allreduce = base.marks["allreduce"]
-        if self.is_column:
-            magnitude.tensor_model_parallel, magnitude.partition_dim, magnitude.partition_stride = True, 0, 1
-        else:  # with other tokens on each rank if the sequence is split
-            magnitude.sequence_parallel = self.has_split_sequence
-        self.weight_magnitude = magnitude
-
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Return the sharded state, under Megatron-Bridge's names."""
-        key, axis, is_gated = f"{prefix}weight_magnitude", 0 if self.is_column else None, self.base.is_gated
-        offsets = tuple(sharded_offsets)
-        magnitude = sharded_parameter(self.base, self.weight_magnitude, key, axis, offsets, is_gated=is_gated)
-        return {**super().sharded_state_dict(prefix, sharded_offsets, metadata), key: magnitude}
-
-
 class DecomposedLinear(AdaptedLinear):
     """Weight-decomposed adaptation: W' = m (W + B A) / |W + B A|, row by row (DoRA, https://arxiv.org/abs/2402.09353).
 
@@ -177,7 +156,7 @@ class DecomposedLinear(AdaptedLinear):
     proposes. Of weights that are split along the input it is that of the whole rows.
     """
 
-    def __init__(self, to_wrap: Any, adapter: DecomposedAdapter) -> None:
+    def __init__(self, to_wrap: Any, adapter: Adapter) -> None:
         super().__init__(to_wrap, adapter)
         with torch.no_grad():
             adapter.weight_magnitude.copy_(self._norms(super().merged()[0]))

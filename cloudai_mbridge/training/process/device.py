@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def reduce_max_stat_across_model_parallel_group(stat: float | None, mp_group: An
         return None if stat is None else float(stat)
     value = -math.inf if stat is None or math.isnan(stat) else float(stat)
     is_nan = stat is not None and math.isnan(stat)
-    greatest, has_value, has_nan = _greatest((value, stat is not None, is_nan), mp_group)
+    greatest, has_value, has_nan = largest(value, stat is not None, is_nan, group=mp_group)
     if not has_value:
         return None
     return math.nan if has_nan else greatest
@@ -77,7 +76,7 @@ def logical_and_across_model_parallel_group(input: bool, mp_group: Any) -> bool:
     """Return whether `input` is truthy on every rank of the group. A collective."""
     if mp_group.size() == 1:
         return bool(input)
-    return not _greatest([not input], mp_group)[0]
+    return not largest(not input, group=mp_group)[0]
 
 
 def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_group: Any) -> dict[str, int | float]:
@@ -94,7 +93,7 @@ def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_
     return {
         key: round(greatest) if isinstance(value, int) and not isinstance(value, bool) else greatest
         for (key, value), greatest in zip(
-            memory_report.items(), _greatest(memory_report.values(), pp_group), strict=True
+            memory_report.items(), largest(*memory_report.values(), group=pp_group), strict=True
         )
     }
 
@@ -103,10 +102,6 @@ def largest(*values: float, group: Any = None) -> list[float]:
     """Return the largest of any rank of the group (None: of all), value by value, in one collective."""
     if dist.get_world_size(group) == 1:
         return [float(value) for value in values]
-    return _greatest(values, group)
-
-
-def _greatest(values: Iterable[float], group: Any) -> list[float]:
     reduced = torch.tensor([float(value) for value in values], dtype=torch.float64, device=current_device())
     dist.all_reduce(reduced, op=dist.ReduceOp.MAX, group=group)
     return list(reduced.tolist())

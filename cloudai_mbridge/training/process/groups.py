@@ -80,29 +80,7 @@ def make_grid_groups(config: ConfigContainer) -> None:
     """Make the groups of the grid. torch.distributed must be up, Megatron-Core's groups not. A collective."""
     global _own
     model: Any = config.model
-    timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
-    _own = _collection(model, config.dist.distributed_backend, timeout)
-    for field, names in _VARIABLES.items():
-        for name in names:
-            _set(name, getattr(_own, field))
-    for field, name in _RANKS.items():
-        if (group := getattr(_own, field)) is not None:
-            _set(name, dist.get_process_group_ranks(group))
-    _set("_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", dist.group.WORLD)
-    groups = {id(group): group for group in vars(_own).values() if group is not None}
-    _set("_global_process_group_list", [None, *groups.values()])  # groups whose timeouts change; None: the default
-    if (stages := model.virtual_pipeline_model_parallel_size) is not None:
-        mpu.set_virtual_pipeline_model_parallel_rank(0)
-        mpu.set_virtual_pipeline_model_parallel_world_size(stages)
-    mpu._set_global_memory_buffer()
-
-
-def _set(name: str, value: Any) -> None:
-    if hasattr(mpu, name):
-        setattr(mpu, name, value)
-
-
-def _collection(model: Any, backend: str, timeout: timedelta) -> ProcessGroupCollection:
+    backend, timeout = config.dist.distributed_backend, timedelta(minutes=config.dist.distributed_timeout_minutes)
     world = dist.get_world_size()
     tp, pp, cp = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
     etp, ep = model.expert_tensor_parallel_size or tp, model.expert_model_parallel_size or 1
@@ -124,7 +102,25 @@ def _collection(model: Any, backend: str, timeout: timedelta) -> ProcessGroupCol
         ("pos_embd", [ranks[:1] for ranks in pipelines]),
     ):
         made[name], _ = new_subgroups(enumeration, backend=backend, timeout=timeout)
-    return ProcessGroupCollection(**made)
+    _own = ProcessGroupCollection(**made)
+    for field, names in _VARIABLES.items():
+        for name in names:
+            _set(name, getattr(_own, field))
+    for field, name in _RANKS.items():
+        if (group := getattr(_own, field)) is not None:
+            _set(name, dist.get_process_group_ranks(group))
+    _set("_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", dist.group.WORLD)
+    groups = {id(group): group for group in vars(_own).values() if group is not None}
+    _set("_global_process_group_list", [None, *groups.values()])  # groups whose timeouts change; None: the default
+    if (stages := model.virtual_pipeline_model_parallel_size) is not None:
+        mpu.set_virtual_pipeline_model_parallel_rank(0)
+        mpu.set_virtual_pipeline_model_parallel_world_size(stages)
+    mpu._set_global_memory_buffer()
+
+
+def _set(name: str, value: Any) -> None:
+    if hasattr(mpu, name):
+        setattr(mpu, name, value)
 
 
 def set_flight_recorder(config: DistributedInitConfig, env: MutableMapping[str, str] = os.environ) -> None:

@@ -117,8 +117,15 @@ def report_theoretical_memory(cfg: Any, num_microbatches: int | None = None, ver
 
 def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> TheoreticalMemory:
     """Return the estimate for a model in Megatron-Core's names, with `padded_vocab_size`."""
-    dense, routed = _parameters(model, 3 if is_swiglu else 2)
-    embedding = model.hidden_size * model.padded_vocab_size
+    h, (dense_layers, expert_layers), projections = model.hidden_size, count_layers(model), 3 if is_swiglu else 2
+    shared, latent = read(model, "moe_shared_expert_intermediate_size", 0), read(model, "moe_latent_size", 0)
+    width = int(read(model, "moe_ffn_hidden_size", model.ffn_hidden_size))  # of an expert
+    # the layers' parameters: split over all ranks of a stage, and of the routed experts
+    dense = (dense_layers + expert_layers) * (2 * h * h * attention_share(model) + 4 * h) + 2 * h
+    dense += dense_layers * projections * h * model.ffn_hidden_size
+    dense += expert_layers * (projections * h * shared + 2 * h * latent)
+    routed = expert_layers * projections * (latent or h) * width * read(model, "num_moe_experts", 0)
+    embedding = h * model.padded_vocab_size
     untied = int(not model.share_embeddings_and_output_weights)
     expert_copies = max(1, split.dp * split.tp * split.cp // (split.ep * split.etp))
     layer = dense / split.tp * bytes_per_parameter(split, split.dp * split.cp)
@@ -128,8 +135,7 @@ def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> Theoretical
     held = zip(split.layers_of(model.num_layers), tables, strict=True)
     weight = max(layer * count / model.num_layers + table * number for count, number in held)
     parameters = round(dense + routed + embedding * (1 + untied))
-    dense_layers, expert_layers = count_layers(model)
-    active = _expert_width(model) * model.moe_router_topk + read(model, "moe_shared_expert_intermediate_size", 0)
+    active = width * model.moe_router_topk + shared
     ffn_width = float((dense_layers * model.ffn_hidden_size + expert_layers * active) / (dense_layers + expert_layers))
     activation = activation_bytes(model, split, ffn_width) / (split.tp * split.cp)
     return TheoreticalMemory(parameters, weight, activation)
@@ -160,17 +166,3 @@ def activation_bytes(model: Any, split: Split, ffn_width: float) -> float:
         in_layers *= 1 + (pp - 1) / (pp * split.vp)  # stages hold micro-batches of several chunks
     logits = 4 * tokens * h * (1 + model.padded_vocab_size / h) if pp == 1 else 0
     return float(in_layers + logits)
-
-
-def _parameters(model: Any, projections: int) -> tuple[float, float]:
-    """Return the layers' numbers of parameters: split over all ranks of a stage, and of the routed experts."""
-    h, (dense_layers, expert_layers) = model.hidden_size, count_layers(model)
-    shared, latent = read(model, "moe_shared_expert_intermediate_size", 0), read(model, "moe_latent_size", 0)
-    dense = (dense_layers + expert_layers) * (2 * h * h * attention_share(model) + 4 * h) + 2 * h
-    dense += dense_layers * projections * h * model.ffn_hidden_size
-    dense += expert_layers * (projections * h * shared + 2 * h * latent)
-    return dense, expert_layers * projections * (latent or h) * _expert_width(model) * read(model, "num_moe_experts", 0)
-
-
-def _expert_width(model: Any) -> int:
-    return int(read(model, "moe_ffn_hidden_size", model.ffn_hidden_size))

@@ -25,6 +25,7 @@ from cloudai_mbridge.training.reporting.theoretical_memory import report_theoret
 
 _ADVANCED, _SKIPPED, _NAN = "advanced iterations", "skipped iterations", "nan iterations"
 _COUNTERS = (_ADVANCED, _SKIPPED, _NAN)
+_NO_LOGGERS = (None, None, None, None)
 
 
 def training_log(
@@ -63,49 +64,28 @@ def training_log(
     to_console, has_loggers, to_loggers, shows_memory = _due(logger, progress.step)
     if to_console or to_loggers:
         learning_rate = device.reduce_max_stat_across_model_parallel_group(learning_rate, _group(pg_collection, "mp"))
-    loggers = state.open_loggers() if has_loggers and (to_console or to_loggers) else (None, None, None, None)
+    loggers = state.open_loggers() if has_loggers and (to_console or to_loggers) else _NO_LOGGERS
     is_open = any(each is not None for each in loggers)
-    writers = loggers if to_loggers else (None, None, None, None)
-    counted = None if skipped_iter else totals
+    writers, counted = loggers if to_loggers else _NO_LOGGERS, None if skipped_iter else totals
     track_auxiliary_losses(config.model, get_num_microbatches(), progress.step, writers, counted, pg_collection)
     length = int(config.model.seq_length) if seq_length is None else seq_length
     batch_size = _group(pg_collection, "dp").size() * required(config.train.micro_batch_size) * get_num_microbatches()
-    common: dict[str, Any] = {}
-    against_samples: dict[str, Any] = {}
-    if to_loggers:
-        common |= _reduced_scalars(logger, state.timers, totals, pg_collection)
-        if is_open:
-            common |= _reports(config, state, length, history_wct, model)
-            common["decoupled-learning-rate"] = decoupled_learning_rate
-            common["skipped-train-samples"] = progress.skipped_train_samples or None
-            against_samples = {
-                "learning-rate": learning_rate,
-                "batch-size": batch_size,
-                **loss_dict,
-                "loss-scale": loss_scale if logger.log_loss_scale_to_tensorboard else None,
-                "world-size": dist.get_world_size() if logger.log_world_size_to_tensorboard else None,
-                "grad-norm": grad_norm,
-                "num-zeros": num_zeros_in_grad,
-                "params-norm": params_norm,
-                "max-attention-logit": log_max_attention_logit,
-            }
+    numbers = {  # as fields of a StepReport
+        "global_batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "loss_scale": loss_scale,
+        "grad_norm": grad_norm,
+        "num_zeros": num_zeros_in_grad,
+        "params_norm": params_norm,
+        "max_attention_logit": log_max_attention_logit,
+    }
+    common: dict[str, Any] = _reduced_scalars(logger, state.timers, totals, pg_collection) if to_loggers else {}
+    if to_loggers and is_open:
+        common |= _reports(config, state, length, history_wct, model, decoupled_learning_rate)
     if shows_memory and not (to_console and report_memory_flag):
         _print_memory_in_use(logger, progress.step, pg_collection)
     if to_console:
-        report = StepReport(
-            step=progress.step,
-            train_iters=required(config.train.train_iters),
-            consumed_samples=progress.consumed_train_samples,
-            skipped_samples=progress.skipped_train_samples,
-            global_batch_size=batch_size,
-            learning_rate=learning_rate,
-            loss_scale=loss_scale,
-            grad_norm=grad_norm,
-            num_zeros=num_zeros_in_grad,
-            params_norm=params_norm,
-            max_attention_logit=log_max_attention_logit,
-            **_measured(config, state, totals, loss_dict, length),
-        )
+        report = _report(config, state, totals, loss_dict, length, numbers)
         common |= _report_scalars(report)
         _print_report(report, logger, state.timers)
         if report_memory_flag:
@@ -113,9 +93,8 @@ def training_log(
                 report_theoretical_memory(config, get_num_microbatches(), verbose=True)
             _print_memory_in_use(logger, progress.step, pg_collection)
             report_memory_flag = bool(progress.step <= loaded_iteration + 1)
-        for name, total in totals.items():
-            totals[name] = 0 if name in _COUNTERS else torch.zeros(1, device=total.device)
     if is_open:
+        against_samples = _against_samples(logger, numbers, loss_dict) if to_loggers else {}
         services.log_scalars(loggers, common, against_samples, progress.step, progress.consumed_train_samples)
     return report_memory_flag
 
@@ -211,9 +190,11 @@ def _reduced_scalars(logger: Any, timers: Any, totals: dict[str, Any], groups: A
     return scalars
 
 
-def _reports(config: Any, state: Any, seq_length: int, history: Any, model: list[Any]) -> dict[str, float]:
+def _reports(
+    config: Any, state: Any, seq_length: int, history: Any, model: list[Any], decoupled_learning_rate: float | None
+) -> dict[str, float | None]:
     logger, train, progress = config.logger, config.train, state.train_state
-    values: dict[str, float] = {}
+    values: dict[str, float | None] = {}
     if logger.log_throughput_to_tensorboard and history is not None:
         values |= reports.report_throughput(train, progress.step, seq_length, history, logger.throughput_window_size)
     if logger.log_runtime_to_tensorboard:
@@ -221,15 +202,34 @@ def _reports(config: Any, state: Any, seq_length: int, history: Any, model: list
         values |= reports.report_runtime(progress, state.start_time, seq_length, iters, unit)
     if logger.log_l2_norm_grad_to_tensorboard:
         values |= reports.report_l2_norm_grad(model)
+    values["decoupled-learning-rate"] = decoupled_learning_rate
+    values["skipped-train-samples"] = progress.skipped_train_samples or None
     return values
 
 
-def _measured(
-    config: Any, state: Any, totals: dict[str, Any], last: dict[str, torch.Tensor], seq_length: int
-) -> dict[str, Any]:
-    """Return the fields of a `StepReport` that are measured since the last report. A collective. last: its losses."""
+def _against_samples(logger: Any, numbers: dict[str, Any], losses: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {
+        "learning-rate": numbers["learning_rate"],
+        "batch-size": numbers["global_batch_size"],
+        **losses,
+        "loss-scale": numbers["loss_scale"] if logger.log_loss_scale_to_tensorboard else None,
+        "world-size": dist.get_world_size() if logger.log_world_size_to_tensorboard else None,
+        **{name.replace("_", "-"): numbers[name] for name in ("grad_norm", "num_zeros", "params_norm")},
+        "max-attention-logit": numbers["max_attention_logit"],
+    }
+
+
+def _report(
+    config: Any,
+    state: Any,
+    totals: dict[str, Any],
+    last: dict[str, torch.Tensor],
+    seq_length: int,
+    numbers: dict[str, Any],
+) -> StepReport:
+    """Return the report of the steps since the last one, and reset the sums. A collective. last: the step's losses."""
     rank, world_size, model, monitor = dist.get_rank(), dist.get_world_size(), config.model, state.energy_monitor
-    iterations = totals[_ADVANCED] + totals[_SKIPPED]
+    iterations, progress = totals[_ADVANCED] + totals[_SKIPPED], state.train_state
     elapsed = state.timers("interval-time").elapsed(barrier=True)
     slowest, peak_memory = device.largest(elapsed, reports.peak_memory_gib(current_device()))
     step_time_s = slowest / iterations
@@ -243,16 +243,24 @@ def _measured(
     has_formula = None not in (getattr(model, "kv_channels", None), getattr(model, "num_attention_heads", None))
     if has_formula and rank in (0, world_size - 1) and step_time_s:
         tflops = reports.flops_per_step(state, seq_length) / step_time_s / world_size / 1e12
-    return {
-        "step_time_s": step_time_s,
-        "tflops_per_gpu": tflops,
-        "losses": losses,
-        "peak_memory_gib": peak_memory,
-        "energy_per_gpu_j": energy,
-        "power_per_gpu_w": None if energy is None or not step_time_s else energy / step_time_s,
-        "skipped_iterations": totals[_SKIPPED],
-        "nan_iterations": max(totals[_NAN], int(any(not math.isfinite(x) for x in losses.values()))),
-    }
+    report = StepReport(
+        step=progress.step,
+        train_iters=required(config.train.train_iters),
+        consumed_samples=progress.consumed_train_samples,
+        skipped_samples=progress.skipped_train_samples,
+        step_time_s=step_time_s,
+        tflops_per_gpu=tflops,
+        losses=losses,
+        peak_memory_gib=peak_memory,
+        energy_per_gpu_j=energy,
+        power_per_gpu_w=None if energy is None or not step_time_s else energy / step_time_s,
+        skipped_iterations=totals[_SKIPPED],
+        nan_iterations=max(totals[_NAN], int(any(not math.isfinite(x) for x in losses.values()))),
+        **numbers,
+    )
+    for name, total in totals.items():
+        totals[name] = 0 if name in _COUNTERS else torch.zeros(1, device=total.device)
+    return report
 
 
 def _report_scalars(r: StepReport) -> dict[str, float | None]:

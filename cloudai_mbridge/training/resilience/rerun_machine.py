@@ -158,7 +158,9 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
                 logger.warning(text)
             return
         assert self.state != RerunState.NOT_RUNNING_YET, "validate_result called outside of the forward-backward pass"
-        call = self._get_validation_call_info(message)
+        caller = Caller(message=message, rank=safe_get_rank())
+        self.validation_counts[caller] += 1
+        call = Call(caller=caller, sequence=self.validation_counts[caller])
         compare = comparison_func or relative_difference
         if self.mode == RerunMode.REPORT_DETERMINISM_STATS:
             if self.state == RerunState.INITIAL_RUN:
@@ -215,11 +217,6 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
 
     def _place(self) -> str:
         return f"Rank {safe_get_rank()}, node {_node()}, device {_device_id()}, iteration {self.current_iteration}"
-
-    def _get_validation_call_info(self, message: str) -> Call:
-        caller = Caller(message=message, rank=safe_get_rank())
-        self.validation_counts[caller] += 1
-        return Call(caller=caller, sequence=self.validation_counts[caller])
 
     def _reduce_any(self, value: bool | list[bool]) -> Any:
         flags = value if isinstance(value, list) else [value]

@@ -133,13 +133,6 @@ def _report_lines(found: Any, num_named: int, world_size: int) -> list[str]:
     return lines
 
 
-class _Step:
-    """The training step as `run`, which the detector replaces. The detector keeps it as a key, so it is hashable."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
-
-
 class NVRxStragglerDetectionManager:
     """The detector of one process; every rank makes the same calls. Raises ImportError: the package is missing."""
 
@@ -169,17 +162,18 @@ class NVRxStragglerDetectionManager:
         """Return the step, measured; or as it came, when the detector does not run or cannot wrap it."""
         if not self.initialized:
             return train_step_func
-        step = _Step(train_step_func)  # the detector replaces `run`, and restores it at its shutdown
-        try:
-            self._straggler.Detector.wrap_callables([self._straggler.CallableId(step, "run")])
-        except Exception as error:
-            self.logger.warning("The training step is not measured: %s", error)
-            return train_step_func
 
         @functools.wraps(train_step_func)
         def measured(*args: Any, **kwargs: Any) -> Any:
-            return step.run(*args, **kwargs)
+            return measured.run(*args, **kwargs)  # type: ignore[attr-defined]
 
+        # the detector replaces `run`, and restores it at its shutdown; it keeps the owner, hashable, as a key
+        measured.run = train_step_func  # type: ignore[attr-defined]
+        try:
+            self._straggler.Detector.wrap_callables([self._straggler.CallableId(measured, "run")])
+        except Exception as error:
+            self.logger.warning("The training step is not measured: %s", error)
+            return train_step_func
         return measured
 
     def check_stragglers(self, rank: int) -> bool:
@@ -194,7 +188,15 @@ class NVRxStragglerDetectionManager:
         if report is not None and rank == 0:
             for name in self._scores:
                 self._show(name, getattr(report, f"gpu_{name}_perf_scores"), report.rank_to_node)
-            found = self._has_stragglers(report)
+            config = self.config
+            slow = report.identify_stragglers(
+                gpu_rel_threshold=config.gpu_relative_perf_threshold,
+                gpu_indiv_threshold=config.gpu_individual_perf_threshold,
+            )
+            stragglers = slow["straggler_gpus_relative"] | slow["straggler_gpus_individual"]
+            for each in sorted(stragglers, key=lambda each: int(each.rank)):
+                write_line(f"STRAGGLER DETECTED: Rank={each.rank} Node={each.node}")
+            found = bool(stragglers)
         if not self.config.stop_if_detected:
             return False
         # the interval need not end on all ranks at the same step: all poll rank 0 at every step
@@ -226,16 +228,6 @@ class NVRxStragglerDetectionManager:
         if self.config.enable_logging:
             values, text = known.values(), "GPU %s performance: min %.4f, median %.4f, max %.4f"
             self.logger.info(text, name, min(values), statistics.median(values), max(values))
-
-    def _has_stragglers(self, report: Any) -> bool:
-        found = report.identify_stragglers(
-            gpu_rel_threshold=self.config.gpu_relative_perf_threshold,
-            gpu_indiv_threshold=self.config.gpu_individual_perf_threshold,
-        )
-        both = found["straggler_gpus_relative"] | found["straggler_gpus_individual"]
-        for straggler in sorted(both, key=lambda each: int(each.rank)):
-            write_line(f"STRAGGLER DETECTED: Rank={straggler.rank} Node={straggler.node}")
-        return bool(both)
 
 
 def check_nvrx_straggler_detection(manager: NVRxStragglerDetectionManager | None) -> bool:

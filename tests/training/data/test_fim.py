@@ -9,7 +9,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from cloudai_mbridge.training.config import GPTFIMDatasetConfig
-from cloudai_mbridge.training.data.gpt import Permuter, check_fim
+from cloudai_mbridge.training.data.gpt import check_fim, permuter
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
@@ -32,8 +32,8 @@ def config(**fields: Any) -> GPTFIMDatasetConfig:
 
 
 def permute(ids: list[int], seed: int, **fields: Any) -> list[int]:
-    permuter = Permuter(config(**fields), build_tokenizer(TokenizerConfig(**MARKED)))
-    found: list[int] = permuter.permute(np.array(ids), np.random.RandomState(seed)).tolist()
+    move = permuter(config(**fields), build_tokenizer(TokenizerConfig(**MARKED)))
+    found: list[int] = move(np.array(ids), np.random.RandomState(seed)).tolist()
     assert len(found) == len(ids)
     return found
 
@@ -117,7 +117,7 @@ def test_what_lacks_something_is_refused(fields: dict[str, Any], message: str) -
 )
 def test_a_tokenizer_that_lacks_a_token_is_refused(tokenizer: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Permuter(config(**fields), build_tokenizer(TokenizerConfig(**tokenizer)))
+        permuter(config(**fields), build_tokenizer(TokenizerConfig(**tokenizer)))
 
 
 @pytest.mark.process
