@@ -177,16 +177,21 @@ def compare_groups(
         return spreads
     difference = float(new.mean() - old.mean())
     reach = max(spread.reach(confidence) for spread in spreads)
-    return Comparison(
-        baseline=math.exp(old.mean()),
-        value=math.exp(new.mean()),
-        change=growth(difference),
-        lower=growth(difference - reach),
-        upper=growth(difference + reach),
-        p_larger=max(spread.tail(difference) for spread in spreads),
-        p_smaller=max(spread.tail(-difference) for spread in spreads),
-        spreads=spreads,
-    )
+    p_larger, p_smaller = (max(spread.tail(sign * difference) for spread in spreads) for sign in (1, -1))
+    return comparison_of(float(old.mean()), float(new.mean()), reach, p_larger, p_smaller, spreads)
+
+
+def comparison_of(
+    old: float,
+    new: float,
+    reach: float,
+    p_larger: float,
+    p_smaller: float,
+    spreads: tuple[Spread | SharedSpread | SkewedSpread, ...],
+) -> Comparison:
+    """Return the comparison of two means of logarithms. reach: the one-sided margin of error of their difference."""
+    change, lower, upper = map(growth, (new - old, new - old - reach, new - old + reach))
+    return Comparison(math.exp(old), math.exp(new), change, lower, upper, p_larger, p_smaller, spreads)
 
 
 def _spreads(

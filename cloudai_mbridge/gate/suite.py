@@ -23,6 +23,7 @@ from cloudai_mbridge.gate.statistics import (
     Comparison,
     SharedSpread,
     SkewedSpread,
+    comparison_of,
     growth,
     shared_spreads,
     skewness,
@@ -170,16 +171,9 @@ class Suite:
         )
         reach = SharedSpread(spread.weights, np.sqrt(spread.errors**2 + extra), spread.degrees).reach(self._confidence)
         beyond = difference - max(self._shared, 0.0), difference - min(self._shared, 0.0)
-        return Comparison(
-            baseline=math.exp(old),
-            value=math.exp(new),
-            change=growth(difference),
-            lower=growth(difference - reach),
-            upper=growth(difference + reach),
-            p_larger=max(spread.tail(beyond[0]), *(s.tail(beyond[0]) for s in skewed), 0.0),
-            p_smaller=max(spread.tail(-beyond[1]), *(s.mirrored().tail(-beyond[1]) for s in skewed), 0.0),
-            spreads=(spread, *skewed),
-        )
+        p_larger = max(spread.tail(beyond[0]), *(s.tail(beyond[0]) for s in skewed), 0.0)
+        p_smaller = max(spread.tail(-beyond[1]), *(s.mirrored().tail(-beyond[1]) for s in skewed), 0.0)
+        return comparison_of(old, new, reach, p_larger, p_smaller, (spread, *skewed))
 
     def _mean(self, chosen: np.ndarray) -> tuple[float, float]:
         """Return the weighted mean change of points, and its variance, at least as large as their scatter implies."""
@@ -229,17 +223,9 @@ class Suite:
 
         is_one: most points are near the mean, so it is a common change.
         """
-        reach = own.reach(self._confidence)
-        return Comparison(
-            baseline=1.0,
-            value=math.exp(mean),
-            change=growth(mean),
-            lower=growth(mean - reach),
-            upper=growth(mean + reach),
-            p_larger=beyond.tail(mean - max(rest, 0.0)) if is_one else 1.0,
-            p_smaller=beyond.tail(-(mean - min(rest, 0.0))) if is_one else 1.0,
-            spreads=(beyond,),
-        )
+        p_larger = beyond.tail(mean - max(rest, 0.0)) if is_one else 1.0
+        p_smaller = beyond.tail(-(mean - min(rest, 0.0))) if is_one else 1.0
+        return comparison_of(0.0, mean, own.reach(self._confidence), p_larger, p_smaller, (beyond,))
 
     def _compare_nights(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Find the nights and the noise between them.
