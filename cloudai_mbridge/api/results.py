@@ -248,7 +248,7 @@ def compare_runs(
     from cloudai_mbridge.gate.run import compare_reports
 
     terms = load_policy(Path(policy)).policy if policy else GatePolicy(name="built-in", baseline="-")
-    return Gate(**vars(compare_reports(_paths(old), _paths(new), terms, _today())))
+    return Gate(**vars(compare_reports(_paths(old), _paths(new), terms, _today())[0]))
 
 
 def _paths(runs: RunLike | Sequence[RunLike]) -> list[Path]:

@@ -37,6 +37,7 @@ LOSS_SEGMENTS = 10
 FEWEST_STEPS = 5
 _HUGE = 1e150  # no clock gives such a value, and sums could overflow
 _SHOWN = 4
+_LOSS_CURVE, _PLAIN_MEAN = "loss_curve", "step_time_mean_s"
 # Copies: agreement of step times that two distinct runs cannot have
 _MANY_TIMES, _MANY_VALUES = 10, 5
 _AGREEMENT = 1e-6
@@ -210,9 +211,8 @@ def value_of(metric: Measure, run: RunResult) -> Values | None:
     numbers = [value for value in found if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) < len(found):
         return None
-    if (
-        metric.name == _LOSS_CURVE
-    ):  # means over up to ten equal stretches of all steps, warm-up included: it trains the same
+    if metric.name == _LOSS_CURVE:
+        # Means over up to ten equal stretches of all steps, warm-up included: it trains the same
         segments = min(LOSS_SEGMENTS, len(numbers))
         edges = [round(i * len(numbers) / segments) for i in range(segments + 1)]
         is_huge = max(map(abs, numbers)) > _HUGE
@@ -229,7 +229,6 @@ def value_of(metric: Measure, run: RunResult) -> Values | None:
     return (work / time,) if time and work else None
 
 
-_LOSS_CURVE, _PLAIN_MEAN = "loss_curve", "step_time_mean_s"
 _FIRST, *_OTHERS = TABLE_MEASURES
 _LOSS = next(measure for measure in MEASURES if measure.step == "loss")
 # docs/gate.md describes them
