@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import StrictInt
 
@@ -153,14 +153,6 @@ class Direction(StrEnum):
         return {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}[self]
 
 
-class Over(StrEnum):
-    """Steps of a measure: those after the warm-up (a `Statistic`), the largest or the last of all (a number)."""
-
-    COUNTED = "counted"
-    LARGEST = "largest"
-    LAST = "last"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """A measure, by its field of `Metrics`.
@@ -171,7 +163,7 @@ class Measure:
     direction: which change of it is for the worse.
     about: what it is, in a few words.
     step: field of a step that it is taken from; default: the measure's name.
-    over: which steps.
+    over: which steps: those after the warm-up (a `Statistic`), the largest or the last of all (a number).
     is_rate: work per time; rates are averaged by their times.
     work: field of `Metrics` with the work of a step, which is divided by `step`.
     noise_floor: least relative noise between runs that a gate believes; 0 for times.
@@ -185,7 +177,7 @@ class Measure:
     direction: Direction
     about: str
     step: str = ""
-    over: Over = Over.COUNTED
+    over: Literal["counted", "largest", "last"] = "counted"
     is_rate: bool = False
     work: str = ""
     noise_floor: float = 0.0
@@ -201,7 +193,7 @@ class Measure:
 
     @property
     def is_statistic(self) -> bool:
-        return self.over is Over.COUNTED
+        return self.over == "counted"
 
     @property
     def stem(self) -> str:
@@ -227,7 +219,7 @@ class Measure:
 
         counted: the steps after the warm-up. work: of a step, by field of `Metrics`.
         """
-        if self.over is Over.LAST:
+        if self.over == "last":
             return getattr(steps[-1], self.step) if steps else None
         values = [getattr(step, self.step) or None for step in (counted if self.is_statistic else steps)]
         if self.work:
@@ -240,7 +232,7 @@ class Measure:
         """Return the value of a point from the values of its runs: over all, the largest, or the first one's last."""
         if self.is_statistic:
             return over_runs(runs)
-        if self.over is Over.LAST:
+        if self.over == "last":
             return runs[0] if runs else None
         return max(runs) if runs and None not in runs else None
 
@@ -285,7 +277,7 @@ class Metrics:
     last_loss: Number | None = field(
         default=None,
         metadata=measured(
-            "last loss", "", Direction.SAME, "loss of the last step", step="loss", over=Over.LAST, width=100
+            "last loss", "", Direction.SAME, "loss of the last step", step="loss", over="last", width=100
         ),
     )
     peak_memory_gib: Number | None = field(
@@ -293,7 +285,7 @@ class Metrics:
         metadata=measured(
             *("peak memory", "GiB", Direction.LOWER, "largest memory of any rank"),
             short="memory",
-            over=Over.LARGEST,
+            over="largest",
             noise_floor=0.01,
             width=None,
         ),
@@ -306,7 +298,7 @@ class Metrics:
 
 _MEASURED = {each.name: each.metadata["measure"] for each in fields(Metrics) if "measure" in each.metadata}
 MEASURES = tuple(replace(each, name=name, step=each.step or name) for name, each in _MEASURED.items())
-TABLE_MEASURES = tuple(measure for measure in MEASURES if measure.over is not Over.LAST)  # tables show losses as a pair
+TABLE_MEASURES = tuple(measure for measure in MEASURES if measure.over != "last")  # tables show losses as a pair
 
 
 def measure(

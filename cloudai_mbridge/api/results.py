@@ -51,9 +51,10 @@ class Tabular(ABC):
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the rows as a DataFrame. ToolFailure: pandas is not installed."""
         pandas, table = load("pandas", "pandas"), self.table
-        columns = {
-            name: pandas.Series(values, dtype=_pandas_type(kind, values)) for name, kind, values in table.columns_of()
-        }
+        columns = {}
+        for name, kind, values in table.columns_of():  # integers and booleans are nullable only if a value is missing
+            is_plain = kind in (int, bool) and None not in values
+            columns[name] = pandas.Series(values, dtype=kind.__name__ if is_plain else _PANDAS[kind])
         return pandas.DataFrame(columns)
 
     def to_arrow(self) -> "pyarrow.Table":
@@ -85,11 +86,6 @@ class Table(Tabular):
         for name, kind in self.columns.items():
             values = (row.get(name) for row in self.rows)
             yield name, kind, [plain(str(value)) if kind is str and value is not None else value for value in values]
-
-
-def _pandas_type(kind: type, values: Sequence[Any]) -> str:
-    """Return a column's type: integers and booleans are nullable types of pandas only if a value is missing."""
-    return _PANDAS[kind] if kind in (str, float) or None in values else kind.__name__
 
 
 Progress = Callable[[str], object]
@@ -252,7 +248,7 @@ def compare_runs(
     from cloudai_mbridge.gate.run import compare_reports
 
     terms = load_policy(Path(policy)).policy if policy else GatePolicy(name="built-in", baseline="-")
-    return Gate(**vars(compare_reports(_paths(old), _paths(new), terms, _today())))
+    return Gate(**vars(compare_reports(_paths(old), _paths(new), terms, _today())[0]))
 
 
 def _paths(runs: RunLike | Sequence[RunLike]) -> list[Path]:

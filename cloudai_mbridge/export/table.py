@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.metrics import MEASURES, Over, summarize
+from cloudai_mbridge.metrics import MEASURES, summarize
 from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.columns import ARGUMENTS, COLUMNS, METRICS, columns_with
 from cloudai_mbridge.report.model import PointReport
@@ -132,7 +132,7 @@ def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
         columns = measure.columns
         over = summarize([_number(row.get(columns["mean" if measure.is_statistic else ""])) for row in rows])
         if not measure.is_statistic:
-            values[measure.name] = over and (over.max if measure.over is Over.LARGEST else over.mean)
+            values[measure.name] = over and (over.max if measure.over == "largest" else over.mean)
         elif over:
             values |= {column: getattr(over, number) for number, column in columns.items()}
     return values

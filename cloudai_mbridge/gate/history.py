@@ -5,22 +5,19 @@ many processes the report is imported. Failed runs are kept for the record, and 
 levels and references use good runs only.
 """
 
-import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
-from cloudai_mbridge.files.documents import is_deep
-from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.gate.history_file import (
+    FAILED,
     StoredPoint,
     StoredRun,
     damage,
@@ -32,28 +29,13 @@ from cloudai_mbridge.gate.history_file import (
     read_values,
     transaction,
 )
-from cloudai_mbridge.gate.runs import (
-    METRICS,
-    OF_FLOPS,
-    SUCCESS,
-    ReferencePoint,
-    RunResult,
-    RunValues,
-    Values,
-    is_value_of,
-    runs_of,
-    why_not,
-)
+from cloudai_mbridge.gate.history_import import digest_of, insert_report, insert_run, take_runs
+from cloudai_mbridge.gate.runs import METRICS, OF_FLOPS, SUCCESS, ReferencePoint, RunResult, RunValues, Values, runs_of
 from cloudai_mbridge.metrics import PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report.model import SCHEMA_VERSION, comparability_id
 from cloudai_mbridge.report.read import read_report
-from cloudai_mbridge.training.credentials.scrub import without_users
 
 DEFAULT_METRIC = PRIMARY
-FAILED = "failed"
-_SLACK = timedelta(days=1)  # of clocks and zones
-_LARGEST = 2**63 - 1  # SQLite's largest integer
 _LAST_RUN_ID = "\U0010ffff"
 _FIELDS = tuple(each.name for each in fields(StoredRun) if each.name not in ("environment", "values"))
 _COLUMNS = ", ".join({"comparability_id": "key", "commit": "git_commit"}.get(name, name) for name in _FIELDS)
@@ -119,22 +101,22 @@ class History(AbstractContextManager["History"]):
         ToolFailure: the history cannot be written, or the report changes meanwhile.
         """
         file = path / ROOT_FILES.report if path.is_dir() else path
-        digest = _digest_of(file)
+        digest = digest_of(file)
         report, source = read_report(path)
-        if _digest_of(file) != digest:
+        if digest_of(file) != digest:
             raise ToolFailure(f"{file}: changed while it was read; import it again")
         return self.add(runs_of(report, source), digest, str(path), [point.name for point in report.left_out])
 
     def add(self, runs: Iterable[RunResult], digest: str, path: str, not_chosen: Iterable[str] = ()) -> Imported:
         """Import the final runs of a report with this SHA-256 and path. not_chosen: its points that were left out."""
         runs = list(runs)
-        taken, left_out = _take(runs, path, datetime.now(UTC))
+        taken, left_out = take_runs(runs, path)
         with failures(self.path):
             db = self._writer
             try:
                 with transaction(db):
-                    report = _insert_report(db, runs, taken, digest, path, not_chosen)
-                    counts = Counter[str](_insert_run(db, run, report) for run in taken)
+                    report = insert_report(db, runs, taken, digest, path, not_chosen)
+                    counts = Counter[str](insert_run(db, run, report) for run in taken)
             except OverflowError as error:
                 raise BadInput(f"{path}: holds a number that is too large ({error}); write the report again") from None
         return Imported(counts["added"], counts["known"], left_out, counts["rejudged"])
@@ -184,13 +166,20 @@ class History(AbstractContextManager["History"]):
         )
         rows.reverse()
         with damage(self.path):
-            measured, environments = self._metrics(row[0] for row in rows), self._environments(row[1] for row in rows)
+            stored_values = self._query(
+                "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
+                " AND name IN (SELECT value FROM json_each(?))",
+                (json.dumps([row[0] for row in rows]), json.dumps(list(METRICS))),
+            )
+            measured: dict[int, dict[str, Values]] = {}
+            for run, name, value in stored_values:
+                measured.setdefault(run, {})[name] = read_values(name, value)
+            environments = self._environments(row[1] for row in rows)
             found = []
             for i, environment, *row in rows:
                 stored = dict(zip(_FIELDS, row, strict=True))
                 stored |= {name: read_texts(stored[name]) for name in ("reasons", "nodes")}
-                values = measured.get(i, {})
-                found.append(StoredRun(**stored, environment=environments[environment], values=values))
+                found.append(StoredRun(**stored, environment=environments[environment], values=measured.get(i, {})))
             return found
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
@@ -269,18 +258,6 @@ class History(AbstractContextManager["History"]):
         runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
         return [run for run in runs if run.run_id not in without][-last:]
 
-    def _metrics(self, ids: Iterable[int]) -> dict[int, dict[str, Values]]:
-        """Return the values of runs by run id."""
-        rows = self._query(
-            "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
-            " AND name IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(ids)), json.dumps(list(METRICS))),
-        )
-        found: dict[int, dict[str, Values]] = {}
-        for run, name, value in rows:
-            found.setdefault(run, {})[name] = read_values(name, value)
-        return found
-
     def _environments(self, ids: Iterable[int]) -> dict[int, Mapping[str, Any]]:
         """Return environments by id; runs share them."""
         wanted = set(ids)
@@ -315,162 +292,3 @@ class History(AbstractContextManager["History"]):
 def _end(metric: str, stored: Any) -> float | None:
     """Return the value of a metric, the last value of a curve; None if missing."""
     return None if stored is None else read_values(metric, stored)[-1]
-
-
-def _take(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list[RunResult], dict[str, int]]:
-    """Return the runs of a report to import, and the number of rejected runs by reason. now: UTC.
-
-    Runs that a gate would exclude are failed. `ended_at` of imported runs is UTC, and its text sorts by time.
-
-    BadInput: an invalid time, a number that is too large, or a table that is nested too deep.
-    """
-    taken, left_out = [], Counter[str]()
-    for run in runs:
-        if run.verdict not in (SUCCESS, FAILED):
-            left_out[run.verdict] += 1
-            continue
-        if not run.comparability_id and not run.comparability:
-            left_out["without a comparability key"] += 1
-            continue
-        if comparability_id(run.comparability) != run.comparability_id:
-            left_out["whose comparability id is not the digest of its fields"] += 1
-            continue
-        try:
-            time = datetime.fromisoformat(run.ended_at)  # a time without a zone is UTC
-            ended_at = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        except (ValueError, OverflowError):
-            raise BadInput(
-                f"{path}: {run.point}: ended_at: {run.ended_at!r} is not an ISO 8601 time; write the report again"
-            ) from None
-        if ended_at > now + _SLACK:
-            left_out["that ended more than a day in the future"] += 1
-            continue
-        for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
-            if abs(number) > _LARGEST:
-                raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
-        for name, table in (("environment", run.environment), ("comparability", run.comparability)):
-            if is_deep(dict(table)):
-                raise BadInput(f"{path}: {run.point}: {name} is nested too deep; write the report again")
-        if run.is_success and (why := why_not(run)):
-            run = replace(run, verdict=FAILED, reasons=(*run.reasons, why))
-        taken.append(replace(run, ended_at=ended_at.isoformat(timespec="milliseconds")))
-    return taken, dict(left_out)
-
-
-def _insert_report(
-    db: sqlite3.Connection,
-    runs: Sequence[RunResult],
-    taken: Sequence[RunResult],
-    digest: str,
-    path: str,
-    not_chosen: Iterable[str] = (),
-) -> int:
-    """Insert a report with its points, unless it exists, and return its id.
-
-    not_chosen: points that it left out; the scenario still has them.
-    """
-    found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
-    if found:
-        return int(found[0])
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    ended_at = max((run.ended_at for run in taken), default=None)
-    scenario, system = (_text(runs[0].scenario), _text(runs[0].system)) if runs else (None, None)
-    cursor = db.execute(
-        "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (digest, _text(path), now, ended_at, scenario, system, SCHEMA_VERSION),
-    )
-    db.executemany(
-        "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        [
-            *((cursor.lastrowid, run.run_id, _text(run.point)) for run in runs),
-            *((cursor.lastrowid, _text(f"left out: {point}"), _text(point)) for point in not_chosen),
-        ],
-    )
-    return int(cursor.lastrowid or 0)
-
-
-def _insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["added", "known", "rejudged"]:
-    """Insert a run unless it exists. A run that failed once stays failed, whatever a later report contains."""
-    verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
-    if verdicts & {run.verdict, FAILED}:
-        return "known"
-    if verdicts:
-        db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
-    db.execute(
-        "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
-        (_text(run.comparability_id), _json(run.comparability)),
-    )
-    cursor = db.execute(
-        "INSERT INTO runs (run_id, report, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
-        " environment, warmup_steps, num_steps, flops_formula, flops_per_step)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            run.run_id,
-            report,
-            _text(run.point),
-            _text(run.scenario),
-            _text(run.system),
-            _text(run.comparability_id),
-            run.verdict,
-            _json(run.reasons),
-            run.ended_at,
-            _json(run.nodes),
-            _commit(run.environment),
-            _environment(db, run.environment),
-            run.warmup_steps,
-            run.num_steps,
-            _text(run.flops_formula) if run.flops_formula is not None else None,
-            run.flops_per_step,
-        ),
-    )
-    measured = run.values.items()
-    db.executemany(
-        "INSERT INTO metrics VALUES (?, ?, ?)",
-        [
-            (cursor.lastrowid, name, values[0] if len(values) == 1 else _json(values))
-            for name, values in measured
-            if is_value_of(name, values)
-        ],
-    )
-    return "rejudged" if verdicts else "added"
-
-
-def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
-    """Return the id of an environment, which most runs share. Nodes are stored per run; logins are removed."""
-    fields = without_users(_json({name: value for name, value in environment.items() if name != "nodes"}))
-    digest = hashlib.sha256(fields.encode()).hexdigest()
-    db.execute(
-        "INSERT INTO environments (sha256, fields) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING", (digest, fields)
-    )
-    return int(db.execute("SELECT id FROM environments WHERE sha256 = ?", (digest,)).fetchone()[0])
-
-
-def _commit(environment: Mapping[str, Any]) -> str | None:
-    """Return the commit of the run's checkout, else of its first repository."""
-    repositories = environment.get("repositories")
-    for source in (environment.get("git"), *(repositories if isinstance(repositories, list) else ())):
-        if isinstance(source, Mapping) and isinstance(source.get("commit"), str):
-            return _text(source["commit"])
-    return None
-
-
-def _digest_of(file: Path) -> str:
-    """Return the SHA-256 of a file; "" if it cannot be read: reading it later raises the error."""
-    try:
-        with open_regular(file) as opened:
-            digest = hashlib.sha256()
-            for chunk in read_chunks(opened):  # without the holes of a sparse file
-                digest.update(chunk)
-            return digest.hexdigest()
-    except OSError:
-        return ""
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _text(value: str) -> str:
-    """Replace lone surrogates, from JSON escapes or file names, which UTF-8 cannot encode."""
-    return value.encode("utf-8", errors="replace").decode()

@@ -14,6 +14,7 @@ from cloudai_mbridge.files.regular import open_regular
 from cloudai_mbridge.gate.runs import Values, is_value_of
 
 SCHEMA_VERSION = 2
+FAILED = "failed"
 # How long another process may lock the file; an import locks it for milliseconds per report.
 BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x6D627269  # "mbri"

@@ -181,42 +181,15 @@ def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
     BadInput: one line per mistake.
     """
     source = read_toml(path)
-    _refuse_nights(source)
-    policy = validate(GatePolicy, source.data, source)
-    _check(policy, source, today or date.today())
-    return LoadedPolicy(
-        path,
-        policy,
-        path.parent / policy.baseline if policy.baseline else None,
-        path.parent / policy.history.file if policy.history else None,
-    )
-
-
-def waiver_for(policy: GatePolicy, point: str, metric: str, today: date) -> Waiver | None:
-    """Return the active waiver for a metric of a point; of several, the largest limit, then the latest expiry."""
-    found = [w for w in policy.waivers if w.until >= today and w.covers(point, metric)]
-    return max(found, key=lambda waiver: (waiver.up_to, waiver.until), default=None)
-
-
-def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:
-    """Return the expired waivers."""
-    return tuple(waiver for waiver in policy.waivers if waiver.until < today)
-
-
-def _refuse_nights(source: TomlSource) -> None:
-    """Raise BadInput for keys of earlier releases, with their successors."""
     history = source.data.get("history")
-    for key in ("nights", "since"):
+    for key in ("nights", "since"):  # keys of earlier releases
         if isinstance(history, Mapping) and key in history:
             raise BadInput(
                 f"{source.where(('history', key))}: the keys nights and since are not supported any more; remove them,"
                 " find drifts over many nights with `mbridge history trend`, and lower false_alarm_rate for a rate"
                 " over many nights"
             )
-
-
-def _check(policy: GatePolicy, source: TomlSource, today: date) -> None:
-    """Raise BadInput for errors that involve several parts of a policy."""
+    policy = validate(GatePolicy, source.data, source)
     if policy.baseline is not None and policy.history is not None:
         raise BadInput(f"{source.where(('history',))}: baseline is set as well; a policy has one of them, remove one")
     if policy.baseline is None and policy.history is None:
@@ -235,6 +208,23 @@ def _check(policy: GatePolicy, source: TomlSource, today: date) -> None:
             " set required = true for one that follows none"
         )
     for i, waiver in enumerate(policy.waivers):
-        if waiver.until > today + LONGEST_WAIVER:
+        if waiver.until > (today or date.today()) + LONGEST_WAIVER:
             place = source.where(("waivers", i, "until"))
             raise BadInput(f"{place}: {waiver.until} is more than a year ahead; waive it for a year at most")
+    return LoadedPolicy(
+        path,
+        policy,
+        path.parent / policy.baseline if policy.baseline else None,
+        path.parent / policy.history.file if policy.history else None,
+    )
+
+
+def waiver_for(policy: GatePolicy, point: str, metric: str, today: date) -> Waiver | None:
+    """Return the active waiver for a metric of a point; of several, the largest limit, then the latest expiry."""
+    found = [w for w in policy.waivers if w.until >= today and w.covers(point, metric)]
+    return max(found, key=lambda waiver: (waiver.up_to, waiver.until), default=None)
+
+
+def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:
+    """Return the expired waivers."""
+    return tuple(waiver for waiver in policy.waivers if waiver.until < today)

@@ -27,10 +27,10 @@ from cloudai_mbridge.gate.baseline import (
     noise_between,
     read_bytes,
     render_baseline,
-    summarize_environments,
     summarize_metric,
     value_to_toml,
 )
+from cloudai_mbridge.gate.environment import summarize_environments
 from cloudai_mbridge.gate.policy import MetricPolicy, default_metrics, matches
 from cloudai_mbridge.gate.runs import METRICS, OF_FLOPS, Originals, RunResult, changed, name_changes, why_not
 from cloudai_mbridge.metrics import PRIMARY, Direction

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -34,10 +34,6 @@ _MOST_ROWS = 2000  # of about 400 bytes each: GitHub refuses more than 1 MiB
 _MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 8, 3
 _WHOLE = "(the point)"
 INCOMPLETE = "incomplete"
-_OF_SEVERAL: Mapping[GateVerdict, str] = {
-    GateVerdict.NOT_COMPARABLE: "are not comparable, such as",
-    GateVerdict.INCONCLUSIVE: "are not decided, such as",
-}
 
 
 def headline(result: GateResult) -> str:
@@ -125,8 +121,10 @@ def _kind(points: Sequence[PointVerdict]) -> str:
         case GateVerdict.NOT_RUN:
             is_partial = any(point.runs for point in points)
             return f"are {INCOMPLETE}, such as" if is_partial else "have no result, such as"
+        case GateVerdict.NOT_COMPARABLE:
+            return "are not comparable, such as"
         case _:
-            return _OF_SEVERAL[points[0].verdict]
+            return "are not decided, such as"
 
 
 def decisive_metrics(point: PointVerdict) -> list[MetricVerdict]:

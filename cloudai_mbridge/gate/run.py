@@ -46,30 +46,14 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
     )
 
 
-def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:
-    """Judge the reports of one side against the reports of another.
+def compare_reports(
+    old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date, metric: str | None = None
+) -> tuple[GateResult, ComparisonTable | None]:
+    """Judge the reports of one side against the reports of another, and return the table of a metric, too.
 
     BadInput: a report cannot be read.
     """
-    return _compare(_read(old), _read(new), " ".join(map(str, old)), policy, today)
-
-
-def compare_points(
-    old: Path, new: Path, policy: GatePolicy, metric: str | None, today: date
-) -> tuple[GateResult, ComparisonTable | None]:
-    """Judge one report against another, and return the table of a metric, too. BadInput: a report cannot be read."""
-    before, after = _read([old]), _read([new])
-    result = _compare(before, after, str(old), policy, today)
-    return result, None if metric is None else tabulate(result, metric, before, after)
-
-
-def _read(paths: Sequence[Path]) -> list[RunResult]:
-    return [run for path in paths for run in read_results(path)]
-
-
-def _compare(
-    before: Sequence[RunResult], after: Sequence[RunResult], where: str, policy: GatePolicy, today: date
-) -> GateResult:
+    before, after = ([run for path in paths for run in read_results(path)] for paths in (old, new))
     points, notes = group_by_point(before)
     by_work: dict[tuple[str, str], list[RunResult]] = {}
     for run in (run for point in points for run in point.good):
@@ -80,7 +64,9 @@ def _compare(
         for point in points
         if point.failed
     ]
-    return judge_results(policy, references, after, where=where, today=today).with_notes(notes)
+    where = " ".join(map(str, old))
+    result = judge_results(policy, references, after, where=where, today=today).with_notes(notes)
+    return result, None if metric is None else tabulate(result, metric, before, after)
 
 
 def _from_baseline(path: Path, policy: Path, results: Sequence[RunResult], today: date) -> Sequence[ReferencePoint]:

@@ -6,8 +6,8 @@ Runs are the unit of replication: steps of a run are correlated, so the relevant
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,6 +16,7 @@ from typing import Any
 from cloudai_mbridge.errors import NothingRan
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import (
+    MEASURES,
     TABLE_MEASURES,
     Direction,
     Measure,
@@ -36,6 +37,7 @@ LOSS_SEGMENTS = 10
 FEWEST_STEPS = 5
 _HUGE = 1e150  # no clock gives such a value, and sums could overflow
 _SHOWN = 4
+_LOSS_CURVE, _PLAIN_MEAN = "loss_curve", "step_time_mean_s"
 # Copies: agreement of step times that two distinct runs cannot have
 _MANY_TIMES, _MANY_VALUES = 10, 5
 _AGREEMENT = 1e-6
@@ -87,7 +89,7 @@ class RunResult:
     @cached_property
     def values(self) -> Mapping[str, Values]:
         """The metrics by name. Missing measurements are absent."""
-        return {name: value for name, metric in METRICS.items() if (value := metric.of(self)) is not None}
+        return {name: value for name, metric in METRICS.items() if (value := value_of(metric, self)) is not None}
 
 
 @dataclass(frozen=True)
@@ -203,69 +205,40 @@ def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-@dataclass(frozen=True)
-class Metric:
-    """How a run's value is taken. `of` returns numbers (several for a curve), or None if a value is missing.
-
-    noise_floor: least relative noise between runs that is believed, of what is often the same to the last digit in
-    every run; 0 for times, of which that would be suspicious.
-    """
-
-    name: str
-    unit: str
-    direction: Direction
-    of: Callable[[RunResult], Values | None]
-    noise_floor: float = 0.0
-
-
-def _all_finite(values: Sequence[float | None]) -> list[float] | None:
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
-    return numbers if numbers and len(numbers) == len(values) else None
-
-
-def _over_counted(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[RunResult], tuple[float] | None]:
-    def value(run: RunResult) -> tuple[float] | None:
-        numbers = _all_finite([getattr(step, name) for step in run.counted_steps])
-        return (reduce(numbers),) if numbers and min(numbers) > 0 and max(numbers) < _HUGE else None
-
-    return value
-
-
-def _metric(measure: Measure) -> Metric:
-    """Return the metric of a measure: its capped mean, or its largest value."""
-    mean = _over_counted(measure.step, capped_mean_of_rates if measure.is_rate and not measure.work else capped_mean)
-
-    def per_time(run: RunResult) -> tuple[float] | None:
-        times, work = mean(run), getattr(run, measure.work)
-        return (work / times[0],) if times and work else None
-
-    def largest(run: RunResult) -> tuple[float] | None:
-        numbers = _all_finite([getattr(step, measure.step) for step in run.steps])
-        return (max(numbers),) if numbers and max(numbers) > 0 else None
-
-    of = largest if not measure.is_statistic else per_time if measure.work else mean
-    return Metric(measure.name, measure.unit, measure.direction, of, measure.noise_floor)
-
-
-def _loss_curve(run: RunResult) -> Values | None:
-    """Return the means over up to ten equal stretches of all steps, warm-up included: it trains the same."""
-    losses = _all_finite([step.loss for step in run.steps])
-    if not losses or max(map(abs, losses)) > _HUGE:
+def value_of(metric: Measure, run: RunResult) -> Values | None:
+    """Return a metric's numbers of a run, several for a curve; None if a value is missing."""
+    found = [getattr(step, metric.step) for step in (run.counted_steps if metric.is_statistic else run.steps)]
+    numbers = [value for value in found if value is not None and math.isfinite(value)]
+    if not numbers or len(numbers) < len(found):
         return None
-    segments = min(LOSS_SEGMENTS, len(losses))
-    edges = [round(i * len(losses) / segments) for i in range(segments + 1)]
-    return tuple(fmean(losses[start:end]) for start, end in itertools.pairwise(edges))
+    if metric.name == _LOSS_CURVE:
+        # Means over up to ten equal stretches of all steps, warm-up included: it trains the same
+        segments = min(LOSS_SEGMENTS, len(numbers))
+        edges = [round(i * len(numbers) / segments) for i in range(segments + 1)]
+        is_huge = max(map(abs, numbers)) > _HUGE
+        return None if is_huge else tuple(fmean(numbers[start:end]) for start, end in itertools.pairwise(edges))
+    if not metric.is_statistic:
+        return (max(numbers),) if max(numbers) > 0 else None
+    if min(numbers) <= 0 or max(numbers) >= _HUGE:
+        return None
+    if metric.name == _PLAIN_MEAN:
+        return (fmean(numbers),)
+    if not metric.work:
+        return ((capped_mean_of_rates if metric.is_rate else capped_mean)(numbers),)
+    time, work = capped_mean(numbers), getattr(run, metric.work)
+    return (work / time,) if time and work else None
 
 
 _FIRST, *_OTHERS = TABLE_MEASURES
+_LOSS = next(measure for measure in MEASURES if measure.step == "loss")
 # docs/gate.md describes them
-METRICS: Mapping[str, Metric] = {
+METRICS: Mapping[str, Measure] = {
     metric.name: metric
     for metric in (
-        _metric(_FIRST),
-        Metric("step_time_mean_s", "s", Direction.LOWER, _over_counted("step_time_s", fmean)),
-        *map(_metric, _OTHERS),
-        Metric("loss_curve", "", Direction.SAME, _loss_curve, 0.002),
+        _FIRST,
+        replace(_FIRST, name=_PLAIN_MEAN),
+        *_OTHERS,
+        replace(_LOSS, name=_LOSS_CURVE, noise_floor=0.002),
     )
 }
 

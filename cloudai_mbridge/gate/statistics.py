@@ -25,7 +25,7 @@ tests/benchmarks/gate_curves.py measures the error rates, docs/benchmarks.md has
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import brentq
@@ -177,16 +177,21 @@ def compare_groups(
         return spreads
     difference = float(new.mean() - old.mean())
     reach = max(spread.reach(confidence) for spread in spreads)
-    return Comparison(
-        baseline=math.exp(old.mean()),
-        value=math.exp(new.mean()),
-        change=growth(difference),
-        lower=growth(difference - reach),
-        upper=growth(difference + reach),
-        p_larger=max(spread.tail(difference) for spread in spreads),
-        p_smaller=max(spread.tail(-difference) for spread in spreads),
-        spreads=spreads,
-    )
+    p_larger, p_smaller = (max(spread.tail(sign * difference) for spread in spreads) for sign in (1, -1))
+    return comparison_of(float(old.mean()), float(new.mean()), reach, p_larger, p_smaller, spreads)
+
+
+def comparison_of(
+    old: float,
+    new: float,
+    reach: float,
+    p_larger: float,
+    p_smaller: float,
+    spreads: tuple[Spread | SharedSpread | SkewedSpread, ...],
+) -> Comparison:
+    """Return the comparison of two means of logarithms. reach: the one-sided margin of error of their difference."""
+    change, lower, upper = map(growth, (new - old, new - old - reach, new - old + reach))
+    return Comparison(math.exp(old), math.exp(new), change, lower, upper, p_larger, p_smaller, spreads)
 
 
 def _spreads(
@@ -231,42 +236,37 @@ def adjust(p_values: Sequence[float], weights: Sequence[float]) -> list[float]:
     return adjusted
 
 
-@dataclass(frozen=True)
-class SharedNoise:
-    """Common distribution of variances. weights: of the pairs (d0, s0²) in `degrees` and `variances`."""
+def shared_spreads(
+    variances: np.ndarray, degrees: np.ndarray, factors: np.ndarray, least: np.ndarray, extras: Sequence[np.ndarray]
+) -> tuple[float, list[list[SharedSpread]]]:
+    """Return the standard deviation between the runs of a typical point, and per `extras` the points' spreads.
 
-    weights: np.ndarray
-    degrees: np.ndarray
-    variances: np.ndarray
+    variances, degrees: of the points' own runs; the variances must be positive. The variance of a difference is a run's
+    variance times `factors`, plus the extra. least: lower limits of a run's standard deviation.
+    """
+    weights, d0, s0 = _common_distribution(variances, degrees)
 
-    @cached_property
-    def typical(self) -> float:
-        """The standard deviation between the runs of a typical point."""
-        return float(np.sqrt(self.weights @ self.variances))
-
-    def spread(
-        self, variance: float, degrees: float, factor: float, extra: float = 0.0, least: float = 0.0
-    ) -> SharedSpread:
-        """Return the spread of a difference: its variance is a run's variance times `factor`, plus `extra`.
-
-        variance, degrees: of the point's own runs. least: lower limit of a run's standard deviation.
-        """
+    def spread(variance: float, degree: float, factor: float, least: float, extra: float) -> SharedSpread:
         s2 = np.array([variance])
         usual, outlying = (
-            np.log(share) + _log_density(s2, np.array([degrees]), d0, self.variances[:, None])[:, 0]
-            for share, d0 in ((1 - _OUTLYING, self.degrees[:, None]), (_OUTLYING, _OUTLYING_DEGREES))
+            np.log(share) + _log_density(s2, np.array([degree]), prior, s0[:, None])[:, 0]
+            for share, prior in ((1 - _OUTLYING, d0[:, None]), (_OUTLYING, _OUTLYING_DEGREES))
         )
         is_outlying = expit(outlying - usual)
-        moderated = (self.degrees * self.variances + degrees * variance) / (self.degrees + degrees)
+        moderated = (d0 * s0 + degree * variance) / (d0 + degree)
         return SharedSpread(
-            weights=np.append(self.weights * (1 - is_outlying), self.weights @ is_outlying),
+            weights=np.append(weights * (1 - is_outlying), weights @ is_outlying),
             errors=np.sqrt(np.maximum(np.append(moderated, variance), least**2) * factor + extra),
-            degrees=np.append(self.degrees + degrees, degrees),
+            degrees=np.append(d0 + degree, degree),
         )
 
+    own = list(zip(variances, degrees, factors, least, strict=True))
+    spreads = [[spread(*point, e) for point, e in zip(own, extra, strict=True)] for extra in extras]
+    return float(np.sqrt(weights @ s0)), spreads
 
-def shared_noise(variances: np.ndarray, degrees: np.ndarray) -> SharedNoise:
-    """Estimate the shared noise from the variances of many points. All must be positive."""
+
+def _common_distribution(variances: np.ndarray, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Estimate the common distribution of variances: pairs (d0, s0²) with their weights, as weights, d0 and s0²."""
     logs = np.log(variances) - digamma(degrees / 2) + np.log(degrees / 2)
     middle = float(np.median(logs))
     limit = _WINSORIZED * _MAD_TO_SD * float(np.median(np.abs(logs - middle)))
@@ -281,7 +281,7 @@ def shared_noise(variances: np.ndarray, degrees: np.ndarray) -> SharedNoise:
     outlying = _log_density(variances, degrees, _OUTLYING_DEGREES, s0[:, None])
     logs_of_pairs = np.logaddexp(np.log(1 - _OUTLYING) + usual, np.log(_OUTLYING) + outlying).sum(axis=1)
     weights = np.exp(logs_of_pairs - logs_of_pairs.max()) * np.where(d0 == _PRIOR_DEGREES[-1], _EQUAL_NOISE, 1.0)
-    return SharedNoise(weights / weights.sum(), d0, s0)
+    return weights / weights.sum(), d0, s0
 
 
 def _log_density(variances: np.ndarray, degrees: np.ndarray, d0: "np.ndarray | float", s0: np.ndarray) -> np.ndarray:

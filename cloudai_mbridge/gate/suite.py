@@ -10,21 +10,22 @@ probability of one half that nights do not differ.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cloudai_mbridge.gate.runs import METRICS, PointRuns
-from cloudai_mbridge.gate.slow_nodes import NodeEffects, find_slow_nodes, night_numbers
+from cloudai_mbridge.gate.slow_nodes import find_slow_nodes, night_numbers
 from cloudai_mbridge.gate.statistics import (
     FEW_RUNS,
     NOISE_OF_FEW,
     Comparison,
     SharedSpread,
     SkewedSpread,
+    comparison_of,
     growth,
-    shared_noise,
+    shared_spreads,
     skewness,
 )
 
@@ -54,40 +55,6 @@ class SharedChange:
     rest: float = 0.0
 
 
-@dataclass(frozen=True)
-class Suite:
-    """comparisons: by point. nights: of the reference and of the result, 0 if runs lack their end.
-
-    night_noise: relative, None if unknown.
-    """
-
-    comparisons: Mapping[str, Comparison]
-    common: SharedChange
-    groups: tuple[SharedChange, ...]
-    nodes: NodeEffects
-    nights: tuple[int, int]
-    night_noise: float | None
-
-    @property
-    def nights_are_confounded(self) -> bool:
-        """Whether the sides are of different nights, without an estimate of the noise between nights."""
-        return self.night_noise is None and min(self.nights) > 0
-
-
-def compare_suite(points: Sequence[PointRuns], metric: str, confidence: float) -> Suite | None:
-    """Compare a metric of one positive value per run over all points with two or more distinct values on each side.
-
-    points: comparable ones. None if there are too few.
-    """
-    usable = [point for point in points if _is_usable(point, metric)]
-    if len(usable) < FEWEST_POINTS:
-        return None
-    values: dict[str, set[str]] = {}
-    for name, value in (fact for point in points for fact in _facts(point).items()):
-        values.setdefault(name, set()).add(value)
-    return _Fit(usable, metric, confidence, {name for name, found in values.items() if len(found) > 1}).suite()
-
-
 def _facts(point: PointRuns) -> dict[str, str]:
     fields = point.reference.comparability if point.reference else {}
     known = {name: str(value) for name, value in fields.items() if isinstance(value, str | int | float)}
@@ -104,8 +71,16 @@ def _is_usable(point: PointRuns, metric: str) -> bool:
     )
 
 
-class _Fit:
-    """All runs, in the order of points, the old before the new. Cells: twice the point's number, and one if new."""
+class Suite:
+    """comparisons: by point. common, groups: what all points changed by, and groups of them. nodes: their effects.
+
+    nights: of the reference and of the result, 0 if runs lack their end. night_noise: relative, None if unknown.
+
+    All runs are in the order of points, the old before the new. Cells: twice the point's number, and one if new.
+    """
+
+    nights: tuple[int, int]
+    night_noise: float | None
 
     def __init__(self, points: Sequence[PointRuns], metric: str, confidence: float, differing: Collection[str]) -> None:
         self._points, self._confidence, self._differing = points, confidence, differing
@@ -122,16 +97,30 @@ class _Fit:
         self._degrees = self._sizes.sum(axis=1) - 2.0
         sign = METRICS[metric].direction.worse[0]  # a slow node makes times larger, and rates smaller
         run_nodes = tuple(run.nodes for _, _, run in found)
-        self._nodes = find_slow_nodes(sign * values, self._cells, run_nodes, np.ones(len(values)))
-        if self._nodes.slow:  # again, as the noise of points can be estimated only without them
-            variances, _ = self._spread(values - sign * self._nodes.of_runs)
+        self.nodes = find_slow_nodes(sign * values, self._cells, run_nodes, np.ones(len(values)))
+        if self.nodes.slow:  # again, as the noise of points can be estimated only without them
+            variances, _ = self._spread(values - sign * self.nodes.of_runs)
             middle = float(np.median(variances))
             sds = np.sqrt(np.clip(variances, middle / 4, middle * 4))[self._cells // 2]
-            self._nodes = find_slow_nodes(sign * values, self._cells, run_nodes, sds)
-        self._values = values - sign * self._nodes.of_runs
+            self.nodes = find_slow_nodes(sign * values, self._cells, run_nodes, sds)
+        self._values = values - sign * self.nodes.of_runs
         variances, self._means = self._spread(self._values)
         self._differences = self._means[:, 1] - self._means[:, 0]
         self._find_noise(variances)
+        noises, weights, shares = self._compare_nights()
+        extra = float(weights @ noises**2) * shares
+        self.comparisons = {point.point: self._comparison(i, extra) for i, point in enumerate(points)}
+        chosen = np.flatnonzero(self._keeps)
+        mean, variance = self._mean(chosen)
+        spread = _normal(np.sqrt(variance + noises**2 * shares), weights)
+        common = self._shared_change(mean, spread, spread, is_one=_are_alike(self._keeps))
+        self.common = SharedChange("", tuple(point.point for point in points), len(chosen), common)
+        self.groups = self._groups()
+
+    @property
+    def nights_are_confounded(self) -> bool:
+        """Whether the sides are of different nights, without an estimate of the noise between nights."""
+        return self.night_noise is None and min(self.nights) > 0
 
     def _spread(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return per point the variance of its runs around the means of their sides, and these means."""
@@ -144,13 +133,10 @@ class _Fit:
         """Estimate the noise of every point, the certain part of the common change, and the skewness."""
         num = len(self._points)
         factors = (1 / self._sizes).sum(axis=1)
-        noise = shared_noise(variances, self._degrees)
-        self._typical = noise.typical
         least = np.where(self._sizes.min(axis=1) < FEW_RUNS, NOISE_OF_FEW, 0.0)
-        doubts = np.array([self._nodes.variance(self._contrast(i)) for i in range(num)])
-        without, self._spreads = (
-            [noise.spread(variances[i], self._degrees[i], factors[i], extra[i], least[i]) for i in range(num)]
-            for extra in (np.zeros(num), doubts)
+        doubts = np.array([self.nodes.variance(self._contrast(i)) for i in range(num)])
+        self._typical, (without, self._spreads) = shared_spreads(
+            variances, self._degrees, factors, least, (np.zeros(num), doubts)
         )
         self._variances = np.array([float(s.weights @ s.errors**2) for s in without]) + doubts
         self._sds = np.sqrt((self._variances - doubts) / factors)
@@ -173,22 +159,6 @@ class _Fit:
             weights[self._cells == 2 * point + side] = sign / self._sizes[point, side]
         return weights
 
-    def suite(self) -> Suite:
-        counts, noise, noises, weights, shares = self._nights()
-        extra = float(weights @ noises**2) * shares
-        chosen = np.flatnonzero(self._keeps)
-        mean, variance = self._mean(chosen)
-        spread = _normal(np.sqrt(variance + noises**2 * shares), weights)
-        common = self._shared_change(mean, spread, spread, is_one=_are_alike(self._keeps))
-        return Suite(
-            {point.point: self._comparison(i, extra) for i, point in enumerate(self._points)},
-            SharedChange("", tuple(point.point for point in self._points), len(chosen), common),
-            tuple(self._groups()),
-            self._nodes,
-            counts,
-            noise,
-        )
-
     def _comparison(self, point: int, extra: float) -> Comparison:
         """Compare a point: the change is the point's own, the p-values are of its excess over the common change."""
         old, new = (float(mean) for mean in self._means[point])
@@ -201,16 +171,9 @@ class _Fit:
         )
         reach = SharedSpread(spread.weights, np.sqrt(spread.errors**2 + extra), spread.degrees).reach(self._confidence)
         beyond = difference - max(self._shared, 0.0), difference - min(self._shared, 0.0)
-        return Comparison(
-            baseline=math.exp(old),
-            value=math.exp(new),
-            change=growth(difference),
-            lower=growth(difference - reach),
-            upper=growth(difference + reach),
-            p_larger=max(spread.tail(beyond[0]), *(s.tail(beyond[0]) for s in skewed), 0.0),
-            p_smaller=max(spread.tail(-beyond[1]), *(s.mirrored().tail(-beyond[1]) for s in skewed), 0.0),
-            spreads=(spread, *skewed),
-        )
+        p_larger = max(spread.tail(beyond[0]), *(s.tail(beyond[0]) for s in skewed), 0.0)
+        p_smaller = max(spread.tail(-beyond[1]), *(s.mirrored().tail(-beyond[1]) for s in skewed), 0.0)
+        return comparison_of(old, new, reach, p_larger, p_smaller, (spread, *skewed))
 
     def _mean(self, chosen: np.ndarray) -> tuple[float, float]:
         """Return the weighted mean change of points, and its variance, at least as large as their scatter implies."""
@@ -260,22 +223,14 @@ class _Fit:
 
         is_one: most points are near the mean, so it is a common change.
         """
-        reach = own.reach(self._confidence)
-        return Comparison(
-            baseline=1.0,
-            value=math.exp(mean),
-            change=growth(mean),
-            lower=growth(mean - reach),
-            upper=growth(mean + reach),
-            p_larger=beyond.tail(mean - max(rest, 0.0)) if is_one else 1.0,
-            p_smaller=beyond.tail(-(mean - min(rest, 0.0))) if is_one else 1.0,
-            spreads=(beyond,),
-        )
+        p_larger = beyond.tail(mean - max(rest, 0.0)) if is_one else 1.0
+        p_smaller = beyond.tail(-(mean - min(rest, 0.0))) if is_one else 1.0
+        return comparison_of(0.0, mean, own.reach(self._confidence), p_larger, p_smaller, (beyond,))
 
-    def _nights(self) -> tuple[tuple[int, int], float | None, np.ndarray, np.ndarray, float]:
-        """Return the nights of the sides and the noise between nights.
+    def _compare_nights(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Find the nights and the noise between them.
 
-        Then possible noises, their weights, and their share in the common change.
+        Return the possible noises, their weights, and their share in the common change.
         """
         night_of = night_numbers(self._ended)
         sides = self._cells % 2
@@ -300,12 +255,28 @@ class _Fit:
             logs -= (np.log(variances).sum(axis=1) + np.log((1 / variances).sum(axis=1)) + squares) / 2
         if max(counts) < 2:
             are_same = len(np.unique(night_of[night_of >= 0])) == 1
-            return (0, 0) if are_same else (counts[0], counts[1]), None, np.zeros(1), np.ones(1), 0.0
+            self.nights, self.night_noise = (0, 0) if are_same else (counts[0], counts[1]), None
+            return np.zeros(1), np.ones(1), 0.0
         rest = len(_NIGHT_NOISES) - 1
         prior = np.array([_NIGHTS_ARE_EQUAL, *[(1 - _NIGHTS_ARE_EQUAL) / rest] * rest])
         weights = prior * np.exp(logs - logs.max())
         weights /= weights.sum()
-        return (counts[0], counts[1]), float(np.sqrt(weights @ _NIGHT_NOISES**2)), _NIGHT_NOISES, weights, shares
+        self.nights, self.night_noise = (counts[0], counts[1]), float(np.sqrt(weights @ _NIGHT_NOISES**2))
+        return _NIGHT_NOISES, weights, shares
+
+
+def compare_suite(points: Sequence[PointRuns], metric: str, confidence: float) -> Suite | None:
+    """Compare a metric of one positive value per run over all points with two or more distinct values on each side.
+
+    points: comparable ones. None if there are too few.
+    """
+    usable = [point for point in points if _is_usable(point, metric)]
+    if len(usable) < FEWEST_POINTS:
+        return None
+    values: dict[str, set[str]] = {}
+    for name, value in (fact for point in points for fact in _facts(point).items()):
+        values.setdefault(name, set()).add(value)
+    return Suite(usable, metric, confidence, {name for name, found in values.items() if len(found) > 1})
 
 
 def _are_alike(near: np.ndarray) -> bool:

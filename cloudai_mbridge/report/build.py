@@ -296,7 +296,7 @@ def _read_searches(
         ]
         tried = [runs for _, runs in sorted(submitted, key=lambda pair: pair[0])]
         trials = tuple(_trial(runs, again) for runs in tried)
-        done = [trial for trial in trials if trial.outcome is TrialOutcome.MEASURED]
+        done = [trial for trial in trials if trial.outcome == "measured"]
         done.sort(key=lambda trial: trial.step_time_s or math.inf)
         keys = {runs[0].label: runs[0].key for runs in tried}
         found = (entries.get(run["key"]) for run in own)
@@ -319,15 +319,14 @@ def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
     """Report a point. again: the keys of runs whose failure does not invalidate earlier measurements."""
     ran = [run for run in runs if run.attempts]
     failed = [run for run in ran if run.verdict is not Verdict.SUCCESS and run.key not in again]
+    outcome: TrialOutcome = "failed" if failed else "measured"
     if any(run.job.get("state") == ENDED_EARLY for run in ran):
-        outcome = TrialOutcome.ENDED_EARLY
+        outcome = "ended early"
     elif any((run.failure or {}).get("id") == OUT_OF_MEMORY for run in failed):
-        outcome = TrialOutcome.OUT_OF_MEMORY
-    else:
-        outcome = TrialOutcome.FAILED if failed else TrialOutcome.MEASURED
+        outcome = "out of memory"
     good = [run for run in ran if run.verdict is Verdict.SUCCESS or run.job.get("state") == ENDED_EARLY]
     times = [run.metrics.step_time_s.capped_mean for run in good if run.metrics and run.metrics.step_time_s]
-    is_known = outcome in (TrialOutcome.MEASURED, TrialOutcome.ENDED_EARLY)
+    is_known = outcome in ("measured", "ended early")
     predicted = ran[0].predicted or {}
     return TrialReport(
         label=ran[0].label,
@@ -342,7 +341,7 @@ def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
 def _in_words(search: SearchReport) -> str:
     """Summarize a search in one line."""
     text = f"test {search.test_id!r}: searched: {len(search.trials)} of {search.points} points tried"
-    counts = Counter(str(trial.outcome) for trial in search.trials if trial.outcome is not TrialOutcome.MEASURED)
+    counts = Counter(trial.outcome for trial in search.trials if trial.outcome != "measured")
     text += f" ({', '.join(f'{count} {outcome}' for outcome, count in counts.items())})" if counts else ""
     text += f", {search.gpu_hours:.3g} GPU-hours"
     if search.best is not None:

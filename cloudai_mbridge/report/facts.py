@@ -86,7 +86,11 @@ def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, dir
             if not is_secret(name) and not (name in _DEFAULTS and value == _DEFAULTS[name])
         },
         **{f"extra.{name}": value for name, value in _work(extra).items() if _may_be_an_override(name)},
-        **{f"point.{name}": value for name, value in _work(others).items() if not _is_credential(name)},
+        **{
+            f"point.{name}": value
+            for name, value in _work(others).items()
+            if not is_secret(name.rpartition(".")[2]) or name.endswith("tokens")  # a number of tokens is no secret
+        },
     }
     fields = {name: _flat(plain(redacted_in(value))) for name, value in sorted(fields.items())}
     return {"id": comparability_id(fields), "fields": fields}
@@ -126,12 +130,6 @@ def _may_be_an_override(name: str) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _is_credential(name: str) -> bool:
-    """Return whether a variable's name may be a credential's. A number of tokens is excluded."""
-    last = name.rpartition(".")[2]
-    return is_secret(last) and not last.endswith("tokens")
 
 
 def _flat(value: Any) -> Any:

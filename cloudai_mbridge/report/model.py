@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import StrictBool, StrictInt
 
@@ -59,13 +58,7 @@ class PointReport:
     predicted: Mapping[str, float | None] | None = None
 
 
-class TrialOutcome(StrEnum):
-    """What became of a point that a search has tried. ENDED_EARLY: it was slower than the best."""
-
-    MEASURED = "measured"
-    ENDED_EARLY = "ended early"
-    OUT_OF_MEMORY = "out of memory"
-    FAILED = "failed"
+TrialOutcome = Literal["measured", "ended early", "out of memory", "failed"]  # early: it was slower than the best
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.metrics import MEASURES, Metrics, Statistic
+from cloudai_mbridge.metrics import MEASURES, Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import TestRanking, causes, excerpt, gpu_hours, rank
@@ -37,19 +37,14 @@ def render_point(point: PointReport, root: Path) -> str:
     if metrics and metrics.step_time_s:
         capped = f"{metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
         lines += [f"Capped mean step time: {capped}"]
-    lines += list(_other_measures(metrics)) if metrics else []
-    return visible("\n".join([*lines, *_result(point)])) + "\n"
-
-
-def _other_measures(metrics: Metrics) -> Iterator[str]:
-    """Yield a line for each known measure that CloudAI's blocks lack."""
     for measure in MEASURES:
-        value = None if measure.name in _CLOUDAI else getattr(metrics, measure.name)
-        if value is not None:
+        value = None if measure.name in _CLOUDAI else getattr(metrics, measure.name, None)
+        if metrics and value is not None:
             name = f"{measure.label[:1].upper()}{measure.label[1:]}"
             unit = f" {measure.unit}" if measure.unit not in ("", measure.label) else ""
             kind = f" ({metrics.memory_kind or 'of an unknown kind'})" if measure.name == "peak_memory_gib" else ""
-            yield f"{name}: {measure_text(value)}{unit}{kind}"
+            lines.append(f"{name}: {measure_text(value)}{unit}{kind}")
+    return visible("\n".join([*lines, *_result(point)])) + "\n"
 
 
 def _result(point: PointReport) -> Iterator[str]:

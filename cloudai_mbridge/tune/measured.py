@@ -31,7 +31,7 @@ from cloudai_mbridge.estimate.request import EstimateRequest, gpu_on, trained_qu
 from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.estimate.time.parts import StepGroups
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.gate.runs import METRICS, RunResult, read_results
+from cloudai_mbridge.gate.runs import METRICS, RunResult, read_results, value_of
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -225,7 +225,7 @@ def _of_runs(runs: Sequence[RunResult], left_out: Counter[str]) -> Iterator[Call
 
 def _point(runs: Sequence[RunResult], headline_of: Callable[[EstimateRequest], Headline]) -> MeasuredPoint:
     """Return a point of all its runs; BadInput with the reason if it has no prediction."""
-    times = [value[0] for run in runs if (value := METRICS["step_time_s"].of(run))]
+    times = [value[0] for run in runs if (value := value_of(METRICS["step_time_s"], run))]
     if not times:
         raise BadInput("it has no step time")
     question = question_of(runs[0])

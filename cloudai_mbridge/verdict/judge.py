@@ -75,17 +75,25 @@ def judge(
     """
     if status is not None and status.job_class is JobClass.STOPPED:
         num_steps = 0  # it was to be stopped: steps measured until then are valid
-    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses))
+    reasons = [
+        *_job_reasons(status),
+        *([log.fault] if log.fault else []),
+        *missing_steps(log.steps, num_steps),
+        *implausible(log.steps, num_steps or None, log.run.get("device")),
+    ]
+    if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
+        reasons.append(f"step {without[0]} has no loss")
+    if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:
+        reasons.append(f"the loss is {bad[0].loss} at step {bad[0].step}")
     if not reasons or log.steps:  # without steps, missing metrics follow from the reasons above
         # A rate of 0 is a launcher's sentinel for unknown, not a failure
         rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
         is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
         named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
-        missing = (f"{name} could not be measured" for name, is_there in named.items() if not is_there)
-        reasons = (*reasons, *missing)
+        reasons += [f"{name} could not be measured" for name, is_there in named.items() if not is_there]
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
-    return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
+    return RunOutcome(Verdict.FAILED, tuple(reasons), tuple(evidence))
 
 
 def _job_reasons(status: JobStatus | None) -> list[str]:
@@ -109,19 +117,6 @@ def _job_reasons(status: JobStatus | None) -> list[str]:
     if status.reason:
         details.append(status.reason)
     return [f"the job {how} {status.state}" + (f" ({'; '.join(details)})" if details else "")]
-
-
-def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[str]:
-    reasons = [
-        *([log.fault] if log.fault else []),
-        *missing_steps(log.steps, num_steps),
-        *implausible(log.steps, num_steps or None, log.run.get("device")),
-    ]
-    if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
-        reasons.append(f"step {without[0]} has no loss")
-    if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:
-        reasons.append(f"the loss is {bad[0].loss} at step {bad[0].step}")
-    return reasons
 
 
 def with_failure(

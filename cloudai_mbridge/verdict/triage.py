@@ -53,30 +53,28 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class KnownFailure:
-    """A cause of failures in the catalogue, with its remedy."""
+class Failure:
+    """Why a run failed, by the catalogue.
+
+    evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
+    """
 
     id: str
     kind: FailureKind
     title: str
     remedy: str
-
-
-@dataclass(frozen=True)
-class Failure(KnownFailure):
-    """Why a run failed.
-
-    evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
-    """
-
     evidence: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Entry(KnownFailure):
+class Entry:
     """One `[[failure]]` of the catalogue."""
 
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
     patterns: tuple[re.Pattern[str], ...]
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
@@ -88,9 +86,13 @@ class Entry(KnownFailure):
 
 
 @dataclass(frozen=True)
-class EndState(KnownFailure):
+class EndState:
     """One `[[state]]` of the catalogue: a state of a job that explains its end."""
 
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
     state: str
     topic: str = ""
     wins: bool = False
@@ -197,7 +199,7 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]
     data = tomllib.loads(text)
     entries = tuple(parsed(Entry, table) for table in data.get("failure", ()))
     states = tuple(parsed(EndState, table) for table in data.get("state", ()))
-    ids = [known.id for known in (*entries, *states)]
+    ids = [entry.id for entry in entries] + [state.id for state in states]
     if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
         raise ValueError(f"failures.toml: ids that appear twice: {sorted(twice)}")
     if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
@@ -220,7 +222,7 @@ def has_never_started(status: JobStatus | None) -> bool:
     return state is not None and state.never_started
 
 
-def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
+def failure_of(known: Entry | EndState, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
     """Return a known failure with its evidence."""
     return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.runs import METRICS, read_results
+from cloudai_mbridge.gate.runs import METRICS, read_results, value_of
 from cloudai_mbridge.metrics import capped_mean
 from tests.gate.history_data import START, make_point, write_report
 
@@ -19,7 +19,7 @@ def point(**changes: Any) -> dict[str, Any]:
 def test_a_run_is_read_whole(tmp_path: Path) -> None:
     (run,) = read_results(write_report(tmp_path / "report.json", [point()]))
     assert (run.point, run.is_success, run.nodes, run.ended_at) == ("t/tp=1", True, ("n1", "n2"), START.isoformat())
-    assert {name: metric.of(run) for name, metric in METRICS.items()} == run.values
+    assert {name: value_of(metric, run) for name, metric in METRICS.items()} == run.values
     expected = {"step_time_s": 2.0, "step_time_mean_s": 2.0, "tflops_per_gpu": 471.5, "tokens_per_s_per_gpu": 512.0}
     assert {name: values[0] for name, values in run.values.items() if len(values) == 1} == pytest.approx(
         {**expected, "peak_memory_gib": 10.0}
@@ -51,14 +51,14 @@ def test_numbers_that_are_not_finite_are_no_values(tmp_path: Path, text: str) ->
     steps[2] |= dict.fromkeys(("loss", "step_time_s", "tflops_per_gpu", "peak_memory_gib"), text)
     (run,) = read_results(write_report(tmp_path / "report.json", [point(steps=steps)]))
     assert not math.isfinite(run.steps[2].loss or 0)
-    assert all(METRICS[name].of(run) is None for name in METRICS)
+    assert all(value_of(metric, run) is None for metric in METRICS.values())
 
 
 def test_a_time_of_zero_is_no_value(tmp_path: Path) -> None:
     steps = point()["steps"]
     steps[2]["step_time_s"] = 0.0
     (run,) = read_results(write_report(tmp_path / "report.json", [point(steps=steps)]))
-    assert METRICS["step_time_s"].of(run) is None
+    assert value_of(METRICS["step_time_s"], run) is None
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def compare(old: Path, new: Path, policy: Path | None, metric: str | None, verbo
 
     Either may be a report.json. In the table, ~ is no significant change.
     """
-    from cloudai_mbridge.gate.run import compare_points  # numpy and scipy, for this command only
+    from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
@@ -156,7 +156,7 @@ def compare(old: Path, new: Path, policy: Path | None, metric: str | None, verbo
     metric = metric or (PRIMARY if PRIMARY in known else next(iter(known), None))
     if files["csv"] and metric is None:
         raise BadInput("--csv: the policy has no metric for a table; add one of --metric to its [[metrics]]")
-    result, table = compare_points(old, new, terms, metric, datetime.now(UTC).date())
+    result, table = compare_reports([old], [new], terms, datetime.now(UTC).date(), metric)
     if table is not None and files["json_file"] != _STDOUT:
         new_console().print(render_comparison(table))
     document = {**_facts(result), "next_steps": None, "comparison": table}

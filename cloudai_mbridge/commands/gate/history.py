@@ -14,8 +14,8 @@ from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_j
 from cloudai_mbridge.commands.options import JSON, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.documents import json_object
-from cloudai_mbridge.gate.history import DEFAULT_METRIC, FAILED, History, Imported
-from cloudai_mbridge.gate.history_file import StoredPoint, StoredRun
+from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, Imported
+from cloudai_mbridge.gate.history_file import FAILED, StoredPoint, StoredRun
 from cloudai_mbridge.gate.runs import METRICS, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.toml_source import suggest

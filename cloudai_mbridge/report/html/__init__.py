@@ -103,7 +103,9 @@ def compact(value: Any) -> Any:
 def _run(point: Mapping[str, Any]) -> dict[str, Any]:
     metrics, job, log, environment = (point.get(name) or {} for name in ("metrics", "job", "log", "environment"))
     violations = point["violations"] if point["verdict"] == "rejected" else ()
-    attempts = point.get("attempts") or ()
+    attempts, steps = point.get("attempts") or (), point.get("steps") or ()
+    numbers = [step["step"] for step in steps]
+    counts_up = bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     statistics = {name: value for name, value in metrics.items() if isinstance(value, Mapping)}
     return {
         **{name: point.get(name) for name in _AS_THEY_ARE},
@@ -122,24 +124,17 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         **{measure.name: metrics.get(measure.name) for measure in TABLE_MEASURES if not measure.is_statistic},
         "memory_kind": metrics.get("memory_kind"),
         "flops_formula": metrics.get("flops_formula"),
-        "steps": _steps(point.get("steps") or ()),
+        "steps": {  # columns: the steps' numbers, or only the first if they are consecutive
+            "first": numbers[0] if counts_up else None,
+            "numbers": [] if counts_up else numbers,
+            "times": [step.get("step_time_s") for step in steps],
+            "losses": [step.get("loss") for step in steps],
+        },
     }
 
 
 def _some(mapping: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: mapping[name] for name in names if mapping.get(name) not in (None, "", [], ())}
-
-
-def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return columns: times, losses, and the steps' numbers, or only the first if they are consecutive."""
-    numbers = [step["step"] for step in steps]
-    counts_up = bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    return {
-        "first": numbers[0] if counts_up else None,
-        "numbers": [] if counts_up else numbers,
-        "times": [step.get("step_time_s") for step in steps],
-        "losses": [step.get("loss") for step in steps],
-    }
 
 
 def differences(runs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
