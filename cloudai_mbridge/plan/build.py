@@ -26,7 +26,7 @@ from cloudai_mbridge.plan.checks import (
 )
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, plan_run
-from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, axes_of, notes_on_choice
+from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, notes_on_choice
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
@@ -136,7 +136,7 @@ class _TestRuns:
         """Go through the points, in order, until a limit of the sweep is reached. most_runs: that it may plan."""
         share = self._limits.memory_share
         walk = PointWalk(self._test, self._system, self._rules, None if share is None else MemoryLimit(share))
-        self.axes = axes_of(walk.sweep, self._limits.include)
+        self.axes = walk.axes
         self.notes += notes_on(self._test)
         for text in fill_in_notes(walk.sweep, walk.pinned):
             self._note(f"{self._where}: {text}")

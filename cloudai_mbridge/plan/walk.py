@@ -22,7 +22,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
-from cloudai_mbridge.plan.select import PointChoice, axes_of
+from cloudai_mbridge.plan.select import PointChoice
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points, informative
 from cloudai_mbridge.sweep.estimated import SweepEstimates, largest_terms, memory_violation
 from cloudai_mbridge.sweep.expand import SweepSpace
@@ -83,32 +83,50 @@ class PointPreview:
 
 
 class PointWalk:
-    """The points of one test on a system. order: None takes the sweep's."""
+    """The points of one test on a system. choice: of the points to run, None for all."""
+
+    choice: PointChoice | None = None
 
     def __init__(
         self,
         test: LoadedTest,
         system: System,
-        rules: RuleSet,
-        memory_limit: MemoryLimit | None,
+        rules: RuleSet = RuleSet.RELEASE,
+        memory_limit: MemoryLimit | None = DEFAULT_LIMIT,
         order: str | None = None,
         formula: Formula = NEW,
     ) -> None:
-        self._test, self._system, self.memory_limit = test, system, memory_limit
-        self.limits = test.definition.sweep
+        """rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
+
+        order: None takes the sweep's.
+        """
+        self.test, self._system, self.memory_limit = test, system, memory_limit
+        self.test_id, self.limits = test.run.id, test.definition.sweep
         self._order = order or self.limits.order
         self.sweep = SweepSpace(test.definition, test.run)
         self.pinned = pinned_by(test.definition, system, rules)
         extra = test.definition.extra_cmd_args
         self.estimates = SweepEstimates(self.sweep, system, extra, formula, self.pinned)
-        self._where, self._gpu_hours, self._rules = f"test {test.run.id!r}", 0.0, Counter[str]()
+        self._where, self._gpu_hours, self._rules = f"test {self.test_id!r}", 0.0, Counter[str]()
         self._base = self.sweep.base_args()
         self.runs_per_point = test.run.iterations * self.limits.repeats
+        self.not_considered = not_considered(self._base, extra, self.sweep.grid.names)
+        self._is_checked = False
+        self._price_of = cache(partial(price_of, system))
 
     @property
     def size(self) -> int:
         """The number of points before exclusion."""
         return self.sweep.grid.size + len(self.limits.include)
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """The values of each axis, with those of the included points."""
+        values = {name: list(each) for name, each in self.sweep.axes.items()}
+        for pattern in self.limits.include:
+            for name, value in pattern.items():
+                values.setdefault(name, []).append(value)
+        return values
 
     def __iter__(self) -> Iterator[PointPreview]:
         """Yield a decision for every point, in order. The first point that does not fit ends what is run."""
@@ -148,7 +166,7 @@ class PointWalk:
         peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
         share = peak / given if peak and given else None
         return SearchPlan(
-            groups, share, self._test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
+            groups, share, self.test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
         )
 
     def memory_violation(self, point: CheckedPoint) -> Violation:
@@ -164,9 +182,9 @@ class PointWalk:
         if self.limits.max_gpu_hours is None:
             return ""
         assert decision.headline is not None  # no other point is priced
-        limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
+        limit = parse_time_limit(self.test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
         launcher = LAUNCHERS[self.estimates.value(decision.point, "launcher")]
-        is_known = "max_steps" in decision.point.coordinates or launcher.knows_steps(self._base, self._test.run)
+        is_known = "max_steps" in decision.point.coordinates or launcher.knows_steps(self._base, self.test.run)
         num_steps = self.estimates.num_steps(decision.point) if is_known else None
         headline, num_runs = decision.headline, self.runs_per_point
         hours, rule = price_runs(self._where, headline, headline.num_gpus, num_steps, limit, num_runs)
@@ -176,49 +194,9 @@ class PointWalk:
         self._rules[rule] += 1
         return ""
 
-    def budget_note(self) -> str | None:
-        """Return how the included points were priced; None without a budget or a prediction."""
-        if self.limits.max_gpu_hours is None or not self._rules[PREDICTED]:
-            return None
-        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
-        return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
-
-
-class SweepPreview:
-    """The points of one test on a system. choice: of the points to run, None for all."""
-
-    choice: PointChoice | None = None
-
-    def __init__(
-        self,
-        test: LoadedTest,
-        system: System,
-        *,
-        memory_share: float | None = None,
-        include_oom_risk: bool = False,
-        order: str | None = None,
-        formula: Formula = NEW,
-        rules: RuleSet = RuleSet.RELEASE,
-    ) -> None:
-        """memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
-
-        rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
-        """
-        self.test, self.test_id, self.limits = test, test.run.id, test.definition.sweep
-        share = self.limits.memory_share if memory_share is None else memory_share
-        limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
-        self.memory_limit = None if include_oom_risk else limit
-        with naming_file(test):
-            self.walk = PointWalk(test, system, rules, self.memory_limit, order, formula)
-        self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
-        extra = test.definition.extra_cmd_args
-        self.not_considered = not_considered(self.sweep.base_args(), extra, self.sweep.grid.names)
-        self._system, self._is_checked = system, False
-        self._price_of = cache(partial(price_of, system))
-
     def points(self) -> Iterator[PointPreview]:
-        """Yield every point, in order."""
-        for found in map(self._preview, self.walk):
+        """Yield every point, in order, with its needs, and why it is not chosen."""
+        for found in map(self._with_needs, self):
             if (choice := self.choice) is None:
                 yield found
                 continue
@@ -232,30 +210,19 @@ class SweepPreview:
             )
             yield replace(found, left_out=why)
 
-    @property
-    def axes(self) -> dict[str, list[Any]]:
-        """Return the values of each axis, with those of the included points."""
-        return axes_of(self.sweep, self.limits.include)
-
-    @property
-    def coordinate_names(self) -> list[str]:
-        """Return the names of the points' coordinates: the axes, and further keys of included points."""
-        included = (name for pattern in self.limits.include for name in pattern)
-        return list(dict.fromkeys((*self.sweep.grid.names, *included)))
-
     def preview(self, point: CheckedPoint) -> PointPreview:
-        """Judge a point alone, whatever the limits of the sweep leave of the others."""
-        return self._preview(self.walk.judge(point))
+        """Judge a point alone, with its needs, whatever the limits of the sweep leave of the others."""
+        return self._with_needs(self.judge(point))
 
-    def _preview(self, decision: PointPreview) -> PointPreview:
+    def _with_needs(self, decision: PointPreview) -> PointPreview:
         if (headline := decision.headline) is None:
             return decision
         if not self._is_checked:  # as `mbridge run` checks the training configuration, once
             self._is_checked = True
             _, args, recipe = decision.point.resolve()
             LAUNCHERS[args.launcher].training(self.test, args, recipe, self._system)
-        hours = headline.gpu_hours(self.walk.estimates.num_steps(decision.point))
-        hours = None if hours is None else hours * self.walk.runs_per_point
+        hours = headline.gpu_hours(self.estimates.num_steps(decision.point))
+        hours = None if hours is None else hours * self.runs_per_point
         price = self.price(headline)[0]
         cost = price.per_gpu_hour * hours if price and hours is not None else None
         return replace(decision, gpu_hours=hours, cost=cost)
@@ -266,7 +233,14 @@ class SweepPreview:
 
     def terms(self, point: CheckedPoint) -> str:
         """Return the largest terms of a point's fullest stage."""
-        return largest_terms(self.walk.estimates.request(point))
+        return largest_terms(self.estimates.request(point))
+
+    def budget_note(self) -> str | None:
+        """Return how the included points were priced; None without a budget or a prediction."""
+        if self.limits.max_gpu_hours is None or not self._rules[PREDICTED]:
+            return None
+        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
+        return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
 
 
 @dataclass
@@ -307,7 +281,7 @@ class SweepSummary:
         """Yield the notes on points that only CloudAI rejects."""
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
-    def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:
+    def add(self, found: PointPreview, walk: PointWalk, examples: int) -> None:
         """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
@@ -317,7 +291,7 @@ class SweepSummary:
         if found.is_held_back:
             self.held_back += 1
             if len(self.held_examples) < examples:
-                self.held_examples.append((found, preview.terms(found.point)))
+                self.held_examples.append((found, walk.terms(found.point)))
             return
         self.accepted += 1
         self.within_limits += found.is_run
@@ -336,7 +310,7 @@ class SweepSummary:
             return
         self.predicted += 1
         self.gpu_hours += found.gpu_hours
-        price, why_not = preview.price(found.headline)
+        price, why_not = walk.price(found.headline)
         if price is None:
             self.why_no_cost = why_not
         elif found.cost is not None:
@@ -345,14 +319,14 @@ class SweepSummary:
             self.currency = price.currency
 
 
-def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
+def summarize_test(walk: PointWalk, examples: int) -> SweepSummary:
     """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
-    axes = {name: len(values) for name, values in preview.sweep.axes.items()}
-    summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
-    summary.run_holds_back = preview.limits.memory_share is not None
-    summary.fill_in = fill_in_notes(preview.sweep, preview.pinned)
-    with naming_file(preview.test):
-        for found in preview.points():
-            summary.add(found, preview, examples)
-    summary.budget_note = preview.walk.budget_note()
+    axes = {name: len(values) for name, values in walk.sweep.axes.items()}
+    summary = SweepSummary(walk.test_id, axes, walk.memory_limit, not_considered=walk.not_considered)
+    summary.run_holds_back = walk.limits.memory_share is not None
+    summary.fill_in = fill_in_notes(walk.sweep, walk.pinned)
+    with naming_file(walk.test):
+        for found in walk.points():
+            summary.add(found, walk, examples)
+    summary.budget_note = walk.budget_note()
     return summary

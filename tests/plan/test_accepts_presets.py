@@ -13,7 +13,7 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.walk import PointPreview, SweepPreview
+from cloudai_mbridge.plan.walk import PointPreview, PointWalk
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 # configurations; of these, what breaks a rule of Megatron-Core's and is accepted as upstream ships it
@@ -48,7 +48,7 @@ def _preview(version: str, args: dict[str, Any]) -> PointPreview:
     system = SlurmSystem(
         name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=per_node
     )
-    (found,) = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system).points()
+    (found,) = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system).points()
     return found
 
 

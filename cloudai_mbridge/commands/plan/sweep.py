@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,20 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.hardware import calibration_note
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, MemoryLimit
 from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading import LoadedScenario, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, Warn, load_scenario, load_system, naming_file
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.select import PointChoice, among
-from cloudai_mbridge.plan.walk import PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.plan.walk import PointPreview, PointWalk, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
-from cloudai_mbridge.training.flops import Formula
+from cloudai_mbridge.training.flops import NEW, Formula
 
 _NEEDS = json_object(
     "Needs",
@@ -206,19 +206,13 @@ def sweep_plan(
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
-    wanted = partial(
-        SweepPreview,
-        memory_share=memory_share,
-        include_oom_risk=include_oom_risk,
-        order=order,
-        formula=formula,
-        rules=rules,
-    )
     if form == "csv" and as_json:
         raise BadInput("--json: is not for --format csv; leave one of them out")
     selection = selection_of(only, failed_of)
     system, loaded = _load(**options)
-    plans: Iterable[SweepPreview] = (wanted(test, system) for test in loaded.tests)
+    plans: Iterable[PointWalk] = (
+        _walk(test, system, rules, memory_share, include_oom_risk, order, formula) for test in loaded.tests
+    )
     choice = None
     if selection:
         plans = list(plans)
@@ -236,6 +230,22 @@ def sweep_plan(
         tests = [as_test(each, list(_notes(each))) for each in totals]
         print_json({"calibration": calibration_note(system), "tests": tests}, SWEEP_PLAN)
     return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
+
+
+def _walk(
+    test: LoadedTest,
+    system: System,
+    rules: RuleSet,
+    memory_share: float | None,
+    include_oom_risk: bool,
+    order: str | None = None,
+    formula: Formula = NEW,
+) -> PointWalk:
+    """Return the points of a test. memory_share: None takes the sweep's, else the default. order: likewise."""
+    share = test.definition.sweep.memory_share if memory_share is None else memory_share
+    limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
+    with naming_file(test):
+        return PointWalk(test, system, rules, None if include_oom_risk else limit, order, formula)
 
 
 def _show(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> list[SweepSummary]:
@@ -360,14 +370,14 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _write_csv(tests: list[SweepPreview], choice: PointChoice | None) -> int:
+def _write_csv(tests: list[PointWalk], choice: PointChoice | None) -> int:
     """Write each point immediately, also rejected points, without keeping any. Every axis of any test is a column.
 
     choice: the points to run; nothing is printed before it has been checked.
     """
     file = sys.stdout if choice is None else io.StringIO()
     writer, num_run = csv.writer(file, lineterminator="\n"), 0
-    axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
+    axes = list(dict.fromkeys(name for plan in tests for name in plan.axes))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
         for look in plan.points():
@@ -385,7 +395,7 @@ def _cell(value: Any) -> str:
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
+def _cells(look: PointPreview, plan: PointWalk) -> Iterator[Any]:
     headline = look.headline
     if headline is None:
         yield from (status_of(look), *[""] * 8)
@@ -428,9 +438,7 @@ def sweep_explain(
     named = {test.run.id: test for test in loaded.tests}
     if test_id not in named:
         raise BadInput(f"{options['test_scenario']}: no test {test_id!r}; {suggest(test_id, list(named))}")
-    plan = SweepPreview(
-        named[test_id], system, memory_share=memory_share, include_oom_risk=include_oom_risk, rules=rules
-    )
+    plan = _walk(named[test_id], system, rules, memory_share, include_oom_risk)
     found = _find(plan, system, point)
     args = found.sweep.point(found.coordinates).args
     preset, is_embedded = plan.pinned.preset(args), args.launcher is Launcher.EMBEDDED
@@ -456,7 +464,7 @@ def sweep_explain(
     return OK if decision == "accepted" else POINTS_FAILED
 
 
-def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
+def _find(plan: PointWalk, system: System, wanted: str) -> CheckedPoint:
     """Return the point with this label, or coordinates such as "tp=2,pp=4"; BadInput: none, or several, match."""
     coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
     where, axes = f"test {plan.test_id!r}", plan.sweep.grid.names
@@ -499,7 +507,7 @@ def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
         yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
 
 
-def _estimate(plan: SweepPreview, look: PointPreview) -> Iterator[str]:
+def _estimate(plan: PointWalk, look: PointPreview) -> Iterator[str]:
     """Yield the predictions for a point that breaks no rule, and an explanation of its memory."""
     headline, limit = look.headline, plan.memory_limit
     if headline is None:
