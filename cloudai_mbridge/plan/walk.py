@@ -5,7 +5,7 @@ Decided are the order, which points are held back for their memory, and which ar
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of, guess_of
 from cloudai_mbridge.estimate.request import not_considered
-from cloudai_mbridge.files.text import label
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
@@ -53,33 +52,6 @@ def price_runs(
     if limit is None:
         raise BadInput(f"{where}: sweep.max_gpu_hours needs a time_limit; set one")
     return num_runs * limit, BY_LIMIT
-
-
-@dataclass(frozen=True)
-class PointPreview:
-    """One point with the decision about it, and in a preview its needs. headline: None if the point breaks a rule.
-
-    beyond: the limit of the sweep that leaves the point out, such as "max_points = 3"; "" for none.
-    gpu_hours, cost: of the steps of all its runs; None if unknown. left_out: why it was not chosen, "" if it was.
-    """
-
-    point: CheckedPoint
-    headline: Headline | None = None
-    is_held_back: bool = False
-    beyond: str = ""
-    gpu_hours: float | None = None
-    cost: float | None = None
-    left_out: str = ""
-
-    @property
-    def label(self) -> str:
-        """The point's name."""
-        return label(self.point.coordinates)
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the point is within all limits."""
-        return self.headline is not None and not self.is_held_back and not self.beyond
 
 
 class PointWalk:
@@ -128,8 +100,8 @@ class PointWalk:
                 values.setdefault(name, []).append(value)
         return values
 
-    def __iter__(self) -> Iterator[PointPreview]:
-        """Yield a decision for every point, in order. The first point that does not fit ends what is run."""
+    def __iter__(self) -> Iterator[CheckedPoint]:
+        """Yield every point with its decision, in order. The first point that does not fit ends what is run."""
         num_run, beyond = 0, ""
         points = partial(checked_points, self.sweep, self._system, self.pinned)
 
@@ -138,20 +110,18 @@ class PointWalk:
             return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
 
         for point in informative(points, speed) if self._order == "informative" else points():
-            decision = self.judge(point)
-            if not decision.is_run:
-                yield decision
-                continue
-            beyond = beyond or self._limit_before(decision, num_run)
-            num_run += not beyond
-            yield replace(decision, beyond=beyond)
+            self._judge(point)
+            if point.is_run:
+                beyond = beyond or self._limit_before(point, num_run)
+                num_run += not beyond
+                point.beyond = beyond
+            yield point
 
-    def judge(self, point: CheckedPoint) -> PointPreview:
+    def _judge(self, point: CheckedPoint) -> None:
         """Decide about a point alone, whatever the limits of the sweep leave of the others."""
-        if point.violations:
-            return PointPreview(point)
-        headline = self.estimates.of(point)
-        return PointPreview(point, headline, is_held_back=headline.exceeds(self.memory_limit))
+        if not point.violations:
+            point.headline = self.estimates.of(point)
+            point.is_held_back = point.headline.exceeds(self.memory_limit)
 
     def search_plan(self, point: CheckedPoint) -> SearchPlan:
         """Return a search's prior data on a point."""
@@ -175,18 +145,18 @@ class PointWalk:
         request = self.estimates.request(point)
         return memory_violation(self.estimates.of(point), self.memory_limit.share, request)
 
-    def _limit_before(self, decision: PointPreview, num_run: int) -> str:
+    def _limit_before(self, point: CheckedPoint, num_run: int) -> str:
         """Return the limit that a point would exceed; "" if it is within all of them, and its cost is added."""
         if num_run == self.limits.max_points:
             return f"max_points = {num_run}"
         if self.limits.max_gpu_hours is None:
             return ""
-        assert decision.headline is not None  # no other point is priced
-        limit = parse_time_limit(self.test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
-        launcher = LAUNCHERS[self.estimates.value(decision.point, "launcher")]
-        is_known = "max_steps" in decision.point.coordinates or launcher.knows_steps(self._base, self.test.run)
-        num_steps = self.estimates.num_steps(decision.point) if is_known else None
-        headline, num_runs = decision.headline, self.runs_per_point
+        assert point.headline is not None  # no other point is priced
+        limit = parse_time_limit(self.test.run.time_limit or self.estimates.value(point, "time_limit"))
+        launcher = LAUNCHERS[self.estimates.value(point, "launcher")]
+        is_known = "max_steps" in point.coordinates or launcher.knows_steps(self._base, self.test.run)
+        num_steps = self.estimates.num_steps(point) if is_known else None
+        headline, num_runs = point.headline, self.runs_per_point
         hours, rule = price_runs(self._where, headline, headline.num_gpus, num_steps, limit, num_runs)
         if self._gpu_hours + hours > self.limits.max_gpu_hours:
             return f"max_gpu_hours = {self.limits.max_gpu_hours:g}"
@@ -194,38 +164,37 @@ class PointWalk:
         self._rules[rule] += 1
         return ""
 
-    def points(self) -> Iterator[PointPreview]:
+    def points(self) -> Iterator[CheckedPoint]:
         """Yield every point, in order, with its needs, and why it is not chosen."""
-        for found in map(self._with_needs, self):
-            if (choice := self.choice) is None:
-                yield found
-                continue
-            is_held_back = found.is_held_back and self.limits.memory_share is not None
-            why = choice.why_not(
-                self.test_id,
-                found.label,
-                found.point.coordinates,
-                is_rejected=found.headline is None or is_held_back or bool(found.beyond),
-                is_searched=self.test.definition.agent == TUNE,
-            )
-            yield replace(found, left_out=why)
+        for point in self:
+            self._add_needs(point)
+            if self.choice is not None:
+                is_held_back = point.is_held_back and self.limits.memory_share is not None
+                point.left_out = self.choice.why_not(
+                    self.test_id,
+                    point.label,
+                    point.coordinates,
+                    is_rejected=point.headline is None or is_held_back or bool(point.beyond),
+                    is_searched=self.test.definition.agent == TUNE,
+                )
+            yield point
 
-    def preview(self, point: CheckedPoint) -> PointPreview:
+    def preview(self, point: CheckedPoint) -> None:
         """Judge a point alone, with its needs, whatever the limits of the sweep leave of the others."""
-        return self._with_needs(self.judge(point))
+        self._judge(point)
+        self._add_needs(point)
 
-    def _with_needs(self, decision: PointPreview) -> PointPreview:
-        if (headline := decision.headline) is None:
-            return decision
+    def _add_needs(self, point: CheckedPoint) -> None:
+        if (headline := point.headline) is None:
+            return
         if not self._is_checked:  # as `mbridge run` checks the training configuration, once
             self._is_checked = True
-            _, args, recipe = decision.point.resolve()
+            _, args, recipe = point.resolve()
             LAUNCHERS[args.launcher].training(self.test, args, recipe, self._system)
-        hours = headline.gpu_hours(self.estimates.num_steps(decision.point))
-        hours = None if hours is None else hours * self.runs_per_point
-        price = self.price(headline)[0]
-        cost = price.per_gpu_hour * hours if price and hours is not None else None
-        return replace(decision, gpu_hours=hours, cost=cost)
+        if (hours := headline.gpu_hours(self.estimates.num_steps(point))) is not None:
+            point.gpu_hours = hours * self.runs_per_point
+            price = self.price(headline)[0]
+            point.cost = price.per_gpu_hour * point.gpu_hours if price else None
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why it is missing."""
@@ -274,31 +243,31 @@ class SweepSummary:
     lifted: Counter[Lifted] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)
-    examples: list[PointPreview] = field(default_factory=list)
-    held_examples: list[tuple[PointPreview, str]] = field(default_factory=list)
+    examples: list[CheckedPoint] = field(default_factory=list)
+    held_examples: list[tuple[CheckedPoint, str]] = field(default_factory=list)
 
     def lifted_notes(self) -> Iterator[str]:
         """Yield the notes on points that only CloudAI rejects."""
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
-    def add(self, found: PointPreview, walk: PointWalk, examples: int) -> None:
+    def add(self, found: CheckedPoint, walk: PointWalk, examples: int) -> None:
         """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
             # Once a point, in the order of the rules: that of a set depends on the hash seed
-            self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.point.violations)])
+            self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.violations)])
             return
         if found.is_held_back:
             self.held_back += 1
             if len(self.held_examples) < examples:
-                self.held_examples.append((found, walk.terms(found.point)))
+                self.held_examples.append((found, walk.terms(found)))
             return
         self.accepted += 1
         self.within_limits += found.is_run
         if found.left_out:
             self.left_out += 1
             return
-        self.lifted.update(found.point.lifted)
+        self.lifted.update(found.lifted)
         if len(self.examples) < examples:
             self.examples.append(found)
         for why in found.headline.why:

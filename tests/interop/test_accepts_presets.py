@@ -53,6 +53,6 @@ def test_all_performance_configurations_are_planned(version: str, tmp_path: Path
         )
         plan = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system)
         (found,) = plan.points()
-        assert not found.point.violations, (args, list(map(str, found.point.violations)))
+        assert not found.violations, (args, list(map(str, found.violations)))
         assert not found.is_held_back, (args, found.headline)
         assert plan.pinned.release == release

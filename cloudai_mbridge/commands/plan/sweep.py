@@ -30,7 +30,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.select import PointChoice, among
-from cloudai_mbridge.plan.walk import PointPreview, PointWalk, SweepSummary, summarize_test
+from cloudai_mbridge.plan.walk import PointWalk, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import NEW, Formula
@@ -113,7 +113,7 @@ EXPLANATION = json_object(
 )
 
 
-def status_of(look: PointPreview) -> str:
+def status_of(look: CheckedPoint) -> str:
     """Return the decision about a point, in a word or two."""
     if look.headline is None:
         return "rejected"
@@ -122,12 +122,12 @@ def status_of(look: PointPreview) -> str:
     return "left out" if look.left_out else "accepted"
 
 
-def as_point(look: PointPreview) -> dict[str, Any]:
+def as_point(look: CheckedPoint) -> dict[str, Any]:
     """Return a point of a sweep in its document form."""
     needs = None
     if look.headline is not None:
         needs = fill(_NEEDS, look.headline, gpu_hours=look.gpu_hours, cost=look.cost)
-    return fill(_PLANNED_POINT, look, status=status_of(look), coordinates=look.point.coordinates, needs=needs)
+    return fill(_PLANNED_POINT, look, status=status_of(look), needs=needs)
 
 
 def as_test(summary: SweepSummary, notes: list[str]) -> dict[str, Any]:
@@ -137,13 +137,13 @@ def as_test(summary: SweepSummary, notes: list[str]) -> dict[str, Any]:
     return fill(_TEST_PLAN, summary, rejected=rejected, notes=notes, examples=examples)
 
 
-def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> dict[str, Any]:
+def as_explanation(test_id: str, look: CheckedPoint, filled_in: str, memory: str) -> dict[str, Any]:
     """Return the full explanation of a point in its document form."""
-    answers = look.point.answers
+    answers = look.answers
     decided = {answer.rule_id for answer in answers}
     return fill(
         EXPLANATION,
-        look.point,
+        look,
         test_id=test_id,
         point=as_point(look),
         not_evaluated=[answer for answer in answers if isinstance(answer, NotEvaluated)],
@@ -331,14 +331,14 @@ def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
         console.print(f"  ... and {more} more held back")
 
 
-def _why_held_back(look: PointPreview, terms: str) -> str:
+def _why_held_back(look: CheckedPoint, terms: str) -> str:
     headline = look.headline
     if headline is not None and headline.memory_share is None:
         return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     return f"{_memory(look)}: {terms}"
 
 
-def _memory(look: PointPreview) -> str:
+def _memory(look: CheckedPoint) -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
@@ -349,7 +349,7 @@ def _memory(look: PointPreview) -> str:
     return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
-def _table(looks: list[PointPreview]) -> Table:
+def _table(looks: list[CheckedPoint]) -> Table:
     table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
     for look in looks:
         if (headline := look.headline) is not None:
@@ -382,7 +382,7 @@ def _write_csv(tests: list[PointWalk], choice: PointChoice | None) -> int:
     for plan in tests:
         for look in plan.points():
             num_run += look.is_run and not look.left_out
-            values = (look.point.coordinates.get(name) for name in axes)
+            values = (look.coordinates.get(name) for name in axes)
             coordinates = ("" if value is None else _cell(value) for value in values)
             writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
     if choice is not None and isinstance(file, io.StringIO):
@@ -395,12 +395,12 @@ def _cell(value: Any) -> str:
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _cells(look: PointPreview, plan: PointWalk) -> Iterator[Any]:
+def _cells(look: CheckedPoint, plan: PointWalk) -> Iterator[Any]:
     headline = look.headline
     if headline is None:
         yield from (status_of(look), *[""] * 8)
-        yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
-        yield "; ".join(map(str, look.point.violations))
+        yield " ".join(sorted({violation.rule_id for violation in look.violations}))
+        yield "; ".join(map(str, look.violations))
         return
     yield status_of(look)
     values = (
@@ -441,24 +441,24 @@ def sweep_explain(
     plan = _walk(named[test_id], system, rules, memory_share, include_oom_risk)
     found = _find(plan, system, point)
     args = found.sweep.point(found.coordinates).args
-    preset, is_embedded = plan.pinned.preset(args), args.launcher is Launcher.EMBEDDED
+    preset, is_embedded = plan.pinned.preset_of(args), args.launcher is Launcher.EMBEDDED
     resolved = (with_loop_preset if is_embedded else with_preset)(args, preset)
     fill_in = describe(resolved, frozenset() if is_embedded else plan.pinned.overridden)
-    look, console = plan.preview(found), new_console()
-    decision = status_of(look)
+    plan.preview(found)
+    decision, console = status_of(found), new_console()
     if as_json:
-        is_known = look.headline is not None and look.headline.peak_memory_gib is not None
-        print_json(as_explanation(test_id, look, fill_in, plan.terms(found) if is_known else ""), EXPLANATION)
+        is_known = found.headline is not None and found.headline.peak_memory_gib is not None
+        print_json(as_explanation(test_id, found, fill_in, plan.terms(found) if is_known else ""), EXPLANATION)
         return OK if decision == "accepted" else POINTS_FAILED
-    console.print_line(f"{test_id}/{look.label}: {decision}")
+    console.print_line(f"{test_id}/{found.label}: {decision}")
     coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
     console.print_line(f"  {coordinates or 'no axes'}")
     if fill_in:
         console.print_line(f"  filled in by {fill_in}")
     for style, line in _verdicts(found):
         console.print_line(f"  {line}", style=style)
-    for line in _estimate(plan, look):
-        console.print_line(f"  {line}", style="yellow" if look.is_held_back else "")
+    for line in _estimate(plan, found):
+        console.print_line(f"  {line}", style="yellow" if found.is_held_back else "")
     if hint := details_hint(violation.rule_id for violation in found.violations):
         console.print_line(f"  {hint}")
     return OK if decision == "accepted" else POINTS_FAILED
@@ -507,7 +507,7 @@ def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
         yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
 
 
-def _estimate(plan: PointWalk, look: PointPreview) -> Iterator[str]:
+def _estimate(plan: PointWalk, look: CheckedPoint) -> Iterator[str]:
     """Yield the predictions for a point that breaks no rule, and an explanation of its memory."""
     headline, limit = look.headline, plan.memory_limit
     if headline is None:
@@ -516,7 +516,7 @@ def _estimate(plan: PointWalk, look: PointPreview) -> Iterator[str]:
     if headline.peak_memory_gib is None:
         yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     else:
-        yield f"memory: {_memory(look)}: {plan.terms(look.point)}"
+        yield f"memory: {_memory(look)}: {plan.terms(look)}"
     if look.is_held_back and limit:
         yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
         if plan.limits.memory_share is None:
