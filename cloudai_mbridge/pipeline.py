@@ -23,7 +23,7 @@ from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.checks import check_inputs
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, refuse_unknown_options
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
-from cloudai_mbridge.plan.select import PastPoints, Selection, hooks_of, listed
+from cloudai_mbridge.plan.select import Selection, hooks_of, listed
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.training.process.provenance import git_state_of
 
@@ -129,15 +129,14 @@ def selection_of(only: Sequence[str], failed_of: Path | None) -> Selection:
     InUse: a process holds that run. NothingRan: it is a dry run, or nothing was submitted.
     BadInput: not a run's directory, or active jobs.
     """
-    return Selection(tuple(only), None if failed_of is None else _past_points(Path(os.path.realpath(failed_of))))
-
-
-def _past_points(root: Path) -> PastPoints:
+    if failed_of is None:
+        return Selection(tuple(only))
     from cloudai_mbridge.report import build_report
     from cloudai_mbridge.runner.control import read_status
     from cloudai_mbridge.runner.lock import no_driver
     from cloudai_mbridge.verdict import Verdict
 
+    root = Path(os.path.realpath(failed_of))
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
     with no_driver(root):
@@ -155,7 +154,7 @@ def _past_points(root: Path) -> PastPoints:
     good |= {(point.test_id, point.label) for point in report.left_out if point.has_succeeded}
     hooks = hooks_of(plan["runs"])
     others = {name: coordinates[name] for name in verdicts if name not in good and name[0] not in hooks}
-    return PastPoints(root.name, report.scenario, frozenset(good), others)
+    return Selection(tuple(only), root.name, report.scenario, frozenset(good), others)
 
 
 def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:

@@ -4,10 +4,15 @@ import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from pydantic import PlainSerializer
 
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule import Rule
-from cloudai_mbridge.constraints.upstream import LIFTS, rule_id
+from cloudai_mbridge.constraints.upstream import LIFTS, Lift, rule_id
+from cloudai_mbridge.files.documents import fill, json_object
 
 _PART = re.compile(r"(?:^|\s)(Pass|Fail|Not evaluated|Source): ")
 _SETS = {
@@ -17,12 +22,14 @@ _SETS = {
 }
 
 
-@dataclass(frozen=True)
-class LiftedIn:
-    """The release of Megatron-Bridge since which a rule does not hold for some points, and why."""
-
-    since: str
-    reason: str
+_LIFTED_IN = json_object(
+    "LiftedIn",
+    "The release of Megatron-Bridge since which a rule does not hold for some points, and why.",
+    since=str,
+    reason=str,
+)
+# As it is printed
+LiftedIn = Annotated[Lift, PlainSerializer(partial(fill, _LIFTED_IN), return_type=_LIFTED_IN)]
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def document(rule: Rule) -> RuleDoc:
         fails=texts["Fail"].rstrip("."),
         not_evaluated=texts.get("Not evaluated", ""),
         source=texts["Source"],
-        lifted=tuple(LiftedIn(lift.since, lift.reason) for lift in LIFTS.get(name, ())),
+        lifted=LIFTS.get(name, ()),
     )
 
 

@@ -25,9 +25,19 @@ from cloudai_mbridge.constraints.rule import (
     Violation,
     rules_in,
 )
-from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, origin, with_preset
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
+from cloudai_mbridge.megatron_bridge.presets import (
+    UNSET,
+    UPSTREAM_DECIDES,
+    Preset,
+    find_preset,
+    loop_preset,
+    origin,
+    with_preset,
+)
 from cloudai_mbridge.megatron_bridge.release import Release, version_key
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes.apply import with_model_facts
 
 
@@ -141,16 +151,30 @@ CHOOSING = ("launcher", "model_recipe_name", "model_family_name", "gpu_type", "c
 
 @dataclass(frozen=True)
 class Upstream:
-    """Knowledge about the launcher of a point.
+    """Knowledge about the Megatron-Bridge that a test pins, and about its launcher at a point of the test.
 
-    preset: values that it fills in; None if unknown.
+    release: None if unknown.
+    preset: values that the launcher fills in at a point; None if unknown, and for a whole test.
+    rules: whose C rules hold.
     overridden: arguments and fields of the model that `extra_cmd_args` set: rules do not read these.
+    system: where the points would run.
     """
 
     release: Release | None = None
     preset: Preset | None = None
     rules: RuleSet = RuleSet.RELEASE
     overridden: frozenset[str] = frozenset()
+    system: System | None = None
+
+    def preset_of(self, args: ResolvedCmdArgs) -> Preset | None:
+        """Return the preset of a point: its launcher's, or the newest release's for the embedded loop."""
+        if args.launcher is Launcher.EMBEDDED:
+            return loop_preset(args, gpu_label(args, self.system))
+        return find_preset(args, self.release)
+
+    def at(self, args: ResolvedCmdArgs) -> "Upstream | None":
+        """Return what is known at a point with these arguments; None: the embedded loop runs it."""
+        return None if args.launcher is Launcher.EMBEDDED else replace(self, preset=self.preset_of(args))
 
     def trained(self, written: Point, args: Any) -> Point:
         """Return the point with the arguments that will be trained."""

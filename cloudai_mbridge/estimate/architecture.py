@@ -142,41 +142,28 @@ def architecture(
     BadInput: `extra` sets a size to a value that the formulas cannot read.
     """
     given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
-    return _architecture(_RecipeById(recipe), given, tuple((extra or {}).items()), mtp_num_layers)
+    return _architecture(recipe, given, tuple((extra or {}).items()), mtp_num_layers)
 
 
-class _RecipeById:
-    """A recipe that hashes by identity: points of a sweep share few architectures, and each is built once."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    def __hash__(self) -> int:
-        return id(self.recipe)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _RecipeById) and self.recipe is other.recipe
-
-
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # points of a sweep share few architectures
 def _architecture(
-    source: _RecipeById,
+    recipe: Recipe,
     given: tuple[tuple[str, int | None], ...],
     extra: tuple[tuple[str, str], ...],
     mtp_num_layers: int | None,
 ) -> Architecture:
-    own = source.recipe.sections["model"]
+    own = recipe.sections["model"]
     model = {**MODEL_DEFAULTS, "activation": "silu", **(HYBRID if "hybrid_layer_pattern" in own else {}), **own}
     model.update({_ARGUMENTS[name]: value for name, value in given if value is not None})
     model.update(_overrides(extra))
-    _check_sizes(source.recipe.name, model)
+    _check_sizes(recipe.name, model)
     dense = model.pop("first_k_dense_replace", None)
     if dense is not None and model.get("num_moe_experts") is not None:
         model["moe_layer_freq"] = [int(index >= dense) for index in range(model["num_layers"])]
     if mtp_num_layers is not None:
         model["mtp_num_layers"] = mtp_num_layers
     elif model.get("mtp_num_layers") is None:
-        model["mtp_num_layers"] = source.recipe.mtp_num_layers
+        model["mtp_num_layers"] = recipe.mtp_num_layers
     _fit_layers(model)
     _derive(model)
     has_experts = model.get("num_moe_experts") is not None
@@ -185,8 +172,8 @@ def _architecture(
         for name, value in model.items()
         if name in MODEL_FIELDS and (has_experts or not name.startswith("moe_"))
     }
-    _check_sizes(source.recipe.name, known)
-    return Architecture(recipe=source.recipe.name, **known)
+    _check_sizes(recipe.name, known)
+    return Architecture(recipe=recipe.name, **known)
 
 
 def _check_sizes(recipe: str, model: Mapping[str, Any]) -> None:

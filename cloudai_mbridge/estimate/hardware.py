@@ -107,6 +107,18 @@ class ClusterFactors(StrictModel):
         return f"{self.points} measured points; median error {self.held_out.calibrated:.1%} on points held out"
 
 
+class FittedFactors(ClusterFactors):
+    """What was fitted. is_better: than the predictions as they are; if not, all factors are 1. left_out: by reason."""
+
+    is_better: bool
+    left_out: Mapping[str, int]
+    # Not of the document: the number of measured peaks, and of the fit on points held out the median error, and the
+    # share of better predictions
+    memory_points: Annotated[int, Field(exclude=True)]
+    error: Annotated[float, Field(exclude=True)]
+    share_better: Annotated[float, Field(exclude=True)]
+
+
 @lru_cache(maxsize=16)
 def read_factors(path: Path) -> ClusterFactors:
     """Read a file written by `mbridge calibrate`; BadInput: it cannot be read, or is invalid."""

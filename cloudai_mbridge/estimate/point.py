@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import PlainSerializer
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -26,9 +26,11 @@ from cloudai_mbridge.estimate.memory.estimate import (
 )
 from cloudai_mbridge.estimate.memory.layout import Adapters, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
+from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, not_considered, refusing
 from cloudai_mbridge.estimate.time.model import TimeModel, time_model, why_no_time
 from cloudai_mbridge.estimate.time.parts import StepGroups
+from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 
 DEFAULT_ESTIMATOR = "default"
@@ -45,30 +47,35 @@ class Parameters:
     active: int
 
 
-class Layout(BaseModel):
-    """The parallel layout with the training options that decide about memory."""
+_LAYOUT = json_object(
+    "Layout",
+    "The parallel layout with the training options that decide about memory.",
+    num_gpus=int,
+    tp=int,
+    pp=int,
+    cp=int,
+    vp=int,
+    ep=int,
+    expert_tp=int,
+    dp=int,
+    expert_dp=int,
+    mbs=int,
+    gbs=int | None,
+    num_microbatches=int,
+    seq_length=int | None,
+    pipeline_layout=str | None,
+    sequence_parallel=bool,
+    recompute=Recompute,
+    use_megatron_fsdp=bool,
+    use_distributed_optimizer=bool,
+    activation_offload_layers=int,
+    cuda_graph=str,
+    implementation=str,
+)
 
-    num_gpus: int
-    tp: int
-    pp: int
-    cp: int
-    vp: int
-    ep: int
-    expert_tp: int
-    dp: int
-    expert_dp: int
-    mbs: int
-    gbs: int | None
-    num_microbatches: int
-    seq_length: int | None
-    pipeline_layout: str | None
-    sequence_parallel: bool = Field(validation_alias="has_sequence_parallel")
-    recompute: Recompute
-    use_megatron_fsdp: bool
-    use_distributed_optimizer: bool
-    activation_offload_layers: int
-    cuda_graph: str
-    implementation: str
+
+def _as_layout(layout: ParallelLayout) -> dict[str, Any]:
+    return fill(_LAYOUT, layout, sequence_parallel=layout.has_sequence_parallel)
 
 
 @dataclass(frozen=True)
@@ -88,15 +95,20 @@ class Memory:
     line: str | None = None
 
 
-class Published(BaseModel):
-    """A row of Megatron-Bridge's tables that is of this point."""
+_PUBLISHED = json_object(
+    "Published",
+    "A row of Megatron-Bridge's tables that is of this point.",
+    container=str,
+    label=str,
+    step_time_s=float,
+    tokens_per_s_per_gpu=float,
+    tflops_per_gpu=float,
+    flops_formula=str,
+)
 
-    container: str
-    label: str
-    step_time_s: float
-    tokens_per_s_per_gpu: float
-    tflops_per_gpu: float
-    flops_formula: str = Field(validation_alias="formula")
+
+def _as_published(row: PublishedRow) -> dict[str, Any]:
+    return fill(_PUBLISHED, row, flops_formula=row.formula)
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Estimate:
     recipe: str
     gpu: str | None
     precision: str
-    layout: Layout
+    layout: Annotated[ParallelLayout, PlainSerializer(_as_layout, return_type=_LAYOUT)]
     flops_formula: str
     flops_per_token: int
     parameters: Parameters | None
@@ -128,7 +140,7 @@ class Estimate:
     gpu_hours: float | None
     cost: float | None
     currency: str | None
-    published: tuple[Published, ...]
+    published: tuple[Annotated[PublishedRow, PlainSerializer(_as_published, return_type=_PUBLISHED)], ...]
     not_considered: tuple[str, ...]
     filled_in: str
     missing: Mapping[str, str]
@@ -177,7 +189,7 @@ def estimate_point(
         recipe=request.recipe.name,
         gpu=gpu.name if gpu else None,
         precision=str(layout.precision),
-        layout=Layout.model_validate(layout, from_attributes=True),
+        layout=layout,
         flops_formula=str(request.formula),
         flops_per_token=flops,
         parameters=parameters,
@@ -192,7 +204,7 @@ def estimate_point(
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
-        published=tuple(Published.model_validate(row, from_attributes=True) for row in published),
+        published=published,
         not_considered=not_considered(request.args, request.extra),
         filled_in=request.filled_in,
         missing=missing,

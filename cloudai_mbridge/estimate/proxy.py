@@ -103,7 +103,9 @@ def render_proxy(recipe: Recipe, num_layers: int, num_gpus: int, max_steps: int)
     BadInput as for `proxy`.
     """
     small, micro_batch_size = proxy(recipe, num_layers), recipe.default("train", "micro_batch_size") or 1
-    changed = _differences(recipe.sections["model"], small.sections["model"])
+    model, shrunk = recipe.sections["model"], small.sections["model"]
+    names = (model.keys() | shrunk.keys()) - {"num_layers"}
+    changed = {name: shrunk.get(name) for name in names if shrunk.get(name) != model.get(name)}  # None: absent
     cmd_args = {
         "launcher": str(Launcher.MEGATRON_BRIDGE if recipe.not_embedded else Launcher.EMBEDDED),
         "model_family_name": recipe.family,
@@ -129,12 +131,6 @@ def render_proxy(recipe: Recipe, num_layers: int, num_gpus: int, max_steps: int)
         }
     remarks = "".join(f"# {line}\n" for line in _remarks(recipe, small, changed))
     return remarks + render_toml(definition)
-
-
-def _differences(model: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the shrunk model that differ, except num_layers; None for an absent one."""
-    names = model.keys() - {"num_layers"} | small.keys() - {"num_layers"}
-    return {name: small.get(name) for name in names if small.get(name) != model.get(name)}
 
 
 def _remarks(recipe: Recipe, small: Recipe, changed: Iterable[str]) -> list[str]:

@@ -101,8 +101,8 @@ def known_of(tr: Any, system: Any, actions: Sequence[Mapping[str, Any]]) -> list
         ours = _definition(tr.test, Launcher.EMBEDDED if template == TEMPLATE else Launcher.MEGATRON_BRIDGE)
         run = TestRun.model_validate({"id": tr.name, "test_name": ours.name, "num_nodes": _asked_for(tr)[0]})
         walk = PointWalk(LoadedTest(run, ours), _system(system, tr), RuleSet.RELEASE, None)
-        decided = [(each.point.coordinates, each) for each in walk]
-        known = {_place(where): walk.search_plan(each.point) for where, each in decided if each.is_run}
+        decided = [(each.coordinates, each) for each in walk]
+        known = {_place(where): walk.search_plan(each) for where, each in decided if each.is_run}
     except ValidationError as error:
         raise Refused(f"{tr.name}: {error.errors()[0]['msg']}") from None
     except BadInput as error:

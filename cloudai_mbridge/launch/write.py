@@ -21,10 +21,10 @@ from cloudai_mbridge.launch.script import (
     render_local_script,
     render_slurm_script,
 )
-from cloudai_mbridge.megatron_bridge.launcher_command import render_launcher_script
 from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.system import SlurmSystem, System, slurm_of
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.launcher_command import render_launcher_script
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.plan.read import PLAN_VERSION
 

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.release import MOUNT, megatron_bridge_of
@@ -66,25 +66,6 @@ class UpstreamPlan:
     mounted: tuple[Repo, ...]
     nemo_run: Repo
     credentials: tuple[str, ...] = ()
-
-
-class LauncherRun(Protocol):
-    """What a launcher's command line and script need of a run."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def test_id(self) -> str: ...
-    @property
-    def env(self) -> Mapping[str, str]: ...
-    @property
-    def time_limit(self) -> str | None: ...
-    @property
-    def time_limit_s(self) -> float | None: ...
-    @property
-    def container_mounts(self) -> tuple[str, ...]: ...
-    @property
-    def of_launcher(self) -> UpstreamPlan: ...
 
 
 def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:

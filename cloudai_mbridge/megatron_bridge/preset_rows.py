@@ -6,7 +6,7 @@ A data file is CSV. Its first lines begin with `#` and contain the settings of t
 
 import csv
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -44,10 +44,13 @@ FIELDS = {
 
 
 @dataclass(frozen=True)
-class PresetRequest:
-    """The key of a preset, in the words of the launcher's options.
+class PresetRow:
+    """One preset of a release, in the words of the launcher's options; without values, the one that a point asks for.
 
-    family: in a row, empty where the launcher does not look at it. variant: "" for the one without a name.
+    family: empty where the launcher does not look at it. variant: "" for the one without a name.
+    is_default: taken for job sizes that have no preset of their own.
+    values: by our argument names, and a few more that their meaning depends on.
+    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
     """
 
     family: str
@@ -56,26 +59,15 @@ class PresetRequest:
     gpu: str
     compute_dtype: str
     variant: str
+    num_gpus: int
+    is_default: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    base_gb: int | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
         """Recipe, task, GPU, number format and variant."""
         return self.recipe, self.task, self.gpu, self.compute_dtype, self.variant
-
-
-@dataclass(frozen=True)
-class PresetRow(PresetRequest):
-    """One preset of a release.
-
-    is_default: taken for job sizes that have no preset of their own.
-    values: by our argument names, and a few more that their meaning depends on.
-    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
-    """
-
-    num_gpus: int
-    is_default: bool
-    values: Mapping[str, Any]
-    base_gb: int | None = None
 
 
 # 0.6 and later: labels of earlier releases that name the preset without a variant
@@ -96,41 +88,42 @@ class PresetCatalog:
     rows: tuple[PresetRow, ...]
     layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
 
-    def find(self, request: PresetRequest, num_gpus: int) -> PresetRow | None:
+    def find(self, wanted: PresetRow) -> PresetRow | None:
         """Return the row that the launcher takes."""
-        rows = self._of(request)
+        rows = self._of(wanted)
         if self.is_flat:
-            exact = (row for row in rows if row.num_gpus == num_gpus)
+            exact = (row for row in rows if row.num_gpus == wanted.num_gpus)
             default = (row for row in rows if row.is_default)
             return next(exact, None) or next(default, None)
         return rows[0] if rows else None
 
-    def missing(self, request: PresetRequest, num_gpus: int) -> str:
+    def missing(self, wanted: PresetRow) -> str:
         """Explain why no preset matches."""
-        if sizes := self._of(request):
+        recipe, num_gpus = wanted.recipe, wanted.num_gpus
+        if sizes := self._of(wanted):
             known = ", ".join(str(row.num_gpus) for row in sizes)
-            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; presets exist for num_gpus {known}"
-        rows = [row for row in self.rows if row.recipe == request.recipe]
+            return f"no preset of {recipe} for num_gpus = {num_gpus}; presets exist for num_gpus {known}"
+        rows = [row for row in self.rows if row.recipe == recipe]
         if not rows:
-            return f"no preset for the recipe {request.recipe!r}"
+            return f"no preset for the recipe {recipe!r}"
         names = ("task", "gpu", "compute_dtype")
         for name in names if self.is_flat else ("family", *names):
-            wanted = getattr(request, name)
-            if not (kept := [row for row in rows if getattr(row, name) == wanted]):
+            value = getattr(wanted, name)
+            if not (kept := [row for row in rows if getattr(row, name) == value]):
                 known = ", ".join(sorted({getattr(row, name) for row in rows}))
-                return f"no preset of {request.recipe} with {name} = {wanted!r}; presets exist for {name} {known}"
+                return f"no preset of {recipe} with {name} = {value!r}; presets exist for {name} {known}"
             rows = kept
         variants = ", ".join(sorted({row.variant or "(none)" for row in rows}))
-        wanted = f"no preset of {request.recipe} with config_variant = {request.variant!r}"
-        return f"{wanted}; presets exist for config_variant {variants}"
+        no_preset = f"no preset of {recipe} with config_variant = {wanted.variant!r}"
+        return f"{no_preset}; presets exist for config_variant {variants}"
 
-    def _of(self, request: PresetRequest) -> list[PresetRow]:
-        wanted = ("" if self.is_flat else request.family, *request.key[:-1])
-        rows = [row for row in self.rows if (row.family, *row.key[:-1]) == wanted]
+    def _of(self, wanted: PresetRow) -> list[PresetRow]:
+        key = ("" if self.is_flat else wanted.family, *wanted.key[:-1])
+        rows = [row for row in self.rows if (row.family, *row.key[:-1]) == key]
         if self.is_flat:
-            variant: str | None = "" if request.variant in _OLD_LABELS else request.variant
+            variant: str | None = "" if wanted.variant in _OLD_LABELS else wanted.variant
         else:
-            variant = chosen_variant({row.variant for row in rows}, request.variant or self.default_variant)
+            variant = chosen_variant({row.variant for row in rows}, wanted.variant or self.default_variant)
         return [row for row in rows if row.variant == variant]
 
 

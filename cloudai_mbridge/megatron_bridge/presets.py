@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.preset_rows import PresetRequest, PresetRow, catalog
+from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow, catalog
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ARGUMENTS, Launcher, ResolvedCmdArgs, names_in
 
@@ -191,7 +191,7 @@ def find_preset(args: ResolvedCmdArgs, release: Release | None) -> Preset | None
     """Return the preset that the launcher takes for these arguments, or None if unknown."""
     if release is None or args.use_recipes or args.launcher is not Launcher.MEGATRON_BRIDGE:
         return None
-    return _preset(release, _request(args), args.num_gpus)
+    return _preset(release, _wanted(args))
 
 
 def newest_release() -> Release:
@@ -206,7 +206,7 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
     """
     if args.launcher is not Launcher.EMBEDDED or not gpu or args.use_recipes:
         return None
-    return _preset(newest_release(), _loop_request(args, gpu), args.num_gpus)
+    return _preset(newest_release(), _wanted_by_loop(args, gpu))
 
 
 def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
@@ -215,12 +215,12 @@ def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
         return "use_recipes = true takes no preset"
     known = catalog(newest_release())
     assert known is not None  # it is shipped
-    return known.missing(_loop_request(args, gpu), args.num_gpus)
+    return known.missing(_wanted_by_loop(args, gpu))
 
 
-def _loop_request(args: ResolvedCmdArgs, gpu: str) -> PresetRequest:
+def _wanted_by_loop(args: ResolvedCmdArgs, gpu: str) -> PresetRow:
     task = "peft" if args.task in ADAPTER_TASKS else args.task  # as the newest release's presets have it
-    return replace(_request(args), gpu=gpu, task=task)
+    return replace(_wanted(args), gpu=gpu, task=task)
 
 
 def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
@@ -231,12 +231,11 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
         return "[[git_repos]] pins no known release of Megatron-Bridge"
     if args.use_recipes:
         return "use_recipes = true takes a library recipe instead of a performance preset"
-    request = _request(args)
     known = catalog(release)
     if known is None:
         which = release.version if release.is_known else f"at this commit ({release.source} says {release.version})"
         return f"no presets of Megatron-Bridge {which} are known"
-    return f"Megatron-Bridge {release.version} has {known.missing(request, args.num_gpus)}"
+    return f"Megatron-Bridge {release.version} has {known.missing(_wanted(args))}"
 
 
 def given_by(args: ResolvedCmdArgs) -> dict[str, Any]:
@@ -262,16 +261,16 @@ def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
     return Resolved(resolved, preset, frozenset(theirs), frozenset(UPSTREAM_DECIDES) - known.keys())
 
 
-def _request(args: ResolvedCmdArgs) -> PresetRequest:
+def _wanted(args: ResolvedCmdArgs) -> PresetRow:
     family, recipe = args.model_family_name.lower(), args.model_recipe_name.lower()
     variant = (args.config_variant or "").lower()
-    return PresetRequest(family, recipe, args.task, args.gpu_type, args.compute_dtype, variant)
+    return PresetRow(family, recipe, args.task, args.gpu_type, args.compute_dtype, variant, args.num_gpus)
 
 
 @lru_cache(maxsize=4096)
-def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset | None:
+def _preset(release: Release, wanted: PresetRow) -> Preset | None:
     known = catalog(release)
-    row = known.find(request, num_gpus) if known else None
+    row = known.find(wanted) if known else None
     if known is None or row is None:
         return None
     name = " ".join(filter(None, row.key))

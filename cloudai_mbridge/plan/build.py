@@ -5,11 +5,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
+from cloudai_mbridge.constraints import Lifted, RuleSet, Upstream, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.files.run_files import ROOT_FILES
-from cloudai_mbridge.files.text import label, slug
+from cloudai_mbridge.files.text import slug
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import expand_hostlist
@@ -26,11 +26,11 @@ from cloudai_mbridge.plan.checks import (
 )
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, plan_run
-from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, axes_of, notes_on_choice
+from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, notes_on_choice
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import Pinned, fill_in_notes, lifted_note, pinned_by
+from cloudai_mbridge.sweep.pinned import fill_in_notes, lifted_note, pinned_by
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
@@ -136,16 +136,16 @@ class _TestRuns:
         """Go through the points, in order, until a limit of the sweep is reached. most_runs: that it may plan."""
         share = self._limits.memory_share
         walk = PointWalk(self._test, self._system, self._rules, None if share is None else MemoryLimit(share))
-        self.axes = axes_of(walk.sweep, self._limits.include)
+        self.axes = walk.axes
         self.notes += notes_on(self._test)
         for text in fill_in_notes(walk.sweep, walk.pinned):
             self._note(f"{self._where}: {text}")
         lifted: Counter[Lifted] = Counter()
         too_large: list[Headline] = []
         num_accepted = 0
-        for num_examined, decision in enumerate(walk):
-            point, headline = decision.point, decision.headline
-            if headline is None or decision.is_held_back:
+        for num_examined, point in enumerate(walk):
+            headline = point.headline
+            if headline is None or point.is_held_back:
                 self._reject(point, point.violations or (walk.memory_violation(point),))
                 continue
             search = walk.search_plan(point) if self._test.definition.agent == TUNE else None
@@ -153,12 +153,12 @@ class _TestRuns:
             predicted = (replace(run, predicted=_predicted(headline, run), search=search) for run in planned)
             runs = predicted if search is None else _with_one_again(predicted)
             first = next(runs)
-            if decision.beyond:
+            if point.beyond:
                 is_count = num_accepted == self._limits.max_points
                 ending = "is reached" if is_count else "ends the sweep: the next point does not fit"
                 num_left = walk.size - num_examined
                 rest = f"{counted(num_left, 'point')} {'was' if num_left == 1 else 'were'} not looked at"
-                self.notes.append(f"{self._where}: {decision.beyond} {ending}; {rest}")
+                self.notes.append(f"{self._where}: {point.beyond} {ending}; {rest}")
                 break
             num_accepted += 1
             too_large += [headline] if share is None and headline.exceeds(DEFAULT_LIMIT) else []
@@ -202,12 +202,12 @@ class _TestRuns:
         self.num_rejected += 1
         self.rule_counts.update({violation.rule_id for violation in violations})
         if len(self.rejected) < MOST_REJECTED_ROWS:
-            names = self._test.run.id, self._test.definition.name, label(point.coordinates)
+            names = self._test.run.id, self._test.definition.name, point.label
             self.rejected.append(RejectedPoint(*names, point.coordinates, violations))
 
-    def _plan_runs(self, point: CheckedPoint, count: int, pinned: Pinned) -> Iterator[RunPlan]:
+    def _plan_runs(self, point: CheckedPoint, count: int, pinned: Upstream) -> Iterator[RunPlan]:
         resolved, args, recipe = point.resolve()
-        preset = pinned.preset(resolved.args)
+        preset = pinned.preset_of(resolved.args)
         self._require_measured_steps(args)
         for iteration in range(count):
             run = plan_run(self._test, resolved, args, recipe, self._system, iteration, preset)
@@ -340,7 +340,7 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     if points[0].violations:
         raise BadInput(f"{where}: {'; '.join(map(str, points[0].violations))}")
     resolved, args, recipe = points[0].resolve()
-    run = plan_run(placed, resolved, args, recipe, system, 0, pinned.preset(resolved.args))
+    run = plan_run(placed, resolved, args, recipe, system, 0, pinned.preset_of(resolved.args))
     if not run.launcher.has_script:
         raise BadInput(f"{where}: the upstream launcher checks no single node; use launcher = 'embedded'")
     return replace(run, key=f"{PRE_TEST}/{slug(node)}/0", label=node, is_pre_test=True)

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.run_files import POINT_FILES
 from cloudai_mbridge.megatron_bridge.environment import gpu_label, recipe_environment
-from cloudai_mbridge.megatron_bridge.launcher_command import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher_plan import graph_note, is_passed, plan_upstream, refuse_upstream
 from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
@@ -22,6 +21,7 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import RunnerConfig, TestRun, TestScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, Partition, SlurmSystem, System, slurm_of
 from cloudai_mbridge.models.test_definition import GitRepo, NsysConfiguration, TestDefinition, TrainingReportConfig
+from cloudai_mbridge.plan.launcher_command import unknown_options
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, refuse_hidden_steps, training_config
 from cloudai_mbridge.recipes.arguments import DETERMINISTIC

@@ -13,7 +13,6 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput, NothingFailed, counted, shown
 from cloudai_mbridge.plan.run_plan import SUCCEEDED_IN, LeftOut
-from cloudai_mbridge.sweep.expand import SweepSpace
 
 Axes = Mapping[str, Mapping[str, Sequence[Any]]]  # test -> axis -> values
 _MOST_NAMES, _MOST_KNOWN = 8, 5000
@@ -21,27 +20,21 @@ _MOST_TEXT = 200
 
 
 @dataclass(frozen=True)
-class PastPoints:
-    """The points of an earlier run, by test and label.
+class Selection:
+    """The points to run. only: expressions, of which one must match.
 
-    succeeded: those whose runs all did. others: those that failed, or were not run; with their coordinates.
+    run: an earlier one, of a scenario, whose good points are left out; "" for none. Its points, by test and label, are
+    succeeded: those whose runs all did, and others: those that failed, or were not run; with their coordinates.
     """
 
-    run: str
-    scenario: str
-    succeeded: frozenset[tuple[str, str]]
-    others: Mapping[tuple[str, str], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The points to run. only: expressions, of which one must match. past: a run whose good points are left out."""
-
     only: tuple[str, ...] = ()
-    past: PastPoints | None = None
+    run: str = ""
+    scenario: str = ""
+    succeeded: frozenset[tuple[str, str]] = frozenset()
+    others: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.only) or self.past is not None
+        return bool(self.only or self.run)
 
 
 ALL_POINTS = Selection()
@@ -97,14 +90,14 @@ class PointChoice:
             each.rejected = each.rejected or (f"{test_id}/{label}" if is_rejected else "")
         if self.expressions and not matching:
             return f"does not match {_options(self.selection.only)}"
-        if (past := self.selection.past) is not None:
+        if past := self.selection.run:
             if is_searched:
                 raise BadInput(
                     f"--failed-of: test {test_id!r} is a search, whose failed and untried points are results; continue"
                     " it with `mbridge resume`, or choose points with --only"
                 )
-            if (test_id, label) in past.succeeded:
-                return f"{SUCCEEDED_IN}{past.run}"
+            if (test_id, label) in self.selection.succeeded:
+                return f"{SUCCEEDED_IN}{past}"
         if not is_rejected:
             self.num_chosen += 1
             self.gone.pop((test_id, label), None)
@@ -118,17 +111,17 @@ class PointChoice:
         """
         if unmatched := [each for each in self.expressions if not each.is_matched]:
             raise BadInput("\n".join(f"--only {shown(each.text)}: {self._why_no_match(each)}" for each in unmatched))
-        past = self.selection.past
-        if past is not None and self.gone:
+        past = self.selection.run
+        if past and self.gone:
             names = listed([f"{test_id}/{label}" for test_id, label in self.gone])
             raise BadInput(
-                f"--failed-of {past.run}: {names}: failed or did not run there, and this scenario does not run"
+                f"--failed-of {past}: {names}: failed or did not run there, and this scenario does not run"
                 f" {'it' if len(self.gone) == 1 else 'them'} any more; choose the points with --only"
             )
-        if past is not None and not self.num_chosen:
+        if past and not self.num_chosen:
             among = f" among {_options(self.selection.only)}" if self.expressions else ""
             raise NothingFailed(
-                f"--failed-of {past.run}: no point failed or is missing there{among}, so there is nothing to run"
+                f"--failed-of {past}: no point failed or is missing there{among}, so there is nothing to run"
             )
 
     def _why_no_match(self, expression: _Expression) -> str:
@@ -148,11 +141,9 @@ def among(selection: Selection, scenario: str, axes: Axes) -> PointChoice:
 
     BadInput: an expression is malformed, or names no axis or value; the past run is of another scenario.
     """
-    past = selection.past
-    if past is not None and past.scenario != scenario:
-        raise BadInput(
-            f"--failed-of {past.run}: is a run of scenario {past.scenario!r}, not of {scenario!r}; give a run of it"
-        )
+    if selection.run and selection.scenario != scenario:
+        other = f"is a run of scenario {selection.scenario!r}, not of {scenario!r}"
+        raise BadInput(f"--failed-of {selection.run}: {other}; give a run of it")
     expressions = []
     for text in selection.only:
         parts = [text.strip()] if _is_name(text.strip(), axes) else [part.strip() for part in text.split(",")]
@@ -162,22 +153,12 @@ def among(selection: Selection, scenario: str, axes: Axes) -> PointChoice:
         names = [part for part in parts if _is_name(part, axes) or "=" not in part]
         conditions = [_named(part, axes) if part in names else _at_value(part, text, axes) for part in parts]
         expressions.append(_Expression(text, names, conditions))
-    others = past.others.items() if past is not None else ()
     gone = {
         name: None
-        for name, coordinates in others
+        for name, coordinates in selection.others.items()
         if not expressions or any(each.matches(*name, coordinates) for each in expressions)
     }
     return PointChoice(selection, expressions, axes, gone=gone)
-
-
-def axes_of(sweep: SweepSpace, include: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values of each axis of a test, with the values of the points that it includes."""
-    values = {name: list(each) for name, each in sweep.axes.items()}
-    for pattern in include:
-        for name, value in pattern.items():
-            values.setdefault(name, []).append(value)
-    return values
 
 
 def hooks_of(runs: Iterable[Mapping[str, Any]]) -> set[str]:

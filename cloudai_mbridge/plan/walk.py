@@ -5,7 +5,7 @@ Decided are the order, which points are held back for their memory, and which ar
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -15,14 +15,13 @@ from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of, guess_of
 from cloudai_mbridge.estimate.request import not_considered
-from cloudai_mbridge.files.text import label
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import SearchPlan
-from cloudai_mbridge.plan.select import PointChoice, axes_of
+from cloudai_mbridge.plan.select import PointChoice
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points, informative
 from cloudai_mbridge.sweep.estimated import SweepEstimates, largest_terms, memory_violation
 from cloudai_mbridge.sweep.expand import SweepSpace
@@ -55,63 +54,54 @@ def price_runs(
     return num_runs * limit, BY_LIMIT
 
 
-@dataclass(frozen=True)
-class PointPreview:
-    """One point with the decision about it, and in a preview its needs. headline: None if the point breaks a rule.
-
-    beyond: the limit of the sweep that leaves the point out, such as "max_points = 3"; "" for none.
-    gpu_hours, cost: of the steps of all its runs; None if unknown. left_out: why it was not chosen, "" if it was.
-    """
-
-    point: CheckedPoint
-    headline: Headline | None = None
-    is_held_back: bool = False
-    beyond: str = ""
-    gpu_hours: float | None = None
-    cost: float | None = None
-    left_out: str = ""
-
-    @property
-    def label(self) -> str:
-        """The point's name."""
-        return label(self.point.coordinates)
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the point is within all limits."""
-        return self.headline is not None and not self.is_held_back and not self.beyond
-
-
 class PointWalk:
-    """The points of one test on a system. order: None takes the sweep's."""
+    """The points of one test on a system. choice: of the points to run, None for all."""
+
+    choice: PointChoice | None = None
 
     def __init__(
         self,
         test: LoadedTest,
         system: System,
-        rules: RuleSet,
-        memory_limit: MemoryLimit | None,
+        rules: RuleSet = RuleSet.RELEASE,
+        memory_limit: MemoryLimit | None = DEFAULT_LIMIT,
         order: str | None = None,
         formula: Formula = NEW,
     ) -> None:
-        self._test, self._system, self.memory_limit = test, system, memory_limit
-        self.limits = test.definition.sweep
+        """rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
+
+        order: None takes the sweep's.
+        """
+        self.test, self._system, self.memory_limit = test, system, memory_limit
+        self.test_id, self.limits = test.run.id, test.definition.sweep
         self._order = order or self.limits.order
         self.sweep = SweepSpace(test.definition, test.run)
         self.pinned = pinned_by(test.definition, system, rules)
         extra = test.definition.extra_cmd_args
         self.estimates = SweepEstimates(self.sweep, system, extra, formula, self.pinned)
-        self._where, self._gpu_hours, self._rules = f"test {test.run.id!r}", 0.0, Counter[str]()
+        self._where, self._gpu_hours, self._rules = f"test {self.test_id!r}", 0.0, Counter[str]()
         self._base = self.sweep.base_args()
         self.runs_per_point = test.run.iterations * self.limits.repeats
+        self.not_considered = not_considered(self._base, extra, self.sweep.grid.names)
+        self._is_checked = False
+        self._price_of = cache(partial(price_of, system))
 
     @property
     def size(self) -> int:
         """The number of points before exclusion."""
         return self.sweep.grid.size + len(self.limits.include)
 
-    def __iter__(self) -> Iterator[PointPreview]:
-        """Yield a decision for every point, in order. The first point that does not fit ends what is run."""
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """The values of each axis, with those of the included points."""
+        values = {name: list(each) for name, each in self.sweep.axes.items()}
+        for pattern in self.limits.include:
+            for name, value in pattern.items():
+                values.setdefault(name, []).append(value)
+        return values
+
+    def __iter__(self) -> Iterator[CheckedPoint]:
+        """Yield every point with its decision, in order. The first point that does not fit ends what is run."""
         num_run, beyond = 0, ""
         points = partial(checked_points, self.sweep, self._system, self.pinned)
 
@@ -120,20 +110,18 @@ class PointWalk:
             return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
 
         for point in informative(points, speed) if self._order == "informative" else points():
-            decision = self.judge(point)
-            if not decision.is_run:
-                yield decision
-                continue
-            beyond = beyond or self._limit_before(decision, num_run)
-            num_run += not beyond
-            yield replace(decision, beyond=beyond)
+            self._judge(point)
+            if point.is_run:
+                beyond = beyond or self._limit_before(point, num_run)
+                num_run += not beyond
+                point.beyond = beyond
+            yield point
 
-    def judge(self, point: CheckedPoint) -> PointPreview:
+    def _judge(self, point: CheckedPoint) -> None:
         """Decide about a point alone, whatever the limits of the sweep leave of the others."""
-        if point.violations:
-            return PointPreview(point)
-        headline = self.estimates.of(point)
-        return PointPreview(point, headline, is_held_back=headline.exceeds(self.memory_limit))
+        if not point.violations:
+            point.headline = self.estimates.of(point)
+            point.is_held_back = point.headline.exceeds(self.memory_limit)
 
     def search_plan(self, point: CheckedPoint) -> SearchPlan:
         """Return a search's prior data on a point."""
@@ -148,7 +136,7 @@ class PointWalk:
         peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
         share = peak / given if peak and given else None
         return SearchPlan(
-            groups, share, self._test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
+            groups, share, self.test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
         )
 
     def memory_violation(self, point: CheckedPoint) -> Violation:
@@ -157,18 +145,18 @@ class PointWalk:
         request = self.estimates.request(point)
         return memory_violation(self.estimates.of(point), self.memory_limit.share, request)
 
-    def _limit_before(self, decision: PointPreview, num_run: int) -> str:
+    def _limit_before(self, point: CheckedPoint, num_run: int) -> str:
         """Return the limit that a point would exceed; "" if it is within all of them, and its cost is added."""
         if num_run == self.limits.max_points:
             return f"max_points = {num_run}"
         if self.limits.max_gpu_hours is None:
             return ""
-        assert decision.headline is not None  # no other point is priced
-        limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
-        launcher = LAUNCHERS[self.estimates.value(decision.point, "launcher")]
-        is_known = "max_steps" in decision.point.coordinates or launcher.knows_steps(self._base, self._test.run)
-        num_steps = self.estimates.num_steps(decision.point) if is_known else None
-        headline, num_runs = decision.headline, self.runs_per_point
+        assert point.headline is not None  # no other point is priced
+        limit = parse_time_limit(self.test.run.time_limit or self.estimates.value(point, "time_limit"))
+        launcher = LAUNCHERS[self.estimates.value(point, "launcher")]
+        is_known = "max_steps" in point.coordinates or launcher.knows_steps(self._base, self.test.run)
+        num_steps = self.estimates.num_steps(point) if is_known else None
+        headline, num_runs = point.headline, self.runs_per_point
         hours, rule = price_runs(self._where, headline, headline.num_gpus, num_steps, limit, num_runs)
         if self._gpu_hours + hours > self.limits.max_gpu_hours:
             return f"max_gpu_hours = {self.limits.max_gpu_hours:g}"
@@ -176,89 +164,37 @@ class PointWalk:
         self._rules[rule] += 1
         return ""
 
-    def budget_note(self) -> str | None:
-        """Return how the included points were priced; None without a budget or a prediction."""
-        if self.limits.max_gpu_hours is None or not self._rules[PREDICTED]:
-            return None
-        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
-        return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
+    def points(self) -> Iterator[CheckedPoint]:
+        """Yield every point, in order, with its needs, and why it is not chosen."""
+        for point in self:
+            self._add_needs(point)
+            if self.choice is not None:
+                is_held_back = point.is_held_back and self.limits.memory_share is not None
+                point.left_out = self.choice.why_not(
+                    self.test_id,
+                    point.label,
+                    point.coordinates,
+                    is_rejected=point.headline is None or is_held_back or bool(point.beyond),
+                    is_searched=self.test.definition.agent == TUNE,
+                )
+            yield point
 
+    def preview(self, point: CheckedPoint) -> None:
+        """Judge a point alone, with its needs, whatever the limits of the sweep leave of the others."""
+        self._judge(point)
+        self._add_needs(point)
 
-class SweepPreview:
-    """The points of one test on a system. choice: of the points to run, None for all."""
-
-    choice: PointChoice | None = None
-
-    def __init__(
-        self,
-        test: LoadedTest,
-        system: System,
-        *,
-        memory_share: float | None = None,
-        include_oom_risk: bool = False,
-        order: str | None = None,
-        formula: Formula = NEW,
-        rules: RuleSet = RuleSet.RELEASE,
-    ) -> None:
-        """memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
-
-        rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
-        """
-        self.test, self.test_id, self.limits = test, test.run.id, test.definition.sweep
-        share = self.limits.memory_share if memory_share is None else memory_share
-        limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
-        self.memory_limit = None if include_oom_risk else limit
-        with naming_file(test):
-            self.walk = PointWalk(test, system, rules, self.memory_limit, order, formula)
-        self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
-        extra = test.definition.extra_cmd_args
-        self.not_considered = not_considered(self.sweep.base_args(), extra, self.sweep.grid.names)
-        self._system, self._is_checked = system, False
-        self._price_of = cache(partial(price_of, system))
-
-    def points(self) -> Iterator[PointPreview]:
-        """Yield every point, in order."""
-        for found in map(self._preview, self.walk):
-            if (choice := self.choice) is None:
-                yield found
-                continue
-            is_held_back = found.is_held_back and self.limits.memory_share is not None
-            why = choice.why_not(
-                self.test_id,
-                found.label,
-                found.point.coordinates,
-                is_rejected=found.headline is None or is_held_back or bool(found.beyond),
-                is_searched=self.test.definition.agent == TUNE,
-            )
-            yield replace(found, left_out=why)
-
-    @property
-    def axes(self) -> dict[str, list[Any]]:
-        """Return the values of each axis, with those of the included points."""
-        return axes_of(self.sweep, self.limits.include)
-
-    @property
-    def coordinate_names(self) -> list[str]:
-        """Return the names of the points' coordinates: the axes, and further keys of included points."""
-        included = (name for pattern in self.limits.include for name in pattern)
-        return list(dict.fromkeys((*self.sweep.grid.names, *included)))
-
-    def preview(self, point: CheckedPoint) -> PointPreview:
-        """Judge a point alone, whatever the limits of the sweep leave of the others."""
-        return self._preview(self.walk.judge(point))
-
-    def _preview(self, decision: PointPreview) -> PointPreview:
-        if (headline := decision.headline) is None:
-            return decision
+    def _add_needs(self, point: CheckedPoint) -> None:
+        if (headline := point.headline) is None:
+            return
         if not self._is_checked:  # as `mbridge run` checks the training configuration, once
             self._is_checked = True
-            _, args, recipe = decision.point.resolve()
+            _, args, recipe = point.resolve()
             LAUNCHERS[args.launcher].training(self.test, args, recipe, self._system)
-        hours = headline.gpu_hours(self.walk.estimates.num_steps(decision.point))
-        hours = None if hours is None else hours * self.walk.runs_per_point
-        price = self.price(headline)[0]
-        cost = price.per_gpu_hour * hours if price and hours is not None else None
-        return replace(decision, gpu_hours=hours, cost=cost)
+        if (hours := headline.gpu_hours(self.estimates.num_steps(point))) is not None:
+            point.gpu_hours = hours * self.runs_per_point
+            price = self.price(headline)[0]
+            point.cost = price.per_gpu_hour * point.gpu_hours if price else None
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why it is missing."""
@@ -266,7 +202,14 @@ class SweepPreview:
 
     def terms(self, point: CheckedPoint) -> str:
         """Return the largest terms of a point's fullest stage."""
-        return largest_terms(self.walk.estimates.request(point))
+        return largest_terms(self.estimates.request(point))
+
+    def budget_note(self) -> str | None:
+        """Return how the included points were priced; None without a budget or a prediction."""
+        if self.limits.max_gpu_hours is None or not self._rules[PREDICTED]:
+            return None
+        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
+        return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
 
 
 @dataclass
@@ -300,31 +243,31 @@ class SweepSummary:
     lifted: Counter[Lifted] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)
-    examples: list[PointPreview] = field(default_factory=list)
-    held_examples: list[tuple[PointPreview, str]] = field(default_factory=list)
+    examples: list[CheckedPoint] = field(default_factory=list)
+    held_examples: list[tuple[CheckedPoint, str]] = field(default_factory=list)
 
     def lifted_notes(self) -> Iterator[str]:
         """Yield the notes on points that only CloudAI rejects."""
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
-    def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:
+    def add(self, found: CheckedPoint, walk: PointWalk, examples: int) -> None:
         """Add a point to the counts."""
         self.points += 1
         if found.headline is None:
             # Once a point, in the order of the rules: that of a set depends on the hash seed
-            self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.point.violations)])
+            self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.violations)])
             return
         if found.is_held_back:
             self.held_back += 1
             if len(self.held_examples) < examples:
-                self.held_examples.append((found, preview.terms(found.point)))
+                self.held_examples.append((found, walk.terms(found)))
             return
         self.accepted += 1
         self.within_limits += found.is_run
         if found.left_out:
             self.left_out += 1
             return
-        self.lifted.update(found.point.lifted)
+        self.lifted.update(found.lifted)
         if len(self.examples) < examples:
             self.examples.append(found)
         for why in found.headline.why:
@@ -336,7 +279,7 @@ class SweepSummary:
             return
         self.predicted += 1
         self.gpu_hours += found.gpu_hours
-        price, why_not = preview.price(found.headline)
+        price, why_not = walk.price(found.headline)
         if price is None:
             self.why_no_cost = why_not
         elif found.cost is not None:
@@ -345,14 +288,14 @@ class SweepSummary:
             self.currency = price.currency
 
 
-def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
+def summarize_test(walk: PointWalk, examples: int) -> SweepSummary:
     """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
-    axes = {name: len(values) for name, values in preview.sweep.axes.items()}
-    summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
-    summary.run_holds_back = preview.limits.memory_share is not None
-    summary.fill_in = fill_in_notes(preview.sweep, preview.pinned)
-    with naming_file(preview.test):
-        for found in preview.points():
-            summary.add(found, preview, examples)
-    summary.budget_note = preview.walk.budget_note()
+    axes = {name: len(values) for name, values in walk.sweep.axes.items()}
+    summary = SweepSummary(walk.test_id, axes, walk.memory_limit, not_considered=walk.not_considered)
+    summary.run_holds_back = walk.limits.memory_share is not None
+    summary.fill_in = fill_in_notes(walk.sweep, walk.pinned)
+    with naming_file(walk.test):
+        for found in walk.points():
+            summary.add(found, walk, examples)
+    summary.budget_note = walk.budget_note()
     return summary

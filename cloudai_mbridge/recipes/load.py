@@ -66,6 +66,10 @@ class Recipe:
     chosen: tuple[Block, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        """Return the hash of the name; sections cannot be hashed."""
+        return hash(self.name)
+
     def default(self, section: str, field: str) -> Any:
         """Return the recipe's value of a training-config field, or None."""
         return self.sections.get(section, {}).get(field)

@@ -13,10 +13,10 @@ from typing import TypeVar
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import process_of
-from cloudai_mbridge.megatron_bridge.launcher_command import find_job_ids, launcher_path, python_path
 from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.plan.launcher_command import find_job_ids, launcher_path, python_path
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Scheduler, Seen, Submission
 from cloudai_mbridge.schedulers.local import Child, find_scripts

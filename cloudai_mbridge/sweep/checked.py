@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation, check
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, Upstream, Violation, check
 from cloudai_mbridge.constraints.engine import with_origins
+from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import Preset, given_to_loop, with_loop_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -15,21 +17,42 @@ from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace, Values
-from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, Pinned, preset_key
+from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, preset_key
 from cloudai_mbridge.sweep.screen import RuleScreen
 
-_NOTHING_PINNED = Pinned()
+NOTHING_PINNED = Upstream()
 _Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckedPoint:
-    """Coordinates with the answers of the rules; the point itself is made only when asked for."""
+    """Coordinates with the answers of the rules; the point itself is made only when asked for.
+
+    The following is filled in when it is decided about the point, and its needs in a preview.
+    headline: None if the point breaks a rule. beyond: the limit of the sweep that leaves the point out, such as
+    "max_points = 3"; "" for none. gpu_hours, cost: of the steps of all its runs; None if unknown.
+    left_out: why it was not chosen, "" if it was.
+    """
 
     sweep: SweepSpace
     coordinates: dict[str, Any]
     answers: _Answers
-    pinned: Pinned = _NOTHING_PINNED
+    pinned: Upstream = NOTHING_PINNED
+    headline: Headline | None = None
+    is_held_back: bool = False
+    beyond: str = ""
+    gpu_hours: float | None = None
+    cost: float | None = None
+    left_out: str = ""
+
+    @property
+    def label(self) -> str:
+        return label(self.coordinates)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the point is within all limits."""
+        return self.headline is not None and not self.is_held_back and not self.beyond
 
     @property
     def violations(self) -> tuple[Violation, ...]:
@@ -43,7 +66,7 @@ class CheckedPoint:
     def resolve(self) -> tuple[SweepPoint, ResolvedCmdArgs, Recipe | None]:
         """Return the point, its arguments with the values of preset and recipe, and the recipe."""
         point = self.sweep.point(self.coordinates)
-        preset = self.pinned.preset(point.args)
+        preset = self.pinned.preset_of(point.args)
         recipe = recipe_of(point.args, preset)
         return point, with_recipe(point.args, recipe, preset=preset), recipe
 
@@ -75,16 +98,16 @@ def recipe_of(args: ResolvedCmdArgs, preset: Preset | None = None) -> Recipe | N
 
 
 def checked_points(
-    sweep: SweepSpace, system: System | None, pinned: Pinned = _NOTHING_PINNED
+    sweep: SweepSpace, system: System | None, pinned: Upstream = NOTHING_PINNED
 ) -> Iterator[CheckedPoint]:
     """Check the whole grid, point by point, then the included points."""
     screen_of = _screens(sweep, system, pinned)
     for values in sweep.grid:
         yield CheckedPoint(sweep, sweep.coordinates(values), screen_of(values).check(values), pinned)
     for point in sweep.included():
-        upstream = pinned.upstream(point.args)
+        upstream = pinned.at(point.args)
         nodes = point.num_nodes if upstream is None else None
-        preset = pinned.preset(point.args) if upstream is None else None
+        preset = pinned.preset_of(point.args) if upstream is None else None
         recipe = recipe_of(point.args, preset)
         args = with_recipe(point.args, recipe, preset=preset)
         result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden, env=point.env)
@@ -93,7 +116,7 @@ def checked_points(
         yield CheckedPoint(sweep, dict(point.coordinates), answers, pinned)
 
 
-def _screens(sweep: SweepSpace, system: System | None, pinned: Pinned) -> Callable[[Values], RuleScreen]:
+def _screens(sweep: SweepSpace, system: System | None, pinned: Upstream) -> Callable[[Values], RuleScreen]:
     """Return a function that returns the screen of a point: one for a launcher, a recipe and a preset."""
     base, grid = sweep.base_args(), sweep.grid
     choosing = {name: grid.names.index(name) for name in CHOOSING if name in grid.names}
@@ -105,7 +128,7 @@ def _screens(sweep: SweepSpace, system: System | None, pinned: Pinned) -> Callab
         chosen = dict(zip(choosing, choice, strict=True))
         launcher = Launcher(chosen.get("launcher", base.launcher))
         args = base.model_copy(update={**chosen, "launcher": launcher})
-        upstream, preset = pinned.upstream(args), pinned.preset(args)
+        upstream, preset = pinned.at(args), pinned.preset_of(args)
         key = (args.launcher, args.model_recipe_name, args.task, preset_key(preset))
         if key not in made:
             recipe = recipe_of(args, preset)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.constraints import Upstream, Violation
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline, headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import GIB
@@ -14,9 +14,9 @@ from cloudai_mbridge.megatron_bridge.presets import Preset, describe, why_no_pre
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
+from cloudai_mbridge.sweep.checked import NOTHING_PINNED, CheckedPoint, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
+from cloudai_mbridge.sweep.pinned import CHOOSING
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _ESTIMATED_BY = {name for name, argument in ARGUMENTS.items() if argument.estimated == READ}
@@ -31,10 +31,10 @@ class SweepEstimates:
         system: System | None,
         extra: Mapping[str, str],
         formula: Formula = NEW,
-        pinned: Pinned | None = None,
+        pinned: Upstream = NOTHING_PINNED,
     ) -> None:
         self._sweep, self._system, self._extra, self._formula = sweep, system, extra, formula
-        self._pinned = pinned or Pinned()
+        self._pinned = pinned
         self._headline = headline_estimator()
         self._axes = set(sweep.grid.names)
         self._base = sweep.base_args()
@@ -57,7 +57,7 @@ class SweepEstimates:
         key = tuple(chosen.values())
         if key not in self._bases:
             args = self._base.model_copy(update=chosen)
-            preset = self._pinned.preset(args)
+            preset = self._pinned.preset_of(args)
             self._bases[key] = args, recipe_of(args, preset), preset
         args, recipe, preset = self._bases[key]
         args = args.model_copy(update=coordinates)
@@ -75,7 +75,7 @@ class SweepEstimates:
     def request(self, point: CheckedPoint) -> EstimateRequest:
         """Return a point as a request, as it would be run."""
         args = self._sweep.point(point.coordinates).args
-        preset = self._pinned.preset(args)
+        preset = self._pinned.preset_of(args)
         return self._ask(args, recipe_of(args, preset), preset)
 
     def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None, preset: Preset | None) -> EstimateRequest:

@@ -46,19 +46,17 @@ def credentials_in_sweep(definition: TestDefinition, run: TestRun) -> Iterator[s
         if is_secret(name) or any(map(_is_credential, values)):
             yield f"test {run.id!r}: {path_of(name)} is a credential and cannot be an axis; give one value"
     patterns = [*definition.sweep.include, *definition.sweep.exclude]
-    named = {name for pattern in patterns for name, value in pattern.items() if _names_credential(name, value)}
+    named = set()
+    for name, value in (pair for pattern in patterns for pair in pattern.items()):
+        values = tuple(value) if isinstance(value, list) else (value,)
+        if is_secret(name.removeprefix(ENV)) or any(map(_is_credential, values)):
+            named.add(name)
     for name in sorted(named):
         yield f"test {run.id!r}: sweep: {name} is a credential and cannot be a coordinate; remove it"
 
 
 def _is_credential(value: Any) -> bool:
     return isinstance(value, str) and find_credential(value) is not None
-
-
-def _names_credential(name: str, value: Any) -> bool:
-    """Return whether a pattern holds a credential, by its coordinate's name or by its values."""
-    values = value if isinstance(value, list) else [value]
-    return is_secret(name.removeprefix(ENV)) or any(map(_is_credential, values))
 
 
 def _is_axis(value: Any, path: str, definition: TestDefinition) -> bool:

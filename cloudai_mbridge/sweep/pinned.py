@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Upstream
@@ -13,13 +12,11 @@ from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS
 from cloudai_mbridge.megatron_bridge.presets import (
     UPSTREAM_DECIDES,
     Preset,
-    find_preset,
-    loop_preset,
     why_no_preset,
     with_loop_preset,
     with_preset,
 )
-from cloudai_mbridge.megatron_bridge.release import Release, find_release, install_root, megatron_bridge_of, repo_path
+from cloudai_mbridge.megatron_bridge.release import find_release, install_root, megatron_bridge_of, repo_path
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
@@ -52,46 +49,13 @@ _TOGETHER = (
 )
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """What a test pins.
-
-    release: of Megatron-Bridge; None where it is not known.
-    rules: whose C rules hold.
-    overridden: arguments and fields of the model that its `extra_cmd_args` decide.
-    system: where the points would run.
-    """
-
-    release: Release | None = None
-    rules: RuleSet = RuleSet.RELEASE
-    overridden: frozenset[str] = frozenset()
-    system: System | None = None
-
-    @property
-    def gpu_type(self) -> str | None:
-        """The system's GPU, if it names one."""
-        return self.system.gpu_type if self.system else None
-
-    def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
-        """Return the launcher's additions to a point with these arguments; None: the embedded loop runs it."""
-        if args.launcher is Launcher.EMBEDDED:
-            return None
-        return Upstream(self.release, self.preset(args), self.rules, self.overridden)
-
-    def preset(self, args: ResolvedCmdArgs) -> Preset | None:
-        """Return the preset of a point: its launcher's, or the newest release's for the embedded loop."""
-        if args.launcher is Launcher.EMBEDDED:
-            return loop_preset(args, gpu_label(args, self.system))
-        return find_preset(args, self.release)
-
-
-def pinned_by(definition: TestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE) -> Pinned:
+def pinned_by(definition: TestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE) -> Upstream:
     """Return the pins of a test. An installed clone determines its release, else the pinned commit does."""
     release = None
     if (repo := megatron_bridge_of(definition)) is not None:
         clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
         release = find_release(repo.commit, clone)
-    return Pinned(release, rules, overridden_by(definition.extra_cmd_args), system)
+    return Upstream(release, None, rules, overridden_by(definition.extra_cmd_args), system)
 
 
 def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:
@@ -115,15 +79,16 @@ _MOST_NAMED = 5
 _DECIDE_CONNECTIONS = ("tp", "cp", "moe_a2a_overlap")
 
 
-def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
+def fill_in_notes(sweep: SweepSpace, pinned: Upstream) -> tuple[str, ...]:
     """Return notes on the presets that fill in missing values of a sweep's points, and on unknown values."""
+    own_gpu = pinned.system.gpu_type if pinned.system else None
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
     gpus: dict[str, bool] = {}
     for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
-        preset = pinned.preset(args)
+        preset = pinned.preset_of(args)
         if args.launcher is not Launcher.EMBEDDED:
-            gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
+            gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == own_gpu
             if preset is None and with_preset(args, preset).unknown - set(sweep.grid.names):
                 unknown[why_no_preset(args, pinned.release)] = None
         elif preset is not None:
@@ -144,9 +109,9 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += _replaced_variables(sweep, pinned)
     lines += [
-        f"the launcher is passed gpu_type = {gpu!r}, CloudAI's default, and the system has {pinned.gpu_type}; set it"
+        f"the launcher is passed gpu_type = {gpu!r}, CloudAI's default, and the system has {own_gpu}; set it"
         for gpu, is_meant in gpus.items()
-        if pinned.gpu_type and not is_meant
+        if own_gpu and not is_meant
     ]
     nothing = "what Megatron-Bridge fills in is not known, and rules that need it are not evaluated"
     return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
@@ -157,7 +122,7 @@ def lifted_note(lifted: Lifted, count: int) -> str:
     return f"{lifted} ({counted(count, 'point')})"
 
 
-def _replaced_variables(sweep: SweepSpace, pinned: Pinned) -> list[str]:
+def _replaced_variables(sweep: SweepSpace, pinned: Upstream) -> list[str]:
     """Return a line for each variable of the system with another value than upstream's recipe sets."""
     theirs = pinned.system.global_env_vars if pinned.system else {}
     own = {path_of(name).removeprefix("extra_env_vars.") for name in sweep.axes} | sweep.env.keys()
@@ -173,9 +138,9 @@ def _replaced_variables(sweep: SweepSpace, pinned: Pinned) -> list[str]:
     ]
 
 
-def _recipe_environment(args: ResolvedCmdArgs, pinned: Pinned) -> dict[str, str]:
+def _recipe_environment(args: ResolvedCmdArgs, pinned: Upstream) -> dict[str, str]:
     """Return the environment variables that the recipe of a point sets, as far as available."""
-    preset = pinned.preset(args)
+    preset = pinned.preset_of(args)
     if args.launcher is Launcher.EMBEDDED:
         args = with_loop_preset(args, preset).args
         return recipe_environment(args, gpu_label(args, pinned.system), preset)

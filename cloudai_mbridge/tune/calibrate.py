@@ -5,8 +5,7 @@ points therefore move them little apart, and an outlier counts little. They are 
 were held out of the fit are predicted better with them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.estimate.hardware import FACTORS, LEAST_FACTOR, MOST_FACTOR, ClusterFactors, HeldOut, StepFactors
+from cloudai_mbridge.estimate.hardware import FACTORS, LEAST_FACTOR, MOST_FACTOR, FittedFactors, HeldOut, StepFactors
 from cloudai_mbridge.tune.belief import ALL, SDS, Floats, LogTimes, log_times_of
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
@@ -28,22 +27,11 @@ _ERROR_SHARE, _BETTER_SHARE = 0.9, 2 / 3
 _MEMORY_PRIOR_POINTS = 1
 
 
-@dataclass(frozen=True)
-class CalibrationResult:
-    """Factors, all 1 unless they improve the predictions. memory_points: number of measured peaks.
+def calibrate(gpu: str, points: Sequence[MeasuredPoint], left_out: Mapping[str, int] | None = None) -> FittedFactors:
+    """Fit the factors of a GPU's predictions to measured points; BadInput: there are too few.
 
-    error, share_better: of the fit on points held out: median, and share of better predictions.
+    left_out: numbers of other points, by reason.
     """
-
-    factors: ClusterFactors
-    is_better: bool
-    memory_points: int
-    error: float
-    share_better: float
-
-
-def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> CalibrationResult:
-    """Fit the factors of a GPU's predictions to measured points; BadInput: there are too few."""
     if len(points) < LEAST_POINTS:
         raise BadInput(
             f"{counted(len(points), 'measured point')} of {gpu};"
@@ -51,7 +39,7 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
         )
     log_times = log_times_of([point.groups for point in points])
     logs = np.log([point.step_time_s for point in points])
-    held_out = np.abs(np.expm1(_held_out(log_times, logs, seed) - logs))
+    held_out = np.abs(np.expm1(_held_out(log_times, logs) - logs))
     shipped = np.abs(np.expm1(log_times(np.zeros(len(FACTORS)), ALL)[0] - logs))
     share = float(np.mean(held_out < shipped))
     error = HeldOut(shipped=float(np.median(shipped)), calibrated=float(np.median(held_out)))
@@ -64,15 +52,23 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
     else:
         error = HeldOut(shipped=error.shipped, calibrated=error.shipped)
     peaks = [point.peak_over_predicted for point in points if point.peak_over_predicted is not None]
-    factors = ClusterFactors(
-        gpu=gpu, points=len(points), step_time=step_time, memory=_memory_factor(peaks), held_out=error
+    return FittedFactors(
+        gpu=gpu,
+        points=len(points),
+        step_time=step_time,
+        memory=_memory_factor(peaks),
+        held_out=error,
+        is_better=is_better,
+        left_out=left_out or {},
+        memory_points=len(peaks),
+        error=fitted_error,
+        share_better=share,
     )
-    return CalibrationResult(factors, is_better, len(peaks), fitted_error, share)
 
 
-def _held_out(log_times: LogTimes, logs: Floats, seed: int) -> Floats:
+def _held_out(log_times: LogTimes, logs: Floats) -> Floats:
     """Return the logarithm of every time as predicted by the other folds."""
-    order = np.random.default_rng(seed).permutation(len(logs))
+    order = np.random.default_rng(0).permutation(len(logs))
     predicted = np.empty(len(logs))
     for fold in range(min(_FOLDS, len(logs))):
         out = order[fold :: min(_FOLDS, len(logs))]

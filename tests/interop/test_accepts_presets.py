@@ -12,7 +12,7 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.walk import SweepPreview
+from cloudai_mbridge.plan.walk import PointWalk
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 SOURCES = {"0.3.0": "MBRIDGE_LAUNCHER_SOURCE_0_3", "0.6.0": "MBRIDGE_LAUNCHER_SOURCE_0_6"}
@@ -51,8 +51,8 @@ def test_all_performance_configurations_are_planned(version: str, tmp_path: Path
             partitions=[{"name": "p"}],
             install_path=str(install_path),
         )
-        plan = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system)
+        plan = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system)
         (found,) = plan.points()
-        assert not found.point.violations, (args, list(map(str, found.point.violations)))
+        assert not found.violations, (args, list(map(str, found.violations)))
         assert not found.is_held_back, (args, found.headline)
         assert plan.pinned.release == release

@@ -19,10 +19,10 @@ from cloudai.workloads.megatron_bridge.megatron_bridge import MegatronBridgeCmdA
 from cloudai.workloads.megatron_bridge.slurm_command_gen_strategy import MegatronBridgeSlurmCommandGenStrategy
 
 from cloudai_mbridge.megatron_bridge import start_launcher
-from cloudai_mbridge.megatron_bridge.launcher_command import launcher_words
 from cloudai_mbridge.models.loading import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.checks import resolve_groups, unknown_states
+from cloudai_mbridge.plan.launcher_command import launcher_words
 from cloudai_mbridge.plan.run_plan import plan_run
 from cloudai_mbridge.sweep.expand import expand
 from tests.interop.random_tomls import Files, files

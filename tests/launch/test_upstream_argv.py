@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.megatron_bridge.launcher_command import find_job_ids, launcher_argv
 from cloudai_mbridge.megatron_bridge.launcher_plan import launcher_args
 from cloudai_mbridge.megatron_bridge.release import image_path
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -28,6 +27,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.plan.launcher_command import find_job_ids, launcher_argv
 from tests.cases import every
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}

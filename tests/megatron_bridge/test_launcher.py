@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from cloudai_mbridge.megatron_bridge.launcher_command import FLAGS
 from cloudai_mbridge.megatron_bridge.launcher_options import (
     LauncherOptions,
     Option,
@@ -13,6 +12,7 @@ from cloudai_mbridge.megatron_bridge.launcher_options import (
 )
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.plan.launcher_command import FLAGS
 from tests.cases import every
 
 PARSER = """

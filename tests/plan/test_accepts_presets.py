@@ -13,7 +13,8 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
-from cloudai_mbridge.plan.walk import PointPreview, SweepPreview
+from cloudai_mbridge.plan.walk import PointWalk
+from cloudai_mbridge.sweep.checked import CheckedPoint
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 # configurations; of these, what breaks a rule of Megatron-Core's and is accepted as upstream ships it
@@ -40,7 +41,7 @@ def _written_out(version: str, args: dict[str, Any]) -> dict[str, Any]:
     return {**args, **{name: value for name, value in texts.items() if value not in (None, "")}}
 
 
-def _preview(version: str, args: dict[str, Any]) -> PointPreview:
+def _preview(version: str, args: dict[str, Any]) -> CheckedPoint:
     definition = TestDefinition.model_validate(
         {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": f"v{version}"}]}
     )
@@ -48,11 +49,11 @@ def _preview(version: str, args: dict[str, Any]) -> PointPreview:
     system = SlurmSystem(
         name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=per_node
     )
-    (found,) = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system).points()
+    (found,) = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system).points()
     return found
 
 
-def _previews(version: str, is_written_out: bool) -> Iterator[tuple[PresetRow, PointPreview]]:
+def _previews(version: str, is_written_out: bool) -> Iterator[tuple[PresetRow, CheckedPoint]]:
     for row in _rows(version):
         args = _as_cloudai(row)
         yield row, _preview(version, _written_out(version, args) if is_written_out else args)
@@ -64,10 +65,10 @@ def test_all_performance_configurations_are_planned(version: str, is_written_out
     seen = shipped_so = 0
     for row, found in _previews(version, is_written_out):
         where = (row.recipe, row.task, row.gpu, row.compute_dtype, row.variant, row.num_gpus)
-        assert not found.point.violations, (where, list(map(str, found.point.violations)))
+        assert not found.violations, (where, list(map(str, found.violations)))
         assert not found.is_held_back, (where, found.headline)
         seen += 1
-        shipped_so += any("is shipped so" in lifted.reason for lifted in found.point.lifted)
+        shipped_so += any("is shipped so" in lifted.reason for lifted in found.lifted)
     assert (seen, shipped_so) == SHIPPED[version]
 
 
@@ -97,7 +98,7 @@ def test_the_same_numbers_get_the_same_verdict_whoever_writes_them(version: str)
         trained = _trained(version, short)
         if trained is None or _trained(version, long := {**short, **trained}) != trained:
             continue  # what is unset cannot be written
-        verdicts = [{each.rule_id for each in _preview(version, args).point.violations} for args in (short, long)]
+        verdicts = [{each.rule_id for each in _preview(version, args).violations} for args in (short, long)]
         assert verdicts[0] == verdicts[1], (row.key, change)
         compared += 1
     assert compared > len(rows) / 2

@@ -1,5 +1,6 @@
 """Choice of points: by an expression, by an earlier run, refusals, and the points that are left out."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.plan.run_plan import LeftOut
-from cloudai_mbridge.plan.select import PastPoints, Selection, hooks_of
+from cloudai_mbridge.plan.select import Selection, hooks_of
 from tests.runs import loaded_scenario, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -35,8 +36,8 @@ def two_tests(**keys: Any) -> LoadedScenario:
     return scenario({"cmd_args": ARGS, **keys}, {"cmd_args": single, "extra_env_vars": ENV})
 
 
-def plan_of(*only: str, past: PastPoints | None = None, loaded: LoadedScenario | None = None) -> ScenarioPlan:
-    return build_plan(loaded or two_tests(), LOCAL, selection=Selection(only, past))
+def plan_of(*only: str, past: Selection | None = None, loaded: LoadedScenario | None = None) -> ScenarioPlan:
+    return build_plan(loaded or two_tests(), LOCAL, selection=replace(past or Selection(), only=only))
 
 
 def names(plan: ScenarioPlan) -> list[str]:
@@ -158,12 +159,12 @@ def test_arrays_hold_chosen_points_alone() -> None:
 # ---- by an earlier run
 
 
-def past(*bad: str, good: tuple[str, ...] = (), of: str = "s") -> PastPoints:
+def past(*bad: str, good: tuple[str, ...] = (), of: str = "s") -> Selection:
     def key(name: str) -> tuple[str, str]:
         test_id, _, label = name.partition("/")
         return test_id, label
 
-    return PastPoints("s_2026", of, frozenset(map(key, good)), {key(name): {"tp": 1} for name in bad})
+    return Selection((), "s_2026", of, frozenset(map(key, good)), {key(name): {"tp": 1} for name in bad})
 
 
 def test_what_failed_and_what_never_ran_is_chosen() -> None:
@@ -203,13 +204,13 @@ def test_a_run_of_another_scenario_is_refused() -> None:
 # ---- searches
 
 
-def searched(system: System = LOCAL, **selection: Any) -> ScenarioPlan:
+def searched(selection: Selection, system: System = LOCAL) -> ScenarioPlan:
     loaded = scenario({"cmd_args": ARGS, "agent": "tune", "agent_steps": 4}, runs=(SWEEP,))
-    return build_plan(loaded, system, selection=Selection(**selection))
+    return build_plan(loaded, system, selection=selection)
 
 
 def test_a_search_is_among_the_chosen_points() -> None:
-    plan = searched(only=("tp=2",))
+    plan = searched(Selection(only=("tp=2",)))
     assert names(plan) == ALL[2:]
     assert all(run.search is not None for run in plan.runs)
     assert sum(run.is_again for run in plan.runs) == 2
@@ -218,7 +219,7 @@ def test_a_search_is_among_the_chosen_points() -> None:
 
 def test_what_a_search_did_not_try_has_not_failed() -> None:
     with pytest.raises(BadInput, match="'sweep' is a search"):
-        searched(past=past(ALL[0]))
+        searched(past(ALL[0]))
 
 
 def test_tests_of_hooks_are_no_failed_points() -> None:

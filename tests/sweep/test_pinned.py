@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.constraints import NotEvaluated
+from cloudai_mbridge.constraints import NotEvaluated, Upstream
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import Pinned, fill_in_notes, overridden_by, pinned_by
+from cloudai_mbridge.sweep.pinned import fill_in_notes, overridden_by, pinned_by
 from tests.cases import every
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu_type": "h100", "compute_dtype": "bf16"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
 
 
-def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str], Pinned, SweepSpace]:
+def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str], Upstream, SweepSpace]:
     data = {"name": "t", "description": "", "git_repos": [REPO], "extra_cmd_args": extra}
     definition = TestDefinition.model_validate({**data, "cmd_args": {**NAMES, **args}})
     pinned, sweep = pinned_by(definition), SweepSpace(definition, TestRun(id="t", test_name="t"))
@@ -87,7 +87,7 @@ LLAMA = {"model_family_name": "llama", "model_recipe_name": "llama3_70b", "gpu_t
 
 def _on(
     env: dict[str, Any], args: dict[str, Any], test_env: dict[str, Any]
-) -> tuple[list[set[str]], tuple[str, ...], Pinned]:
+) -> tuple[list[set[str]], tuple[str, ...], Upstream]:
     """Return the rules that each point breaks on a system with these variables, and the notes."""
     data = {"name": "t", "description": "", "git_repos": [{**REPO, "commit": "v0.6.0"}], "extra_env_vars": test_env}
     definition = TestDefinition.model_validate({**data, "cmd_args": args})

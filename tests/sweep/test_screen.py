@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation, check
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Upstream, Violation, check
 from cloudai_mbridge.constraints.engine import with_origins
 from cloudai_mbridge.megatron_bridge.presets import given_to_loop
 from cloudai_mbridge.megatron_bridge.release import find_release
@@ -16,7 +16,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.sweep.checked import checked_points, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
+from cloudai_mbridge.sweep.pinned import pinned_by
 
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4)
 LOCAL = LocalSystem(name="l", scheduler="local")
@@ -83,16 +83,16 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
         draw.choice(["main", "v0.3.0", "v0.6.0"]),
         draw.sample(["tp", "gb", "num_layers"], draw.randint(0, 2)),
     )
-    pinned = Pinned(find_release(release), draw.choice(list(RuleSet)), frozenset(overridden))
+    pinned = Upstream(find_release(release), None, draw.choice(list(RuleSet)), frozenset(overridden))
     sweep = SweepSpace(definition, run)
     seen = 0
     for point in itertools.islice(checked_points(sweep, system, pinned), 0, 20_000, draw.choice([1, 7, 31])):
         plain = sweep.point(point.coordinates)
         nodes = plain.num_nodes if plain.args.launcher == "embedded" else None  # upstream's launcher is not told
-        preset = pinned.preset(plain.args) if plain.args.launcher == "embedded" else None
+        preset = pinned.preset_of(plain.args) if plain.args.launcher == "embedded" else None
         recipe = recipe_of(plain.args, preset)
         args = with_recipe(plain.args, recipe, preset=preset)
-        expected = check(args, system, recipe, nodes, pinned.upstream(plain.args))
+        expected = check(args, system, recipe, nodes, pinned.at(plain.args))
         violations = [with_origins(each, given_to_loop(plain.args), preset) for each in expected.violations]
         assert sorted(map(str, point.violations)) == sorted(map(str, violations)), point.coordinates
         silent = sorted(str(a) for a in point.answers if isinstance(a, NotEvaluated))
@@ -125,11 +125,11 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int)
     definition = TestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     overridden = draw.sample(["ep", "mb", "num_moe_experts", "cuda_graph_scope"], draw.randint(0, 2))
-    pinned = Pinned(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])), overridden=frozenset(overridden))
+    pinned = Upstream(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])), overridden=frozenset(overridden))
     for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 20_000, draw.choice([7, 31, 91])):
         plain = sweep.point(point.coordinates).args
         recipe = recipe_of(plain)
-        expected = check(with_recipe(plain, recipe), SLURM, recipe, None, pinned.upstream(plain))
+        expected = check(with_recipe(plain, recipe), SLURM, recipe, None, pinned.at(plain))
         for kind, answers in (
             (Violation, expected.violations),
             (NotEvaluated, expected.not_evaluated),
@@ -165,7 +165,7 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(
     filled = 0
     for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 30_000, draw.choice([7, 31, 91])):
         plain = sweep.point(point.coordinates).args
-        preset = pinned.preset(plain)
+        preset = pinned.preset_of(plain)
         recipe = recipe_of(plain, preset)
         expected = check(with_recipe(plain, recipe, preset=preset), SLURM, recipe)
         violations = [with_origins(each, given_to_loop(plain), preset) for each in expected.violations]

@@ -33,35 +33,35 @@ def others() -> list[MeasuredPoint]:
 def test_many_points_tell_how_slow_a_cluster_is(points: list[MeasuredPoint], others: list[MeasuredPoint]) -> None:
     found = calibrate("h100", points)
     assert found.is_better
-    assert found.factors.points == len(points)
-    assert found.factors.held_out.calibrated < 0.03 < found.factors.held_out.shipped
-    assert median_error(others, found.factors.step_time) < 0.06 < median_error(others, StepFactors())
+    assert found.points == len(points)
+    assert found.held_out.calibrated < 0.03 < found.held_out.shipped
+    assert median_error(others, found.step_time) < 0.06 < median_error(others, StepFactors())
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ten_points_of_another_model_help(points: list[MeasuredPoint], others: list[MeasuredPoint], seed: int) -> None:
     chosen = random.Random(seed).sample(points, 10)
     found = calibrate("h100", chosen)
-    assert median_error(others, found.factors.step_time) < 0.5 * median_error(others, StepFactors())
+    assert median_error(others, found.step_time) < 0.5 * median_error(others, StepFactors())
     noise = [spoiled(point, by) for point, by in zip(chosen, (0.1, 8.0, 0.3, 20.0, 0.05), strict=False)]
     found = calibrate("h100", [*chosen, *noise])
-    assert median_error(others, found.factors.step_time) < 1.1 * median_error(others, StepFactors())
+    assert median_error(others, found.step_time) < 1.1 * median_error(others, StepFactors())
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_points_that_the_shipped_model_predicts_change_little(points: list[MeasuredPoint], seed: int) -> None:
     right = random.Random(seed).sample(measured_points("llama3_8b", {}, scatter=0.05), 6)
     found = calibrate("h100", right)
-    assert median_error(points, found.factors.step_time) < 1.1 * median_error(points, StepFactors())
+    assert median_error(points, found.step_time) < 1.1 * median_error(points, StepFactors())
     if not found.is_better:
-        assert found.factors.step_time == StepFactors()
-        assert found.factors.held_out.calibrated == found.factors.held_out.shipped
+        assert found.step_time == StepFactors()
+        assert found.held_out.calibrated == found.held_out.shipped
 
 
 @pytest.mark.parametrize("by", [1e-7, 1e7])
 def test_times_in_another_unit_end_in_no_traceback(points: list[MeasuredPoint], by: float) -> None:
     found = calibrate("h100", [spoiled(replace(point, peak_over_predicted=by), by) for point in points])
-    assert found.factors.memory in (0.001, 1000.0)
+    assert found.memory in (0.001, 1000.0)
 
 
 def test_few_points_are_refused(points: list[MeasuredPoint]) -> None:
@@ -73,5 +73,5 @@ def test_memory_is_calibrated_by_its_median(points: list[MeasuredPoint]) -> None
     peaks = [replace(point, peak_over_predicted=1.1 + 0.01 * (i % 3)) for i, point in enumerate(points)]
     found = calibrate("h100", [*peaks[:9], replace(peaks[9], peak_over_predicted=7.0)])
     assert found.memory_points == 10
-    assert 1.09 < found.factors.memory < 1.11
-    assert calibrate("h100", [*peaks[:4], *points[4:]]).factors.memory == 1.0
+    assert 1.09 < found.memory < 1.11
+    assert calibrate("h100", [*peaks[:4], *points[4:]]).memory == 1.0

@@ -1,8 +1,7 @@
 """`mbridge calibrate`: correction factors of the predictions for a cluster, from runs on it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Column, Table
@@ -12,21 +11,11 @@ from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_j
 from cloudai_mbridge.commands.options import JSON, PATH, run_argument
 from cloudai_mbridge.commands.plan import require_new, write_new
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.estimate.hardware import FACTORS, ClusterFactors, gpu_named
+from cloudai_mbridge.estimate.hardware import FACTORS, ClusterFactors, FittedFactors, gpu_named
 from cloudai_mbridge.files.documents import render_toml
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.tune.calibrate import CalibrationResult
 
 _MOST_REASONS = 5
 _FAR_OFF = 0.9  # a median error: measured ten times as long as predicted, or about half as long
-
-
-class FittedFactors(ClusterFactors):
-    """What was fitted. is_better: than the predictions as they are; if not, all factors are 1. left_out: by reason."""
-
-    is_better: bool
-    left_out: Mapping[str, int]
 
 
 @click.command()
@@ -46,30 +35,30 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, a
         require_new("--output", output)
     points, left_out = read_measurements(results)
     name = _gpu_of(points, gpu, left_out)
-    found = fit(name, points[name])
-    data = found.factors.model_dump()
+    found = fit(name, points[name], left_out)
     if output is not None:
-        write_new("--output", output, f"# Written by `mbridge calibrate`\n{render_toml(data)}")
+        factors = found.model_dump(include=set(ClusterFactors.model_fields))
+        write_new("--output", output, f"# Written by `mbridge calibrate`\n{render_toml(factors)}")
     if as_json:
-        print_json(FittedFactors(**data, is_better=found.is_better, left_out=left_out))
+        print_json(found)
     else:
-        _show(new_console(), left_out, found)
+        _show(new_console(), found)
     if output is not None:
         click.echo(f"written: {output}", err=as_json)
     return OK
 
 
-def _show(console: SteadyConsole, left_out: Mapping[str, int], found: "CalibrationResult") -> None:
-    factors, error = found.factors, found.factors.held_out
-    console.print_line(f"{counted(factors.points, 'measured point')} of {factors.gpu}")
-    for why, count in list(left_out.items())[:_MOST_REASONS]:
+def _show(console: SteadyConsole, found: FittedFactors) -> None:
+    error = found.held_out
+    console.print_line(f"{counted(found.points, 'measured point')} of {found.gpu}")
+    for why, count in list(found.left_out.items())[:_MOST_REASONS]:
         console.print_line(f"left out, {counted(count, 'point')}: {why}")
-    if more := sum(list(left_out.values())[_MOST_REASONS:]):
+    if more := sum(list(found.left_out.values())[_MOST_REASONS:]):
         console.print_line(f"left out for other reasons: {counted(more, 'point')}")
     if found.is_better:
         table = Table("step time of", Column("measured / predicted", justify="right"))
         for name in FACTORS:
-            table.add_row(Text(name), f"{getattr(factors.step_time, name):.3g}")
+            table.add_row(Text(name), f"{getattr(found.step_time, name):.3g}")
         console.print(table)
         errors = f"{error.shipped:.1%} before, {error.calibrated:.1%} after"
         console.print_line(f"median error of step times on points held out: {errors}")
@@ -80,7 +69,7 @@ def _show(console: SteadyConsole, left_out: Mapping[str, int], found: "Calibrati
     if min(error.shipped, found.error) > _FAR_OFF:
         console.print_line("these times are far from any prediction; check the GPU, and that they are in seconds")
     known = f"measured at {counted(found.memory_points, 'point')}" if found.memory_points else "not measured"
-    console.print_line(f"memory: {known}, factor {factors.memory:.3g}")
+    console.print_line(f"memory: {known}, factor {found.memory:.3g}")
 
 
 def _gpu_of(points: dict[str, Any], gpu: str | None, left_out: dict[str, int]) -> str:

@@ -103,9 +103,7 @@ def _lines(found: Estimate) -> Iterator[tuple[str, str]]:
         cost = "" if found.cost is None else f", {found.cost:.2f} {found.currency}"
         yield f"{found.num_steps} steps", f"{found.gpu_hours:.4g} GPU-hours{cost}"
     for row in found.published:
-        rates = (
-            f"{row.tokens_per_s_per_gpu:.0f} tokens/s/GPU, {row.tflops_per_gpu:.0f} TFLOP/s/GPU ({row.flops_formula})"
-        )
+        rates = f"{row.tokens_per_s_per_gpu:.0f} tokens/s/GPU, {row.tflops_per_gpu:.0f} TFLOP/s/GPU ({row.formula})"
         yield f"published, {row.container}", f"{row.step_time_s:.4g} s, {rates}"
 
 

@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,20 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.hardware import calibration_note
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, MemoryLimit
 from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.loading import LoadedScenario, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, Warn, load_scenario, load_system, naming_file
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.pipeline import selection_of
 from cloudai_mbridge.plan.select import PointChoice, among
-from cloudai_mbridge.plan.walk import PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.plan.walk import PointWalk, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
-from cloudai_mbridge.training.flops import Formula
+from cloudai_mbridge.training.flops import NEW, Formula
 
 _NEEDS = json_object(
     "Needs",
@@ -113,7 +113,7 @@ EXPLANATION = json_object(
 )
 
 
-def status_of(look: PointPreview) -> str:
+def status_of(look: CheckedPoint) -> str:
     """Return the decision about a point, in a word or two."""
     if look.headline is None:
         return "rejected"
@@ -122,12 +122,12 @@ def status_of(look: PointPreview) -> str:
     return "left out" if look.left_out else "accepted"
 
 
-def as_point(look: PointPreview) -> dict[str, Any]:
+def as_point(look: CheckedPoint) -> dict[str, Any]:
     """Return a point of a sweep in its document form."""
     needs = None
     if look.headline is not None:
         needs = fill(_NEEDS, look.headline, gpu_hours=look.gpu_hours, cost=look.cost)
-    return fill(_PLANNED_POINT, look, status=status_of(look), coordinates=look.point.coordinates, needs=needs)
+    return fill(_PLANNED_POINT, look, status=status_of(look), needs=needs)
 
 
 def as_test(summary: SweepSummary, notes: list[str]) -> dict[str, Any]:
@@ -137,13 +137,13 @@ def as_test(summary: SweepSummary, notes: list[str]) -> dict[str, Any]:
     return fill(_TEST_PLAN, summary, rejected=rejected, notes=notes, examples=examples)
 
 
-def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> dict[str, Any]:
+def as_explanation(test_id: str, look: CheckedPoint, filled_in: str, memory: str) -> dict[str, Any]:
     """Return the full explanation of a point in its document form."""
-    answers = look.point.answers
+    answers = look.answers
     decided = {answer.rule_id for answer in answers}
     return fill(
         EXPLANATION,
-        look.point,
+        look,
         test_id=test_id,
         point=as_point(look),
         not_evaluated=[answer for answer in answers if isinstance(answer, NotEvaluated)],
@@ -206,19 +206,13 @@ def sweep_plan(
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
-    wanted = partial(
-        SweepPreview,
-        memory_share=memory_share,
-        include_oom_risk=include_oom_risk,
-        order=order,
-        formula=formula,
-        rules=rules,
-    )
     if form == "csv" and as_json:
         raise BadInput("--json: is not for --format csv; leave one of them out")
     selection = selection_of(only, failed_of)
     system, loaded = _load(**options)
-    plans: Iterable[SweepPreview] = (wanted(test, system) for test in loaded.tests)
+    plans: Iterable[PointWalk] = (
+        _walk(test, system, rules, memory_share, include_oom_risk, order, formula) for test in loaded.tests
+    )
     choice = None
     if selection:
         plans = list(plans)
@@ -236,6 +230,22 @@ def sweep_plan(
         tests = [as_test(each, list(_notes(each))) for each in totals]
         print_json({"calibration": calibration_note(system), "tests": tests}, SWEEP_PLAN)
     return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
+
+
+def _walk(
+    test: LoadedTest,
+    system: System,
+    rules: RuleSet,
+    memory_share: float | None,
+    include_oom_risk: bool,
+    order: str | None = None,
+    formula: Formula = NEW,
+) -> PointWalk:
+    """Return the points of a test. memory_share: None takes the sweep's, else the default. order: likewise."""
+    share = test.definition.sweep.memory_share if memory_share is None else memory_share
+    limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
+    with naming_file(test):
+        return PointWalk(test, system, rules, None if include_oom_risk else limit, order, formula)
 
 
 def _show(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> list[SweepSummary]:
@@ -321,14 +331,14 @@ def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
         console.print(f"  ... and {more} more held back")
 
 
-def _why_held_back(look: PointPreview, terms: str) -> str:
+def _why_held_back(look: CheckedPoint, terms: str) -> str:
     headline = look.headline
     if headline is not None and headline.memory_share is None:
         return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     return f"{_memory(look)}: {terms}"
 
 
-def _memory(look: PointPreview) -> str:
+def _memory(look: CheckedPoint) -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
@@ -339,7 +349,7 @@ def _memory(look: PointPreview) -> str:
     return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
-def _table(looks: list[PointPreview]) -> Table:
+def _table(looks: list[CheckedPoint]) -> Table:
     table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
     for look in looks:
         if (headline := look.headline) is not None:
@@ -360,19 +370,19 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _write_csv(tests: list[SweepPreview], choice: PointChoice | None) -> int:
+def _write_csv(tests: list[PointWalk], choice: PointChoice | None) -> int:
     """Write each point immediately, also rejected points, without keeping any. Every axis of any test is a column.
 
     choice: the points to run; nothing is printed before it has been checked.
     """
     file = sys.stdout if choice is None else io.StringIO()
     writer, num_run = csv.writer(file, lineterminator="\n"), 0
-    axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
+    axes = list(dict.fromkeys(name for plan in tests for name in plan.axes))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
         for look in plan.points():
             num_run += look.is_run and not look.left_out
-            values = (look.point.coordinates.get(name) for name in axes)
+            values = (look.coordinates.get(name) for name in axes)
             coordinates = ("" if value is None else _cell(value) for value in values)
             writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
     if choice is not None and isinstance(file, io.StringIO):
@@ -385,12 +395,12 @@ def _cell(value: Any) -> str:
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
+def _cells(look: CheckedPoint, plan: PointWalk) -> Iterator[Any]:
     headline = look.headline
     if headline is None:
         yield from (status_of(look), *[""] * 8)
-        yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
-        yield "; ".join(map(str, look.point.violations))
+        yield " ".join(sorted({violation.rule_id for violation in look.violations}))
+        yield "; ".join(map(str, look.violations))
         return
     yield status_of(look)
     values = (
@@ -428,35 +438,33 @@ def sweep_explain(
     named = {test.run.id: test for test in loaded.tests}
     if test_id not in named:
         raise BadInput(f"{options['test_scenario']}: no test {test_id!r}; {suggest(test_id, list(named))}")
-    plan = SweepPreview(
-        named[test_id], system, memory_share=memory_share, include_oom_risk=include_oom_risk, rules=rules
-    )
+    plan = _walk(named[test_id], system, rules, memory_share, include_oom_risk)
     found = _find(plan, system, point)
     args = found.sweep.point(found.coordinates).args
-    preset, is_embedded = plan.pinned.preset(args), args.launcher is Launcher.EMBEDDED
+    preset, is_embedded = plan.pinned.preset_of(args), args.launcher is Launcher.EMBEDDED
     resolved = (with_loop_preset if is_embedded else with_preset)(args, preset)
     fill_in = describe(resolved, frozenset() if is_embedded else plan.pinned.overridden)
-    look, console = plan.preview(found), new_console()
-    decision = status_of(look)
+    plan.preview(found)
+    decision, console = status_of(found), new_console()
     if as_json:
-        is_known = look.headline is not None and look.headline.peak_memory_gib is not None
-        print_json(as_explanation(test_id, look, fill_in, plan.terms(found) if is_known else ""), EXPLANATION)
+        is_known = found.headline is not None and found.headline.peak_memory_gib is not None
+        print_json(as_explanation(test_id, found, fill_in, plan.terms(found) if is_known else ""), EXPLANATION)
         return OK if decision == "accepted" else POINTS_FAILED
-    console.print_line(f"{test_id}/{look.label}: {decision}")
+    console.print_line(f"{test_id}/{found.label}: {decision}")
     coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
     console.print_line(f"  {coordinates or 'no axes'}")
     if fill_in:
         console.print_line(f"  filled in by {fill_in}")
     for style, line in _verdicts(found):
         console.print_line(f"  {line}", style=style)
-    for line in _estimate(plan, look):
-        console.print_line(f"  {line}", style="yellow" if look.is_held_back else "")
+    for line in _estimate(plan, found):
+        console.print_line(f"  {line}", style="yellow" if found.is_held_back else "")
     if hint := details_hint(violation.rule_id for violation in found.violations):
         console.print_line(f"  {hint}")
     return OK if decision == "accepted" else POINTS_FAILED
 
 
-def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
+def _find(plan: PointWalk, system: System, wanted: str) -> CheckedPoint:
     """Return the point with this label, or coordinates such as "tp=2,pp=4"; BadInput: none, or several, match."""
     coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
     where, axes = f"test {plan.test_id!r}", plan.sweep.grid.names
@@ -499,7 +507,7 @@ def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
         yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
 
 
-def _estimate(plan: SweepPreview, look: PointPreview) -> Iterator[str]:
+def _estimate(plan: PointWalk, look: CheckedPoint) -> Iterator[str]:
     """Yield the predictions for a point that breaks no rule, and an explanation of its memory."""
     headline, limit = look.headline, plan.memory_limit
     if headline is None:
@@ -508,7 +516,7 @@ def _estimate(plan: SweepPreview, look: PointPreview) -> Iterator[str]:
     if headline.peak_memory_gib is None:
         yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     else:
-        yield f"memory: {_memory(look)}: {plan.terms(look.point)}"
+        yield f"memory: {_memory(look)}: {plan.terms(look)}"
     if look.is_held_back and limit:
         yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
         if plan.limits.memory_share is None:

@@ -29,7 +29,7 @@ DOCUMENTS: Mapping[str, str] = {
     "sweep explain": "commands.plan.sweep:EXPLANATION",
     "estimate": "estimate.point:Estimate",
     "tune": "commands.plan.tune:RANKED_LAYOUTS",
-    "calibrate": "commands.plan.calibrate:FittedFactors",
+    "calibrate": "estimate.hardware:FittedFactors",
     "status": "runner.control:RunStatus",
     "logs": "runner.control:RunStatus",
     "runs": "commands.run.status:RUNS",

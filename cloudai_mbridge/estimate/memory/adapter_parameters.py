@@ -10,18 +10,15 @@ from functools import lru_cache
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import DORA, Adapters, ParallelLayout
+from cloudai_mbridge.estimate.memory.linears import Linear, ParameterSplit, linears, split_of
 from cloudai_mbridge.estimate.memory.parameters import (
     ADAPTERS,
     EXPERTS,
     Chunk,
-    Linear,
-    ParameterSplit,
     RankParameters,
     chunks_of,
-    linears,
     padded_for,
     pipeline_chunks,
-    split_of,
 )
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 

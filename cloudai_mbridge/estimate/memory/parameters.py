@@ -8,15 +8,16 @@ multi_token_prediction), `models/gpt/gpt_model`, `ssm/mamba_mixer`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
+from cloudai_mbridge.estimate.memory.linears import Linear, ParameterSplit, linears, split_of
 from cloudai_mbridge.models.pipeline_layout import layout_fault, parse_layout
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
@@ -188,16 +189,6 @@ class RankParameters:
         return self.dense - sum(self.by_module.get(name, 0) for name in IN_16_BITS)
 
 
-@dataclass(frozen=True)
-class ParameterSplit:
-    """Numbers of ranks by which parameters are split."""
-
-    tp: int = 1
-    ep: int = 1
-    etp: int = 1
-    has_te: bool = True
-
-
 def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[RankParameters, ...]:
     """Return the parameters on a rank of every pipeline stage."""
     arch, split = padded_for(arch, layout.tp), split_of(layout)
@@ -207,11 +198,6 @@ def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Ra
 def layer_parameters(arch: Architecture, layout: ParallelLayout, layer: Layer) -> int:
     """Return the parameters of one layer on a rank."""
     return sum(_layer(arch, split_of(layout), layer).values())
-
-
-def split_of(layout: ParallelLayout) -> ParameterSplit:
-    """Return the numbers of ranks over which a layout splits parameters."""
-    return ParameterSplit(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
 
 
 def total_parameters(arch: Architecture) -> int:
@@ -301,7 +287,7 @@ def _attention(arch: Architecture, split: ParameterSplit) -> dict[str, int]:
     return {"attention": count, "norms": norms, "other": sinks}
 
 
-def _weights(layers: Iterable["Linear"]) -> int:
+def _weights(layers: Iterable[Linear]) -> int:
     return sum(layer.inputs * layer.outputs // layer.ranks for layer in layers)
 
 
@@ -343,105 +329,8 @@ def _dsv4_attention(arch: Architecture, tp: int) -> int:
     r_q, r_o = arch.q_lora_rank or h, arch.o_lora_rank
     query = r_q * (h + a * (arch.qk_head_dim + arch.qk_pos_emb_head_dim) + 1)
     output = a * d_v * r_o + arch.o_groups * r_o * h
-    return query + h * d_v + d_v + output + _compressors(arch)
-
-
-def _compressors(arch: Architecture) -> int:
-    ratios = arch.csa_compress_ratios or ()
-    heads, dim = arch.dsa_indexer_n_heads or 0, arch.dsa_indexer_head_dim or 0
-    h, r_q = arch.hidden_size, arch.q_lora_rank or arch.hidden_size
-    compressor = 2 * h * arch.v_head_dim
+    heads, dim, ratios = arch.dsa_indexer_n_heads or 0, arch.dsa_indexer_head_dim or 0, arch.csa_compress_ratios or ()
+    compressor = 2 * h * d_v
     indexer = 4 * h * dim + r_q * heads * dim + h * heads
-    total = sum({4: 2 * compressor + indexer, 128: compressor}.get(ratio, 0) for ratio in ratios)
-    return total // max(1, len(ratios))
-
-
-class Linear(NamedTuple):
-    """A linear layer of the whole model, over `ranks` of which its output is split, or its input (is_row).
-
-    parts: name and outputs of those of a fused layer. experts: of routed experts on this rank, 0 for another layer.
-    has_split_tokens: its input is not gathered over the tensor-parallel ranks. times: how often a token meets it.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    ranks: int = 1
-    is_row: bool = False
-    parts: tuple[tuple[str, int], ...] = ()
-    experts: int = 0
-    has_split_tokens: bool = False
-    times: float = 1
-
-    @property
-    def multiply_adds(self) -> float:
-        """Multiply-adds of one token."""
-        return self.inputs * self.outputs * self.times
-
-
-@lru_cache(maxsize=1024)
-def linears(arch: Architecture, split: ParameterSplit, half: str) -> tuple[Linear, ...]:
-    """Return the linear layers of a mixer or feed-forward network: attention, mamba, mlp or moe."""
-    return tuple(_LAYERS[half](arch, split))
-
-
-def _attention_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    if arch.multi_latent_attention:
-        yield from _latent_attention_layers(arch, split)
-        return
-    h, q, kv = arch.hidden_size, arch.kv_channels * arch.num_attention_heads, arch.kv_channels * arch.num_query_groups
-    outputs = q + 2 * kv + (q if arch.attention_output_gate else 0)
-    parts = (("linear_q", q), ("linear_k", kv), ("linear_v", kv))
-    yield Linear("linear_qkv", h, outputs, split.tp, parts=parts)
-    yield Linear("linear_proj", q, h, split.tp, is_row=True)
-
-
-def _latent_attention_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads, arch.q_lora_rank, arch.kv_lora_rank
-    d_q = arch.qk_head_dim + arch.qk_pos_emb_head_dim
-    down, whole = 1 if split.has_te else split.tp, split.has_te
-    if r_q is None:
-        yield Linear("linear_q_proj", h, a * d_q, split.tp)
-    else:
-        yield Linear("linear_q_down_proj", h, r_q, down, has_split_tokens=whole)
-        yield Linear("linear_q_up_proj", r_q, a * d_q, split.tp)
-    yield Linear("linear_kv_down_proj", h, r_kv + arch.qk_pos_emb_head_dim, down, has_split_tokens=whole)
-    yield Linear("linear_kv_up_proj", r_kv, a * (arch.qk_head_dim + arch.v_head_dim), split.tp)
-    yield Linear("linear_proj", a * arch.v_head_dim, h, split.tp, is_row=True)
-
-
-def _mamba_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    heads = arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
-    inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
-    yield Linear("in_proj", arch.hidden_size, 2 * inner + states + heads, split.tp)
-    yield Linear("out_proj", inner, arch.hidden_size, split.tp, is_row=True)
-
-
-def _mlp_layers(
-    arch: Architecture, ffn: int, ranks: int, width: int | None = None, experts: int = 0
-) -> Iterator[Linear]:
-    width = arch.hidden_size if width is None else width
-    gated = (("linear_fc1_gate", ffn), ("linear_fc1_up", ffn)) if arch.gated_linear_unit else ()
-    yield Linear("linear_fc1", width, ffn * (len(gated) or 1), ranks, parts=gated, experts=experts)
-    yield Linear("linear_fc2", ffn, width, ranks, is_row=True, experts=experts)
-
-
-def _moe_layers(arch: Architecture, split: ParameterSplit) -> Iterator[Linear]:
-    h, experts, latent = arch.hidden_size, arch.num_moe_experts or 0, arch.moe_latent_size
-    yield Linear("router", h, experts, 1, has_split_tokens=True)
-    yield from _mlp_layers(
-        arch, arch.moe_ffn_hidden_size or arch.ffn_hidden_size, split.etp, latent, experts // split.ep
-    )
-    if latent:
-        yield Linear("fc1_latent_proj", h, latent, 1, has_split_tokens=True)
-        yield Linear("fc2_latent_proj", latent, h, 1, has_split_tokens=True)
-    if arch.moe_shared_expert_intermediate_size:
-        yield from _mlp_layers(arch, arch.moe_shared_expert_intermediate_size, split.tp)
-
-
-_LAYERS = {
-    "attention": _attention_layers,
-    "mamba": _mamba_layers,
-    "mlp": lambda arch, split: _mlp_layers(arch, arch.ffn_hidden_size, split.tp),
-    "moe": _moe_layers,
-}
+    compressors = sum({4: 2 * compressor + indexer, 128: compressor}.get(ratio, 0) for ratio in ratios)
+    return query + h * d_v + d_v + output + compressors // max(1, len(ratios))

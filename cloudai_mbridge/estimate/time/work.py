@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.parameters import Linear, ParameterSplit, linears
+from cloudai_mbridge.estimate.memory.linears import Linear, ParameterSplit, linears
 from cloudai_mbridge.training.flops.attention import GATED_DELTA_NET
 from cloudai_mbridge.training.flops.quantities import (
     count_layers,

@@ -12,11 +12,11 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.files.run_files import POINT_FILES
 from cloudai_mbridge.megatron_bridge.launcher_options import find_launcher, known_launchers, problems_of
-from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
+from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN, WANDB_API_KEY, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.release import (
     Release,
     find_release,
@@ -29,6 +29,9 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, names_in
 from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.system import SlurmSystem
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.plan.run_plan import RunPlan
 
 # The flag of each argument that has one
 FLAGS = {name: argument.flag for name, argument in ARGUMENTS.items() if argument.flag}
@@ -62,7 +65,7 @@ _VARIANT_AND_NEWER = (
 
 
 def launcher_words(
-    run: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists
+    run: "RunPlan", system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists
 ) -> list[tuple[str, str]]:
     """Return the launcher's arguments, each as written and quoted for the script.
 
@@ -109,7 +112,7 @@ def launcher_words(
     return words
 
 
-def launcher_argv(run: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
+def launcher_argv(run: "RunPlan", system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
     """Return the launcher's arguments as written, before expansion by a shell."""
     return [text for text, _ in launcher_words(run, system, exists)]
 
@@ -168,7 +171,7 @@ def python_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
     return venv_path(install_root(system), plan.nemo_run.url, plan.nemo_run.commit) / "bin" / "python"
 
 
-def unknown_options(run: LauncherRun, system: SlurmSystem) -> Iterator[str]:
+def unknown_options(run: "RunPlan", system: SlurmSystem) -> Iterator[str]:
     """Yield a line for every option or value that a run's launcher lacks; an unknown release's are not judged."""
     launcher = find_launcher(release_of(run.of_launcher, system))
     arguments = {flag: f"cmd_args.{name}" for name, flag in FLAGS.items()}
@@ -186,7 +189,7 @@ _GREP_JOB_ID = "(submitted batch job|job id)[: ]+[0-9]+"
 _PYTHON_JOB_ID = re.compile(rb"(?:submitted batch job|job id)[: ]+([0-9]+)", re.IGNORECASE)
 
 
-def render_launcher_script(plan: LauncherRun, system: SlurmSystem, claim: Iterable[str]) -> str:
+def render_launcher_script(plan: "RunPlan", system: SlurmSystem, claim: Iterable[str]) -> str:
     """Render the script that starts the launcher, keeps its log and its exit code, and finds the job's id.
 
     claim: lines that end the script unless it holds its attempt's claim.
