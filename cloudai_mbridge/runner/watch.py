@@ -14,7 +14,7 @@ from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.replace import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Chooser, Judge, Observer, Phase, RunnerContext, Tracked
-from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer, Nodes
+from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal import Journal
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
@@ -202,9 +202,8 @@ class Watcher:
     ) -> None:
         """keep_open: the lock on submissions, for the commands that submit. choosers, may_be_late: as in `run_all`."""
         self.context = context
-        nodes = Nodes(context)
-        self.finalizer = Finalizer(context, nodes, judge)
-        self.submitter = Submitter(context, nodes, self.finalizer, keep_open, choosers)
+        self.finalizer = Finalizer(context, judge)
+        self.submitter = Submitter(context, self.finalizer, keep_open, choosers)
         self._progress = Progress(context.root)
         self._may_be_late = may_be_late
         self.poll_s = 0.0
