@@ -45,7 +45,7 @@ class Child:
 
     def __init__(self, mark: str, directory: Path, pid: int, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid, self.started = pid, time.monotonic()
-        self._mark, self._directory, self._process = mark, directory, process
+        self.directory, self._mark, self._process = directory, mark, process
 
     @classmethod
     def start(cls, mark: str, script: str, directory: Path, env: Mapping[str, str]) -> Self:
@@ -85,7 +85,7 @@ class Child:
         if _is_marked(self.pid, self._mark):
             return None
         try:
-            text = read_regular(self._directory / POINT_FILES.exit_code).decode("ascii", errors="replace").strip()
+            text = read_regular(self.directory / POINT_FILES.exit_code).decode("ascii", errors="replace").strip()
         except (FileNotFoundError, NotRegular):
             text = ""
         return int(text) if re.fullmatch("[0-9]{1,3}", text) else -signal.SIGKILL

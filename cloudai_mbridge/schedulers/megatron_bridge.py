@@ -6,7 +6,7 @@ also exits with an error when a good run differs from golden values that few use
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,20 +27,17 @@ _LONGEST_LINE = 1 << 16
 _T = TypeVar("_T")
 
 
-@dataclass
-class _LauncherJob:
+class _LauncherJob(Child):
     """A launcher as last polled: its exit code, how far its log was read, and the jobs that it said it submitted."""
 
-    child: Child
-    directory: Path
     code: int | None = None
-    offset: int = 0
-    job_ids: list[str] = field(default_factory=list)
-    is_cancelled: bool = False
+    offset = 0
+    job_ids: tuple[str, ...] = ()
+    is_cancelled = False
 
     def refresh(self) -> None:
         """Poll the process first, and then read the whole lines that its log has grown by."""
-        self.code = self.child.poll()
+        self.code = self.poll()
         try:
             with open_regular(self.directory / POINT_FILES.launcher_log) as log:
                 log.seek(self.offset)
@@ -50,7 +47,7 @@ class _LauncherJob:
             return
         whole = data.rfind(b"\n") + 1 if len(data) < _LONGEST_LINE and self.code is None else len(data)
         self.offset = end - (len(data) - whole)
-        self.job_ids = list(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
+        self.job_ids = tuple(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
 
 
 class UpstreamClient:
@@ -85,9 +82,9 @@ class UpstreamClient:
         """Start the launcher. Credentials travel in its environment only."""
         (run,) = submission.runs
         env = {**without_slurm_variables(os.environ), **run.secret_env}
-        child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
-        job_id = str(replace(child.id, is_launcher=True))
-        self._launches[job_id] = _LauncherJob(child, root / run.key)
+        launch = _LauncherJob.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
+        job_id = str(replace(launch.id, is_launcher=True))
+        self._launches[job_id] = launch
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
@@ -97,8 +94,7 @@ class UpstreamClient:
     def _launch(self, job: Job) -> _LauncherJob:
         """Return a launch, including a launch of an earlier process."""
         if job.job_id not in self._launches:
-            child = Child.of(job.job_id, job.directory)
-            self._launches[job.job_id] = _LauncherJob(child, job.directory)
+            self._launches[job.job_id] = _LauncherJob.of(job.job_id, job.directory)
         return self._launches[job.job_id]
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
@@ -120,7 +116,7 @@ class UpstreamClient:
             if job is None or job.is_final:  # the launcher is still to submit, or to log the end
                 return JobStatus("PENDING" if job is None else "RUNNING", JobClass.ACTIVE)
             return _naming(job, launch.job_ids[-1])
-        launch.child.kill_leftovers()
+        launch.kill_leftovers()
         if launch.is_cancelled:
             is_over = job is None or job.is_final
             return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
@@ -137,8 +133,8 @@ class UpstreamClient:
         launches = [self._launch(job) for job in jobs]
         for launch in launches:
             launch.is_cancelled = True
-            if launch.child.poll() is None:
-                launch.child.end()
+            if launch.poll() is None:
+                launch.end()
             launch.refresh()
         self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
 

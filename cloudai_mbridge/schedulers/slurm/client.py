@@ -18,7 +18,6 @@ from cloudai_mbridge.schedulers.slurm.commands import (
     PARTITION_NODE_LIMIT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
-    Listed,
     complaint_of,
     parse_sacct,
     parse_squeue,
@@ -171,7 +170,7 @@ class SlurmClient:
         else:
             self._has_accounting = "accounting storage is disabled" not in answer.stderr
             if answer.returncode == 0:
-                of_id: dict[str, list[Listed]] = {}
+                of_id: dict[str, list[Seen]] = {}
                 for row in parse_sacct(answer.stdout):
                     if row.status.is_final and not has_lost(row.status):
                         of_id.setdefault(row.job_id, []).append(row)

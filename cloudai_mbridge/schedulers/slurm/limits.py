@@ -15,15 +15,13 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.models.slurm_values import format_time_limit, parse_time_limit
+from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.schedulers.slurm.commands import complaint_of, run_command
+from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 
-# sinfo puts nodes that are alike in all of this on one line
-_FORMAT = "%P|%l|%D|%N|%G"
-_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
 _MOUNTS = Path("/proc/self/mounts")
 _SHARED = frozenset(
     (
@@ -43,70 +41,6 @@ _ASSOCIATION = (
 )
 _QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
 _ANY = ("", "ALL", "(null)", "N/A")
-
-
-@dataclass(frozen=True)
-class PartitionNodes:
-    """Nodes of a partition that have the same GPUs. names: as Slurm writes a list. gpus: of each; 0: none known.
-
-    time_limit_s: of a job in the partition; None: none.
-    """
-
-    partition: str
-    is_default: bool
-    time_limit_s: float | None
-    num_nodes: int
-    names: str
-    gpus: int
-    gpu_type: str | None
-
-
-def find_nodes(partition: str | None) -> PartitionNodes:
-    """Return the nodes of a partition, None: of the default one; of several kinds the one with GPUs, then the largest.
-
-    BadInput: no such partition. ToolFailure: Slurm does not answer.
-    """
-    answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
-    if answer.returncode != 0:
-        raise ToolFailure(
-            f"Slurm does not respond: {complaint_of(answer)}; check SLURM_CONF and the controller, or use --local"
-        )
-    known = parse_nodes(answer.stdout)
-    names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
-    found = [nodes for nodes in known if nodes.partition == partition or (partition is None and nodes.is_default)]
-    if not found:
-        what = f"Slurm has no partition {partition!r}" if partition else "Slurm has no default partition"
-        raise BadInput(f"--partition: {what}; use one of {names}")
-    return max(found, key=lambda nodes: (nodes.gpus > 0, nodes.num_nodes))
-
-
-def parse_nodes(text: str) -> list[PartitionNodes]:
-    """Return a row for every kind of node in every partition that has nodes."""
-    found = []
-    for row in (line.split("|", 4) for line in text.splitlines()):
-        if len(row) == 5 and row[3]:
-            partition, time_limit, number, names, gres = row
-            gpus = _GPUS.findall(gres)
-            types = {kind for kind, _ in gpus if kind}
-            nodes = PartitionNodes(
-                partition=partition.removesuffix("*"),
-                is_default=partition.endswith("*"),
-                time_limit_s=allowed_s(time_limit),
-                num_nodes=int(number),
-                names=names,
-                gpus=sum(int(count) for _, count in gpus),
-                gpu_type=types.pop() if len(types) == 1 else None,
-            )
-            found.append(nodes)
-    return found
-
-
-def allowed_s(text: str) -> float | None:
-    """Return the seconds of a time limit of sinfo's, None for no limit."""
-    try:
-        return parse_time_limit(text)
-    except ValueError:  # infinite, n/a
-        return None
 
 
 def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
@@ -172,30 +106,25 @@ def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
 
 def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
     """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
-    config, names = _config(), system.default_partition.split(",")
-    options = list(system.extra_sbatch_args)
-    for run in runs:
-        if run.launcher is MEGATRON_BRIDGE:  # it passes srun's options to sbatch
-            options += [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
-    replaced = _replaced(options)
+    config, replaced = _config(), _replaced(system, runs)
     plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
     try:
         known = parse_partitions(run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}").stdout)
     except ToolFailure:
         known = {}
-    partitions = {name: known[name] for name in names if name in known}
+    partitions = {name: known[name] for name in system.default_partition.split(",") if name in known}
     where = f"partition {','.join(partitions)}"
     lines, broken = list[str](), list[str]()
     access: _Access | None = None
 
-    def judge(name: str, check: Callable[[], str]) -> None:
+    def judge(name: str, check: Callable[[], str], where: str = "") -> None:
         """Add the line of a check. It raises ToolFailure without an answer of Slurm, BadInput at an exceeded limit."""
         try:
             lines.append(f"{name}: {check()}")
         except ToolFailure as error:
             lines.append(f"{name}: not evaluated: {error.args[0]}")
         except BadInput as error:
-            broken.append(error.args[0])
+            broken.append(f"{where}{error.args[0]}")
 
     def is_lifted(flag: str) -> bool | None:
         """Return whether the QOS lifts a limit of the partition, None if unknown."""
@@ -203,10 +132,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
     def check_account() -> str:
         nonlocal access
-        try:
-            access = _access(system, config, replaced)
-        except BadInput as error:
-            raise BadInput(f"system {system.name!r}: account: {error.args[0]}") from None
+        access = _access(system, config, replaced)
         if not access.account:
             raise ToolFailure("Slurm enforces none")
         return f"{access.account}{f', QOS {access.qos}' if access.qos else ''}"
@@ -221,9 +147,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
         asked, run = max(limited, key=lambda pair: pair[0])
         own = _Bound(where, max(time_s for time_s, _ in partitions.values()))
         lowest = _lowest(own, access.time if access else (), asked, is_lifted("PartitionTimeLimit"))
-        return _verdict(
-            run, "time_limit", asked, lowest, lambda s: "no limit" if s == math.inf else str(format_time_limit(s))
-        )
+        return _verdict(run, "time_limit", asked, lowest, lambda s: str(format_time_limit(s)))
 
     def check_nodes() -> str:
         _require_own(replaced, "nodes", "partition")
@@ -233,9 +157,9 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
         own = _Bound(where, max(job_nodes for _, job_nodes in partitions.values()))
         others = (*(access.nodes if access else ()), _Bound(where, _size_of(list(partitions)), "has"))
         lowest = _lowest(own, others, run.num_nodes, is_lifted("PartitionMaxNodes"))
-        return _verdict(run, "num_nodes", run.num_nodes, lowest, lambda number: f"{number:g}")
+        return _verdict(run, "num_nodes", run.num_nodes, lowest, "{:g}".format)
 
-    judge("account", check_account)
+    judge("account", check_account, f"system {system.name!r}: account: ")
     judge("time limit", check_time)
     judge("nodes", check_nodes)
     if broken and config and not plugins:
@@ -253,8 +177,12 @@ def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool
     return min(bounds, key=lambda bound: bound.most, default=None)
 
 
-def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: Callable[[float], str]) -> str:
+def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, form: Callable[[float], str]) -> str:
     """Return the used part of a limit; raise BadInput if it is exceeded."""
+
+    def text(value: float) -> str:
+        return "no limit" if value == math.inf else form(value)
+
     if lowest is None:
         return f"{text(asked)}, without a limit"
     if asked <= lowest.most:
@@ -282,9 +210,12 @@ def _size_of(names: Sequence[str]) -> float:
     return max((float(number) if number.isdigit() else math.inf for number in numbers), default=math.inf)
 
 
-def _replaced(options: Iterable[str]) -> dict[str, str]:
+def _replaced(system: SlurmSystem, runs: Iterable[RunPlan]) -> dict[str, str]:
     """Return the options of sbatch that replace the values of checks, with their values."""
-    found = {}
+    found, options = {}, list(system.extra_sbatch_args)
+    for run in runs:
+        if run.launcher is MEGATRON_BRIDGE:  # it passes srun's options to sbatch
+            options += [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
     words = [word for option in options for word in _words(option)]
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, has_value, value = word.partition("=")
