@@ -177,32 +177,29 @@ class Bench:
 
     def bare_block(self) -> list[float]:
         """Train a block of steps with nothing but Megatron-Core; return the period of each (s)."""
-        with self._device():
-            for _ in range(self._steps + 1):
-                self._synchronize()
-                self._starts.append(time.perf_counter())
-                self._bare_step()
-        return self._periods()
-
-    def _bare_step(self) -> None:
         from megatron.core.num_microbatches_calculator import get_num_microbatches
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         run, cfg = self._run, self._run.state.cfg
-        for chunk in run.model:
-            chunk.zero_grad_buffer()
-        run.optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=partial(self._forward_step, run.state),
-            data_iterator=run.train_data_iterator,
-            model=run.model,
-            num_microbatches=get_num_microbatches(),
-            seq_length=cfg.model.seq_length,
-            micro_batch_size=cfg.train.micro_batch_size,
-            forward_only=False,
-        )
-        run.optimizer.step()
-        run.scheduler.step(increment=cfg.train.global_batch_size)
+        with self._device():
+            for _ in range(self._steps + 1):
+                self._synchronize()
+                self._starts.append(time.perf_counter())
+                for chunk in run.model:
+                    chunk.zero_grad_buffer()
+                run.optimizer.zero_grad()
+                get_forward_backward_func()(
+                    forward_step_func=partial(self._forward_step, run.state),
+                    data_iterator=run.train_data_iterator,
+                    model=run.model,
+                    num_microbatches=get_num_microbatches(),
+                    seq_length=cfg.model.seq_length,
+                    micro_batch_size=cfg.train.micro_batch_size,
+                    forward_only=False,
+                )
+                run.optimizer.step()
+                run.scheduler.step(increment=cfg.train.global_batch_size)
+        return self._periods()
 
 
 if __name__ == "__main__":

@@ -214,7 +214,6 @@ class LocalClient:
             )
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Start every run alone."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
@@ -227,11 +226,9 @@ class LocalClient:
         return {run.key: str(child.id)}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for scripts of the tokens."""
         return find_scripts(submissions, root)
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Poll the processes; end processes over their time limit."""
         return {job.key: Seen(job.job_id, self._status(job)) for job in jobs}
 
     def _child(self, job: Job) -> Child:

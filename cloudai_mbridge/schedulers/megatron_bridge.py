@@ -50,14 +50,12 @@ class _LauncherJob(Child):
         self.job_ids = tuple(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
 
 
-class UpstreamClient:
+class UpstreamClient(SlurmClient):
     """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID.TOKEN."""
 
-    pace, may_be_late = SlurmClient.pace, SlurmClient.may_be_late
-
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
-        self._system, self._runs = system, [run for run in runs if run.launcher is MEGATRON_BRIDGE]
-        self._slurm = SlurmClient(system)
+        super().__init__(system)
+        self._runs = [run for run in runs if run.launcher is MEGATRON_BRIDGE]
         self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:
@@ -72,10 +70,9 @@ class UpstreamClient:
             for path in (python_path(run.of_launcher, self._system), launcher_path(run.of_launcher, self._system)):
                 if not path.exists():
                     raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
-        self._slurm.preflight()
+        super().preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Start a launcher for every run."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
@@ -88,7 +85,6 @@ class UpstreamClient:
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for launchers of the tokens."""
         return find_scripts(submissions, root, is_launcher=True)
 
     def _launch(self, job: Job) -> _LauncherJob:
@@ -104,7 +100,7 @@ class UpstreamClient:
             launch.refresh()
         # the last job of each; it carries no token of ours: the launcher names it
         told = {key: launch for key, (_, launch) in launches.items() if launch.job_ids}
-        seen = self._slurm.poll([Job(key, each.job_ids[-1], "", each.directory) for key, each in told.items()])
+        seen = super().poll([Job(key, each.job_ids[-1], "", each.directory) for key, each in told.items()])
         return {
             key: Seen(job.job_id, self._status(launch, seen[key].status if launch.job_ids else None))
             for key, (job, launch) in launches.items()
@@ -121,7 +117,7 @@ class UpstreamClient:
             is_over = job is None or job.is_final
             return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
         if code < 0:  # without the launcher nothing follows the job
-            self._slurm.cancel(_jobs(launch))
+            super().cancel(_jobs(launch))
             return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
         if job is None:
             reason = f"the launcher submitted no job; see {POINT_FILES.launcher_log}"
@@ -136,19 +132,13 @@ class UpstreamClient:
             if launch.poll() is None:
                 launch.end()
             launch.refresh()
-        self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
-
-    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        return self._slurm.unhealthy_nodes(nodes)
-
-    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        return self._slurm.num_usable_nodes(exclude)
+        super().cancel([job for launch in launches for job in _jobs(launch)])
 
     def may_start(self, run: RunPlan, status: JobStatus) -> bool:
-        return self._slurm.may_start(run, _unnamed(status))
+        return super().may_start(run, _unnamed(status))
 
     def exceeded(self, run: RunPlan, status: JobStatus) -> str:
-        return self._slurm.exceeded(run, _unnamed(status))
+        return super().exceeded(run, _unnamed(status))
 
 
 def _jobs(launch: _LauncherJob) -> list[Job]:

@@ -97,7 +97,6 @@ def status_of(look: PointPreview) -> str:
 
 
 def as_point(look: PointPreview) -> dict[str, Any]:
-    """Return a point of a sweep in its document form."""
     needs = None
     if look.headline is not None:
         needs = fill(_NEEDS, look.headline, gpu_hours=look.gpu_hours, cost=look.cost)

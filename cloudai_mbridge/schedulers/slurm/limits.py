@@ -10,7 +10,7 @@ import pwd
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
@@ -35,11 +35,9 @@ _PARTITIONS_FORMAT = "%R|%l|%s"
 _NO_ANSWER = "sinfo does not answer"
 _QUICK_S = 10.0
 _SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
-_ASSOCIATION = (
-    *("adminlevel", "cluster", "defaultaccount", "account", "partition", "qos", "defaultqos"),
-    *("maxwall", "maxtres", "grptres"),
-)
-_QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
+_LIMITS = ("maxwall", "maxtres", "grptres")
+_ASSOCIATION = ("adminlevel", "cluster", "defaultaccount", "account", "partition", "qos", "defaultqos", *_LIMITS)
+_QOS = ("name", "flags", *_LIMITS)
 _ANY = ("", "ALL", "(null)", "N/A")
 
 
@@ -80,20 +78,6 @@ class _Bound:
     verb: str = "allows"
 
 
-@dataclass(frozen=True)
-class _Access:
-    """The account and QOS of the jobs, "" if Slurm enforces none.
-
-    flags: of the QOS, which may lift the partition's limits. time, nodes: limits of both.
-    """
-
-    account: str = ""
-    qos: str = ""
-    flags: frozenset[str] = frozenset()
-    time: tuple[_Bound, ...] = ()
-    nodes: tuple[_Bound, ...] = ()
-
-
 def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
     """Return the time limit in seconds and the nodes of a job, of each partition in sinfo's answer; inf: no limit."""
     rows = ([*line.split("|"), "", ""][:3] for line in text.splitlines())
@@ -104,18 +88,23 @@ def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
     }
 
 
+def _partitions_of(system: SlurmSystem) -> dict[str, tuple[float, float]]:
+    """Return the limits of the system's partitions, as `parse_partitions`; empty without an answer."""
+    try:
+        known = parse_partitions(run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}").stdout)
+    except ToolFailure:
+        return {}
+    return {name: known[name] for name in system.default_partition.split(",") if name in known}
+
+
 def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
     """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
     config, replaced = _config(), _replaced(system, runs)
     plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
-    try:
-        known = parse_partitions(run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}").stdout)
-    except ToolFailure:
-        known = {}
-    partitions = {name: known[name] for name in system.default_partition.split(",") if name in known}
+    partitions = _partitions_of(system)
     where = f"partition {','.join(partitions)}"
     lines, broken = list[str](), list[str]()
-    access: _Access | None = None
+    access: Mapping[str, Mapping[str, str]] | None = None
 
     def judge(name: str, check: Callable[[], str], where: str = "") -> None:
         """Add the line of a check. It raises ToolFailure without an answer of Slurm, BadInput at an exceeded limit."""
@@ -128,14 +117,14 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
     def is_lifted(flag: str) -> bool | None:
         """Return whether the QOS lifts a limit of the partition, None if unknown."""
-        return None if access is None or (not access.account and "qos" in replaced) else flag in access.flags
+        return None if access is None or (not access and "qos" in replaced) else flag in _flags_of(access)
 
     def check_account() -> str:
         nonlocal access
         access = _access(system, config, replaced)
-        if not access.account:
+        if not access:
             raise ToolFailure("Slurm enforces none")
-        return f"{access.account}{f', QOS {access.qos}' if access.qos else ''}"
+        return access["account"]["account"] + (f", QOS {access['QOS']['name']}" if "QOS" in access else "")
 
     def check_time() -> str:
         _require_own(replaced, "time", "partition")
@@ -146,7 +135,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
             return "none is set; the default of the partition applies"
         asked, run = max(limited, key=lambda pair: pair[0])
         own = _Bound(where, max(time_s for time_s, _ in partitions.values()))
-        lowest = _lowest(own, access.time if access else (), asked, is_lifted("PartitionTimeLimit"))
+        lowest = _lowest(own, _bounds(access or {}, "maxwall"), asked, is_lifted("PartitionTimeLimit"))
         return _verdict(run, "time_limit", asked, lowest, lambda s: str(format_time_limit(s)))
 
     def check_nodes() -> str:
@@ -155,7 +144,8 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
             raise ToolFailure(_NO_ANSWER)
         run = max(runs, key=lambda run: run.num_nodes)
         own = _Bound(where, max(job_nodes for _, job_nodes in partitions.values()))
-        others = (*(access.nodes if access else ()), _Bound(where, _size_of(list(partitions)), "has"))
+        fields = () if "Relative" in _flags_of(access or {}) else ("maxtres", "grptres")  # its limits are percentages
+        others = (*_bounds(access or {}, *fields), _Bound(where, _size_of(list(partitions)), "has"))
         lowest = _lowest(own, others, run.num_nodes, is_lifted("PartitionMaxNodes"))
         return _verdict(run, "num_nodes", run.num_nodes, lowest, "{:g}".format)
 
@@ -170,7 +160,6 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
 
 def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
-    """Return the lowest limit, None if unlimited. own: of the partition."""
     if is_lifted is None and asked > own.most:
         raise ToolFailure(f"a QOS may lift the limit of {own.owner}, which is exceeded")
     bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
@@ -250,13 +239,18 @@ def has_gpu_gres() -> bool | None:
     return None if types is None else "gpu" in types
 
 
-def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]) -> _Access:
-    """Return the account and QOS of the jobs, with their limits as far as Slurm enforces them."""
+def _access(
+    system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    """Return the rows of the jobs' "QOS", if any, and "account", with the limits that Slurm enforces.
+
+    Empty: Slurm enforces neither. A limit of the QOS replaces the account's.
+    """
     enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
     if not config:
         raise ToolFailure("scontrol does not answer")
     if not enforced & {"associations", "limits", "qos", "safe", "all"}:
-        return _Access()
+        return {}
     _require_own(replaced, "partition")
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -280,8 +274,11 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
                 f" use one of {row['qos'].lower().replace(',', ', ')}"
             )
     _require_open(system.default_partition.split(","), row["account"], qos)
-    found = _limited(row, next((each for each in every_qos if each["name"] == qos.lower()), None))
-    return found if enforced & {"limits", "safe", "all"} else replace(found, time=(), nodes=())
+    own = next((each for each in every_qos if each["name"] == qos.lower()), None)
+    found = {**({"QOS": own} if own else {}), "account": row}
+    if enforced & {"limits", "safe", "all"}:
+        return found
+    return {kind: {**each, **dict.fromkeys(_LIMITS, "")} for kind, each in found.items()}
 
 
 def _association(
@@ -308,27 +305,19 @@ def _association(
     return found[0]
 
 
-def _limited(row: Mapping[str, str], qos: Mapping[str, str] | None) -> _Access:
-    """Return account and QOS with their limits; one of the QOS replaces the account's."""
-    owners = [(f"account {row['account']}", row)]
-    if qos is not None:
-        owners.insert(0, (f"QOS {qos['name']}", qos))
-    wall = ((owner, allowed_s(limits["maxwall"])) for owner, limits in owners)
-    flags = frozenset(qos["flags"].split(",") if qos else ())
-    fields = () if "Relative" in flags else ("maxtres", "grptres")  # its limits are percentages
-    nodes = [[(owner, _nodes_of(limits[field])) for owner, limits in owners] for field in fields]
-    return _Access(
-        account=row["account"],
-        qos=qos["name"] if qos else "",
-        flags=flags,
-        time=tuple(_first(wall)),
-        nodes=tuple(bound for each in nodes for bound in _first(each)),
-    )
+def _flags_of(access: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the flags of the QOS, which may lift the partition's limits."""
+    return access["QOS"]["flags"].split(",") if "QOS" in access else []
 
 
-def _first(limits: Iterable[tuple[str, float | None]]) -> Iterator[_Bound]:
-    """Yield the first limit that is set."""
-    yield from [_Bound(owner, most) for owner, most in limits if most is not None][:1]
+def _bounds(access: Mapping[str, Mapping[str, str]], *fields: str) -> Iterator[_Bound]:
+    """Yield, of each field, the first limit that is set."""
+    for field in fields:
+        for kind, row in access.items():
+            most = allowed_s(row[field]) if field == "maxwall" else _nodes_of(row[field])
+            if most is not None:
+                yield _Bound(f"{kind} {row['name' if kind == 'QOS' else 'account']}", most)
+                break
 
 
 def _nodes_of(tres: str) -> float | None:
@@ -368,7 +357,6 @@ def _partition_settings(names: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _sacctmgr(kind: str, fields: Sequence[str], *more: str) -> list[dict[str, str]]:
-    """Return rows of the accounting's database."""
     argv = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *more, f"format={','.join(fields)}")
     answer = run_command(*argv, timeout_s=_QUICK_S)
     if answer.returncode != 0:
