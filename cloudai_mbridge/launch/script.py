@@ -113,9 +113,7 @@ def slug(key: str) -> str:
 
 def job_name(system: SlurmSystem, key: str, run: str = "") -> str:
     """Return the name under which a point is submitted. run: the name of the run's directory."""
-    return (
-        f"{system.job_name_prefix}mbridge-{run}-{slug(key)}" if run else f"{system.job_name_prefix}mbridge-{slug(key)}"
-    )
+    return f"{system.job_name_prefix}mbridge-{f'{run}-' if run else ''}{slug(key)}"
 
 
 def array_key(array: str, first: RunPlan) -> str:

@@ -89,7 +89,13 @@ class Submitter:
             slots = self._free_slots()
             if self._context.stop is not None or (slots is not None and slots <= 0):
                 return
-            runs = self._affordable([self._context.by_key[plan.key] for plan in batch])
+            wanted = [self._context.by_key[plan.key] for plan in batch]
+            runs = affordable(self._context.runs, self._context.config.max_gpu_hours, wanted)[: self._most]
+            if not runs and not self._context.active() and not self._context.unsure:  # nothing ever will be
+                reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
+                untried = [run for run in wanted if run.plan.search is not None and not run.number]
+                self._context.leave_untried(untried, reason)
+                self._context.skip([run for run in wanted if run not in untried], reason)
             parallel = slots if slots is not None and slots < len(runs) else None
             if runs and not self._submit(runs, parallel):
                 return
@@ -143,16 +149,6 @@ class Submitter:
             if run.phase is Phase.WAITING
             and (run.plan.test_id not in self._choosers or run.number or run.plan.key in chosen)
         ]
-
-    def _affordable(self, batch: list[Tracked]) -> list[Tracked]:
-        """Return as many runs as the limits allow; skip all if the limits rule them out for good."""
-        chosen = affordable(self._context.runs, self._context.config.max_gpu_hours, batch)[: self._most]
-        if not chosen and not self._context.active() and not self._context.unsure:
-            reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
-            untried = [run for run in batch if run.plan.search is not None and not run.number]
-            self._context.leave_untried(untried, reason)
-            self._context.skip([run for run in batch if run not in untried], reason)
-        return chosen
 
     def _submit(self, runs: list[Tracked], parallel: int | None) -> bool:
         """Submit runs together; return whether the scheduler takes more."""

@@ -201,10 +201,10 @@ class Watcher:
         self,
         context: RunnerContext,
         judge: Judge,
-        keep_open: int | None = None,
-        choosers: Mapping[str, Chooser] = MappingProxyType({}),
+        keep_open: int | None,
+        choosers: Mapping[str, Chooser],
         *,
-        may_be_late: bool = False,
+        may_be_late: bool,
     ) -> None:
         """keep_open: the lock on submissions, for the commands that submit. choosers, may_be_late: as in `run_all`."""
         self.context = context

@@ -136,8 +136,7 @@ def tune(
         layouts = [candidate.cmd_args for candidate in found.best]
         scenario = search_scenario(layouts, _read_base(base), name, max_trials)
         scenario["Tests"][0] |= {"time_limit": time_limit} if time_limit else {}
-        limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
-        return _measure(scenario, limits, system_config, output_dir)
+        return _measure(scenario, max_gpu_hours, system_config, output_dir)
     price, why_not = price_of(system, request.gpu.name) if system else (None, "")
     if write:
         _write(found, *write, _read_base(base))
@@ -175,7 +174,10 @@ def _read_base(path: Path | None) -> dict[str, Any]:
     return data
 
 
-def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Path, output_dir: Path | None) -> int:
+def _measure(
+    scenario: dict[str, Any], max_gpu_hours: float | None, system_config: Path, output_dir: Path | None
+) -> int:
+    limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
     with TemporaryDirectory() as directory:
         path = Path(directory, "scenario.toml")
         path.write_text(render_toml(scenario), encoding="utf-8")
