@@ -106,14 +106,14 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
     lines, broken = list[str](), list[str]()
     access: Mapping[str, Mapping[str, str]] | None = None
 
-    def judge(name: str, check: Callable[[], str], where: str = "") -> None:
+    def judge(name: str, check: Callable[[], str], prefix: str = "") -> None:
         """Add the line of a check. It raises ToolFailure without an answer of Slurm, BadInput at an exceeded limit."""
         try:
             lines.append(f"{name}: {check()}")
         except ToolFailure as error:
             lines.append(f"{name}: not evaluated: {error.args[0]}")
         except BadInput as error:
-            broken.append(f"{where}{error.args[0]}")
+            broken.append(f"{prefix}{error.args[0]}")
 
     def is_lifted(flag: str) -> bool | None:
         """Return whether the QOS lifts a limit of the partition, None if unknown."""
