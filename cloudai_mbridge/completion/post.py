@@ -2,10 +2,13 @@
 
 import urllib.error
 import urllib.request
-from typing import Any
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 30.0
+_HANDLERS = (
+    *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
+    *(urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor),
+)
 
 
 def post(url: str, body: bytes) -> str:
@@ -14,18 +17,14 @@ def post(url: str, body: bytes) -> str:
         return "is not a URL that begins with https:// or http://"
     headers = {"Content-Type": "application/json", "User-Agent": "cloudai-mbridge"}
     request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
+    opener = urllib.request.OpenerDirector()  # follows no redirect: it would become a GET without content
+    for handler in _HANDLERS:
+        opener.add_handler(handler())
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_S):
+        with opener.open(request, timeout=_TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
         with error:
             return f"the server answered {error.code}"
     except urllib.error.URLError as error:
         return getattr(error.reason, "strerror", None) or type(error.reason).__name__
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET without content."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None

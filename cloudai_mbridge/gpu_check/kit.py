@@ -28,15 +28,11 @@ class PartSkipped(Exception):
 
 
 class PartFailed(Exception):
-    """A part has failed; figures: found before the failure."""
+    """A part has failed; figures: found before the failure. is_late: at the part's deadline."""
 
-    def __init__(self, reason: str, figures: Figures | None = None) -> None:
+    def __init__(self, reason: str, figures: Figures | None = None, *, is_late: bool = False) -> None:
         super().__init__(reason)
-        self.figures = figures or {}
-
-
-class OutOfTime(PartFailed):
-    """The part's deadline."""
+        self.figures, self.is_late = figures or {}, is_late
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,10 @@ class Kit:
     ) -> int:
         """Run a command until the part's deadline and return its exit code; its streams are kept in `work`.
 
-        PartFailed: another exit code than `codes`.
-        OutOfTime: the deadline has ended it; nothing is started after that.
+        PartFailed: another exit code than `codes`, or the deadline has ended it; nothing is started after that.
         """
         if time.monotonic() >= self.deadline:
-            raise OutOfTime(f"{_name(argv)}: not started: the part's time was used up")
+            raise PartFailed(f"{_name(argv)}: not started: the part's time was used up", is_late=True)
         out, err = self.work / f"{log}.stdout", self.work / f"{log}.stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
@@ -93,7 +88,8 @@ class Kit:
         try:
             code = process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise OutOfTime(f"{_name(argv)}: still running when the part's time was used up") from None
+            why = f"{_name(argv)}: still running when the part's time was used up"
+            raise PartFailed(why, is_late=True) from None
         finally:
             end(process)
         if code not in codes:
@@ -136,7 +132,6 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """Return a command's display name: its module and first argument."""
     words = list(argv[argv.index("-m") + 1 :]) if "-m" in argv else list(argv)
     return " ".join(words[:2])
 
@@ -197,7 +192,6 @@ class Trained:
         return found, "; ".join(missing)
 
     def directory(self, test: str) -> Path:
-        """Return the run directory of a test's first point."""
         return self.root / str(self.good(test)["key"])
 
 
@@ -223,7 +217,9 @@ def train(kit: Kit, name: str, tests: Sequence[Mapping[str, Any]], *, again: str
     out = kit.work / "results" / log
     try:
         kit.mbridge("run", *options, "--output-dir", out, log=log, codes=(0, _POINT_FAILED), **env)
-    except OutOfTime as error:
+    except PartFailed as error:
+        if not error.is_late:
+            raise
         cut = str(error)
     roots = [path.parent for path in out.glob("*/report.json")]
     if len(roots) != 1:
@@ -245,7 +241,6 @@ def hide_transformer_engine(kit: Kit) -> dict[str, str]:
 
 
 def losses(point: Figures) -> list[float]:
-    """Return the loss of every step."""
     return [float(step["loss"]) for step in point["steps"]]
 
 

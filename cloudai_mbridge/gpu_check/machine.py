@@ -48,7 +48,6 @@ def why_no_gpu(cuda: str | None) -> str:
 
 
 def is_hidden() -> bool:
-    """Return whether the environment hides all GPUs."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 

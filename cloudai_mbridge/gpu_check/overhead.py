@@ -84,7 +84,7 @@ class Bench:
     """One model, trained by turns by the bare step and by the loop."""
 
     def __init__(self, model: Mapping[str, Any], steps: int = STEPS) -> None:
-        from cloudai_mbridge.training import cpu, train
+        from cloudai_mbridge.training import cpu, step, train
         from cloudai_mbridge.training.config import ConfigContainer
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.initialize import initialize
@@ -108,7 +108,10 @@ class Bench:
         self._starts: list[float] = []
         self._megatron_s: list[float] | None = None  # per step of a block in which Megatron-Core is timed
         self.inside: list[float] = []
-        self._measure_megatron()
+        # What every step of a timed block spends in the schedule with its zeroing, optimizer and scheduler
+        step._forward_backward = self._timed(step._forward_backward)
+        self._run.optimizer.step = self._timed(self._run.optimizer.step)
+        self._run.scheduler.step = self._timed(self._run.scheduler.step)
         self._step = train.train_step
         train.train_step = self._noted_step  # type: ignore[assignment]
 
@@ -121,24 +124,16 @@ class Bench:
             self.timed_block()
         return pairs
 
-    def _measure_megatron(self) -> None:
-        """Sum what every step of a timed block spends in the schedule with its zeroing, optimizer and scheduler."""
-        from cloudai_mbridge.training import step
+    def _timed(self, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            if self._megatron_s:
+                self._synchronize()
+                self._megatron_s[-1] += time.perf_counter() - start
+            return result
 
-        def timed(function: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                start = time.perf_counter()
-                result = function(*args, **kwargs)
-                if self._megatron_s:
-                    self._synchronize()
-                    self._megatron_s[-1] += time.perf_counter() - start
-                return result
-
-            return call
-
-        step._forward_backward = timed(step._forward_backward)
-        self._run.optimizer.step = timed(self._run.optimizer.step)
-        self._run.scheduler.step = timed(self._run.scheduler.step)
+        return call
 
     def _noted_step(self, *args: Any) -> Any:
         self._starts.append(time.perf_counter())
@@ -177,32 +172,29 @@ class Bench:
 
     def bare_block(self) -> list[float]:
         """Train a block of steps with nothing but Megatron-Core; return the period of each (s)."""
-        with self._device():
-            for _ in range(self._steps + 1):
-                self._synchronize()
-                self._starts.append(time.perf_counter())
-                self._bare_step()
-        return self._periods()
-
-    def _bare_step(self) -> None:
         from megatron.core.num_microbatches_calculator import get_num_microbatches
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         run, cfg = self._run, self._run.state.cfg
-        for chunk in run.model:
-            chunk.zero_grad_buffer()
-        run.optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=partial(self._forward_step, run.state),
-            data_iterator=run.train_data_iterator,
-            model=run.model,
-            num_microbatches=get_num_microbatches(),
-            seq_length=cfg.model.seq_length,
-            micro_batch_size=cfg.train.micro_batch_size,
-            forward_only=False,
-        )
-        run.optimizer.step()
-        run.scheduler.step(increment=cfg.train.global_batch_size)
+        with self._device():
+            for _ in range(self._steps + 1):
+                self._synchronize()
+                self._starts.append(time.perf_counter())
+                for chunk in run.model:
+                    chunk.zero_grad_buffer()
+                run.optimizer.zero_grad()
+                get_forward_backward_func()(
+                    forward_step_func=partial(self._forward_step, run.state),
+                    data_iterator=run.train_data_iterator,
+                    model=run.model,
+                    num_microbatches=get_num_microbatches(),
+                    seq_length=cfg.model.seq_length,
+                    micro_batch_size=cfg.train.micro_batch_size,
+                    forward_only=False,
+                )
+                run.optimizer.step()
+                run.scheduler.step(increment=cfg.train.global_batch_size)
+        return self._periods()
 
 
 if __name__ == "__main__":

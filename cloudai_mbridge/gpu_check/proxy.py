@@ -44,12 +44,10 @@ FP8 = {"fp8_current": "fp8_cs", "fp8_delayed": "fp8_ds", "fp8_blockwise": "fp8_s
 FP8_FIRST_LOSS_TOLERANCE = 5e-3
 FP8_DECREASE_TOLERANCE = 0.1
 # Part -> overrides of the proxy's configuration
-GRAPHS = {
+FEATURES = {
     "graphs_local": ["model.cuda_graph_impl=local"],
     "graphs_engine": ["model.cuda_graph_impl=transformer_engine", "model.cuda_graph_scope=attn"],
     "graphs_iteration": ["model.cuda_graph_impl=local", "model.cuda_graph_scope=full_iteration"],
-}
-FEATURES = {
     "op_fuser": ["model.use_transformer_engine_op_fuser=true"],
     "megatron_fsdp": [
         *("ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"),
@@ -140,9 +138,8 @@ def muon(kit: Kit) -> Figures:
 
 def expert_capacity(kit: Kit) -> Figures:
     """Train grouped experts without a limit, and padded to a size with room for every token: the same losses."""
-    names = ("without_limit", "with_room")
-    tests = [training(name, EXPERTS, EXPERT_SIZES, extra) for name, extra in zip(names, ({}, ROOM), strict=True)]
-    return _pair(kit, "expert_capacity", tests, names, "those without a limit")
+    tests = [training("without_limit", EXPERTS, EXPERT_SIZES), training("with_room", EXPERTS, EXPERT_SIZES, ROOM)]
+    return _pair(kit, "expert_capacity", tests, ("without_limit", "with_room"), "those without a limit")
 
 
 def distributed_optimizer(kit: Kit) -> Figures:
@@ -172,14 +169,12 @@ def fp8(name: str, kit: Kit) -> Figures:
     """Train the proxy in a format, and compare it with bf16: losses, step time, memory."""
     from cloudai_mbridge.recipes.container import mixed_precision
 
-    _plain(kit)  # there is one
-    trained: Trained = kit.shared[PROXY]
-    data = json.loads((trained.directory(PROXY) / CONFIG).read_text(encoding="utf-8"))
+    data = json.loads(_config_of_plain(kit).read_text(encoding="utf-8"))
     data["mixed_precision"] = mixed_precision(FP8[name])
     data["optimizer"]["use_precision_aware_optimizer"] = False  # as upstream's launcher
     config = kit.work / f"{name}.json"
     config.write_text(json.dumps(data), encoding="utf-8")
-    figures, ours, expected = _try(kit, name, [], config)
+    figures, ours, expected = _try(kit, name, config, [])
     figures |= _cost_of_plain(kit, "of_bf16")
     if figures["largest_relative_difference"] == 0:
         raise PartFailed("the losses are those of bf16 to the last digit: FP8 was not used", figures)
@@ -203,29 +198,20 @@ def fp8(name: str, kit: Kit) -> Figures:
     return figures
 
 
-def graphs(name: str, kit: Kit) -> Figures:
-    """Train the proxy with CUDA graphs, and compare it with the run without."""
-    figures, ours, expected = _try(kit, name, GRAPHS[name])
-    figures |= {**_cost_of_plain(kit, "without"), "tolerance": SAME_LOSS}
+def feature(name: str, kit: Kit) -> Figures:
+    """Train the proxy with a feature, and compare it with the run without: losses, step time, memory."""
+    figures, ours, expected = _try(kit, name, _config_of_plain(kit), FEATURES[name])
+    is_graph = name.startswith("graphs_")
+    figures |= _cost_of_plain(kit, "without") | ({"tolerance": SAME_LOSS} if is_graph else {})
     figures = _same_losses(figures, ours, expected)
-    if not figures["captured"]:
+    if is_graph and not figures["captured"]:
         raise PartFailed("no graph was captured", figures)
     return figures
 
 
-def feature(name: str, kit: Kit) -> Figures:
-    """Train the proxy with a feature, and compare it with the run without: losses, step time, memory."""
-    figures, ours, expected = _try(kit, name, FEATURES[name])
-    return _same_losses(figures | _cost_of_plain(kit, "without"), ours, expected)
-
-
-def _try(
-    kit: Kit, name: str, overrides: Sequence[str], config: Path | None = None
-) -> tuple[Figures, list[float], list[float]]:
-    """Train the proxy with overrides, or as `config`; return its figures, its losses and the plain proxy's losses."""
+def _try(kit: Kit, name: str, config: Path, overrides: Sequence[str]) -> tuple[Figures, list[float], list[float]]:
+    """Train a changed proxy; return its figures, its losses and the plain proxy's losses."""
     expected = losses(_plain(kit))
-    trained: Trained = kit.shared[PROXY]
-    config = config or trained.directory(PROXY) / CONFIG
     figures = with_share(kit, run_trial(kit, name, config, overrides))
     ours: list[float] = figures.pop("losses")
     return {**figures, "largest_relative_difference": largest_difference(ours, expected)}, ours, expected
@@ -296,6 +282,12 @@ def _plain(kit: Kit) -> Figures:
     return trained.good(PROXY)
 
 
+def _config_of_plain(kit: Kit) -> Path:
+    _plain(kit)  # there is one
+    trained: Trained = kit.shared[PROXY]
+    return trained.directory(PROXY) / CONFIG
+
+
 def _cost_of_plain(kit: Kit, suffix: str) -> Figures:
     plain = speed(_plain(kit))
     return {f"{key}_{suffix}": plain[key] for key in ("step_time_s", "peak_memory_gib")}
@@ -311,5 +303,4 @@ def _same_losses(figures: Figures, ours: list[float], expected: list[float], of:
 
 
 def _mean_decrease(curve: Sequence[float]) -> float:
-    """Return a curve's mean decrease from its first loss."""
     return curve[0] - statistics.fmean(curve[1:])

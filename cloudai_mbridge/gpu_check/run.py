@@ -86,21 +86,18 @@ def needs_gpu(kit: Kit) -> None:
 
 
 def needs_known_gpu(kit: Kit) -> None:
-    """Require a GPU that the estimates support."""
     needs_gpu(kit)
     if kit.device.gpu_type is None:
         raise PartSkipped(f"no estimates for {kit.device.gpu}")
 
 
 def needs_muon(kit: Kit) -> None:
-    """Require the package of Muon."""
     needs_gpu(kit)
     if kit.device.packages.get(MUON) is None:
         raise PartSkipped(f"no {MUON}: pip install 'cloudai-mbridge[emerging]'")
 
 
 def needs_transformer_engine(kit: Kit) -> None:
-    """Require Transformer Engine, and a GPU."""
     needs_gpu(kit)
     if kit.device.no_transformer_engine:
         raise PartSkipped(f"no Transformer Engine: {kit.device.no_transformer_engine}")
@@ -146,7 +143,6 @@ def probe(work: Path, deadline: float) -> Device:
 
 
 def write(out: Path, started: str, device: Device, outcomes: Sequence[Outcome]) -> None:
-    """Replace the file."""
     data: dict[str, Any] = {
         "version": VERSION,
         "tool": {"name": "cloudai-mbridge", "version": __version__},
@@ -184,9 +180,9 @@ PARTS = (
     Part("fp8_current", 60, partial(proxy.fp8, "fp8_current"), needs_transformer_engine),
     Part("fp8_delayed", 60, partial(proxy.fp8, "fp8_delayed"), needs_transformer_engine),
     Part("fp8_blockwise", 60, partial(proxy.fp8, "fp8_blockwise"), needs_transformer_engine),
-    Part("graphs_local", 60, partial(proxy.graphs, "graphs_local"), needs_gpu),
-    Part("graphs_engine", 60, partial(proxy.graphs, "graphs_engine"), needs_transformer_engine),
-    Part("graphs_iteration", 60, partial(proxy.graphs, "graphs_iteration"), needs_gpu),
+    Part("graphs_local", 60, partial(proxy.feature, "graphs_local"), needs_gpu),
+    Part("graphs_engine", 60, partial(proxy.feature, "graphs_engine"), needs_transformer_engine),
+    Part("graphs_iteration", 60, partial(proxy.feature, "graphs_iteration"), needs_gpu),
     Part("op_fuser", 60, partial(proxy.feature, "op_fuser"), needs_transformer_engine),
     Part("megatron_fsdp", 60, partial(proxy.feature, "megatron_fsdp"), needs_gpu),
     Part("optimizer_offload", 60, partial(proxy.feature, "optimizer_offload"), needs_transformer_engine),

@@ -60,12 +60,10 @@ def cpu_reference(kit: Kit) -> Figures:
 
 
 def tiny_fp32(kit: Kit) -> Figures:
-    """Train the same on the GPU in fp32."""
     return _compare(kit, "fp32", **FULL_FP32)
 
 
 def tiny_bf16(kit: Kit) -> Figures:
-    """Train the same on the GPU in bf16."""
     return _compare(kit, "bf16")
 
 

@@ -64,7 +64,6 @@ class Installable(ABC):
         return all(marker.get(key) == self.identity.get(key) for key in ("kind", "url", "commit"))
 
     def is_installed(self, path: Path) -> bool:
-        """Return whether the thing is complete at its place."""
         marker = read_marker(path)
         return marker is not None and self.accepts(marker, path)
 

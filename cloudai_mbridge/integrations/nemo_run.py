@@ -66,7 +66,6 @@ class NemoRunSlurmClient(SlurmClient):
         super().preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Submit every run separately."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:

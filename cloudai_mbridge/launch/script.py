@@ -20,7 +20,6 @@ TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_c
 
 
 def render_local_script(plan: RunPlan, system: System) -> str:
-    """Render the script that trains on this machine."""
     start = (f"# mbridge run {plan.key}", *LOCAL_START, *_preamble(plan, system))
     return _script(*start, *_one_machine(plan, indent=""), *EPILOGUE)
 
@@ -43,7 +42,6 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
 
 
 def array_script(array: str) -> str:
-    """Return the path of an array's script below the root."""
     return f"{array}/array.sbatch"
 
 
@@ -110,15 +108,12 @@ def _profiled(plan: RunPlan) -> str:
 
 
 def slug(key: str) -> str:
-    """Return a run's key as a part of a job's name."""
     return key.replace("/", "-")
 
 
 def job_name(system: SlurmSystem, key: str, run: str = "") -> str:
     """Return the name under which a point is submitted. run: the name of the run's directory."""
-    return (
-        f"{system.job_name_prefix}mbridge-{run}-{slug(key)}" if run else f"{system.job_name_prefix}mbridge-{slug(key)}"
-    )
+    return f"{system.job_name_prefix}mbridge-{f'{run}-' if run else ''}{slug(key)}"
 
 
 def array_key(array: str, first: RunPlan) -> str:

@@ -85,7 +85,6 @@ def _is_more_than_a_type(schema: Schema) -> bool:
 
 
 def toml_schema(model: type[BaseModel], title: str) -> Schema:
-    """Return the schema of a TOML file that is this model."""
     generator = _TomlSchema(is_lax=not model.model_config.get("strict"))
     made = generator.generate(model.__pydantic_core_schema__)
     return {"$schema": _DRAFT, **_inlined(made, made.pop("$defs", {})), "title": title}

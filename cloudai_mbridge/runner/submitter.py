@@ -8,8 +8,17 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure, counted
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.runner.context import Chooser, Phase, RunnerContext, Schedule, Tracked
-from cloudai_mbridge.runner.finalizer import Finalizer, Nodes
+from cloudai_mbridge.runner.context import (
+    Chooser,
+    Phase,
+    RunnerContext,
+    Tracked,
+    affordable,
+    free_slots,
+    past_end_dependency,
+    ready,
+)
+from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
 from cloudai_mbridge.schedulers.interface import (
     SUBMITTED,
@@ -34,18 +43,12 @@ class Submitter:
     """Submits within the limits; first the intent goes into the journal, then the submission, then the job's id."""
 
     def __init__(
-        self,
-        context: RunnerContext,
-        nodes: Nodes,
-        finalizer: Finalizer,
-        keep_open: int | None,
-        choosers: Mapping[str, Chooser],
+        self, context: RunnerContext, finalizer: Finalizer, keep_open: int | None, choosers: Mapping[str, Chooser]
     ) -> None:
         """keep_open: the lock on submissions, for the commands that submit. choosers: of the tests to search, by id."""
         self._choosers = choosers
         self._searched = {test: [run for run in context.runs if run.plan.test_id == test] for test in choosers}
-        self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, finalizer, keep_open
-        self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
+        self._context, self._finalizer, self._keep_open = context, finalizer, keep_open
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
         self._strays: dict[str, tuple[RunPlan, ...]] = {}
@@ -59,36 +62,42 @@ class Submitter:
         self.resolve_unsure()
         self._finalizer.continue_stopping()
         active = []
-        for run in self._schedule.past_end_dependency():
+        for run in past_end_dependency(self._context.runs):
             reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
             if run.phase is Phase.WAITING:
                 self._context.skip([run], reason)
             elif run.phase is Phase.ACTIVE and run.ending is None:
                 active.append((run, JobStatus("STOPPED", JobClass.STOPPED, reason=reason)))
         self._finalizer.end(active)
-        waiting = self._schedule.ready(time.monotonic())
+        waiting = ready(self._context.runs, time.monotonic())
         is_closed = self._context.unsure or self._context.stop is not None
         if not waiting or is_closed or time.monotonic() < self._submit_after:
             return
-        ready: list[Tracked] = []
+        chosen: list[Tracked] = []
         for run in self._among_searched(waiting):
-            if reason := self._nodes.shortage_for(run):
+            if reason := self._finalizer.shortage_for(run):
                 self._context.skip([run], reason)
             else:
-                ready.append(run)
+                chosen.append(run)
         try:
-            batches = self._context.scheduler.batches([run.plan for run in ready])
+            batches = self._context.scheduler.batches([run.plan for run in chosen])
         except ToolFailure as error:
             self._context.tolerate(error)
             return
         for batch in batches:
             interrupts.check()
-            slots = self._schedule.free_slots(self._parallel_of)
+            slots = self._free_slots()
             if self._context.stop is not None or (slots is not None and slots <= 0):
                 return
-            chosen = self._affordable([self._context.by_key[plan.key] for plan in batch])
-            parallel = slots if slots is not None and slots < len(chosen) else None
-            if chosen and not self._submit(chosen, parallel):
+            wanted = [self._context.by_key[plan.key] for plan in batch]
+            runs = affordable(self._context.runs, self._context.config.max_gpu_hours, wanted)[: self._most]
+            if not runs and not self._context.active() and not self._context.unsure:  # nothing ever will be
+                reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
+                untried = [run for run in wanted if run.plan.search is not None and not run.number]
+                self._context.leave_untried(untried, reason)
+                self._context.skip([run for run in wanted if run not in untried], reason)
+            parallel = slots if slots is not None and slots < len(runs) else None
+            if runs and not self._submit(runs, parallel):
                 return
 
     def resubmit_moved(self) -> None:
@@ -107,10 +116,13 @@ class Submitter:
         self._context.observer.notice(f"{names} would start where the run's directory was: submitting again")
         self._forget(again, "the run was moved", is_doubtful=True)
 
+    def _free_slots(self) -> int | None:
+        return free_slots(self._context.runs, self._context.config.max_parallel, self._parallel_of)
+
     def may_submit(self) -> bool:
         """Return whether a run waits for nothing, and the limit on active runs allows one more."""
-        slots = self._schedule.free_slots(self._parallel_of)
-        return (slots is None or slots > 0) and bool(self._schedule.ready(time.monotonic()))
+        slots = self._free_slots()
+        return (slots is None or slots > 0) and bool(ready(self._context.runs, time.monotonic()))
 
     def why_end(self, run: RunPlan, step_times: Callable[[], Sequence[float]]) -> str:
         """Return why an active run may end early, else ""."""
@@ -138,16 +150,6 @@ class Submitter:
             and (run.plan.test_id not in self._choosers or run.number or run.plan.key in chosen)
         ]
 
-    def _affordable(self, batch: list[Tracked]) -> list[Tracked]:
-        """Return as many runs as the limits allow; skip all if the limits rule them out for good."""
-        chosen = self._schedule.affordable(batch)[: self._most]
-        if not chosen and not self._context.active() and not self._context.unsure:
-            reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
-            untried = [run for run in batch if run.plan.search is not None and not run.number]
-            self._context.leave_untried(untried, reason)
-            self._context.skip([run for run in batch if run not in untried], reason)
-        return chosen
-
     def _submit(self, runs: list[Tracked], parallel: int | None) -> bool:
         """Submit runs together; return whether the scheduler takes more."""
         token = secrets.token_hex(8)
@@ -163,7 +165,7 @@ class Submitter:
         self._context.log.submitting(token, attempts)
         if parallel is not None:
             self._parallel_of[token] = parallel
-        excluded = tuple(sorted(self._nodes.excluded)) if not runs[0].plan.is_pre_test else ()
+        excluded = tuple(sorted(self._finalizer.excluded)) if not runs[0].plan.is_pre_test else ()
         submission = Submission(token, tuple(run.plan for run in runs), excluded, parallel, self._keep_open)
         try:
             ids = self._context.scheduler.submit(submission, self._context.root)

@@ -14,7 +14,7 @@ from cloudai_mbridge.errors import Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.replace import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Chooser, Judge, Observer, Phase, RunnerContext, Tracked
-from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer, Nodes
+from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal import Journal
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
@@ -87,23 +87,29 @@ def run_all(
                 if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
                     _check(root, interrupts)
                 while not context.is_over:
-                    _check(root, interrupts)
-                    _require_journal(root)
-                    before = {run.token for run in context.active()}
-                    watcher.submitter.submit_ready(interrupts)
-                    _require_journal(root)
-                    has_ended = watcher.poll()
-                    active = {run.token for run in context.active()}
-                    # The last pass has submitted no other job, and left no submission in doubt
-                    is_submitted = bool(active) and active <= before and not context.unsure
-                    if interrupts.detaches and not context.is_over and is_submitted:
-                        raise Detached
-                    if context.has_changed:
-                        context.has_changed = False
-                        pace.changed()
-                    # A run that has ended makes room; a submission is followed by a poll
-                    if not (has_ended and watcher.submitter.may_submit()) and not context.is_over:
-                        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(root))
+                    _take_turn(watcher, interrupts, pace)
+
+
+def _take_turn(watcher: "Watcher", interrupts: Interrupts, pace: Pace) -> None:
+    """Submit ready runs, poll, and sleep until the next turn. Raises Interrupted or Detached as requested."""
+    context, root = watcher.context, watcher.context.root
+    _check(root, interrupts)
+    _require_journal(root)
+    before = {run.token for run in context.active()}
+    watcher.submitter.submit_ready(interrupts)
+    _require_journal(root)
+    has_ended = watcher.poll()
+    active = {run.token for run in context.active()}
+    # The last pass has submitted no other job, and left no submission in doubt
+    is_submitted = bool(active) and active <= before and not context.unsure
+    if interrupts.detaches and not context.is_over and is_submitted:
+        raise Detached
+    if context.has_changed:
+        context.has_changed = False
+        pace.changed()
+    # A run that has ended makes room; a submission is followed by a poll
+    if not (has_ended and watcher.submitter.may_submit()) and not context.is_over:
+        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(root))
 
 
 def _opened(path: Path) -> Journal:
@@ -195,16 +201,15 @@ class Watcher:
         self,
         context: RunnerContext,
         judge: Judge,
-        keep_open: int | None = None,
-        choosers: Mapping[str, Chooser] = MappingProxyType({}),
+        keep_open: int | None,
+        choosers: Mapping[str, Chooser],
         *,
-        may_be_late: bool = False,
+        may_be_late: bool,
     ) -> None:
         """keep_open: the lock on submissions, for the commands that submit. choosers, may_be_late: as in `run_all`."""
         self.context = context
-        nodes = Nodes(context)
-        self.finalizer = Finalizer(context, nodes, judge)
-        self.submitter = Submitter(context, nodes, self.finalizer, keep_open, choosers)
+        self.finalizer = Finalizer(context, judge)
+        self.submitter = Submitter(context, self.finalizer, keep_open, choosers)
         self._progress = Progress(context.root)
         self._may_be_late = may_be_late
         self.poll_s = 0.0

@@ -100,11 +100,14 @@ class Seen:
     """A job as the scheduler has it. job_id differs from the one asked for if the submission's answer was wrong.
 
     has_rivals: there are further jobs of the same token that have not ended.
+    name, directory: of Slurm's jobs alone; "" if not listed.
     """
 
     job_id: str
     status: JobStatus
     has_rivals: bool = False
+    name: str = ""
+    directory: str = ""
 
 
 class SubmitRefused(Exception):

@@ -45,7 +45,7 @@ class Child:
 
     def __init__(self, mark: str, directory: Path, pid: int, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid, self.started = pid, time.monotonic()
-        self._mark, self._directory, self._process = mark, directory, process
+        self.directory, self._mark, self._process = directory, mark, process
 
     @classmethod
     def start(cls, mark: str, script: str, directory: Path, env: Mapping[str, str]) -> Self:
@@ -85,7 +85,7 @@ class Child:
         if _is_marked(self.pid, self._mark):
             return None
         try:
-            text = read_regular(self._directory / POINT_FILES.exit_code).decode("ascii", errors="replace").strip()
+            text = read_regular(self.directory / POINT_FILES.exit_code).decode("ascii", errors="replace").strip()
         except (FileNotFoundError, NotRegular):
             text = ""
         return int(text) if re.fullmatch("[0-9]{1,3}", text) else -signal.SIGKILL
@@ -214,7 +214,6 @@ class LocalClient:
             )
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Start every run alone."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
@@ -227,11 +226,9 @@ class LocalClient:
         return {run.key: str(child.id)}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for scripts of the tokens."""
         return find_scripts(submissions, root)
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Poll the processes; end processes over their time limit."""
         return {job.key: Seen(job.job_id, self._status(job)) for job in jobs}
 
     def _child(self, job: Job) -> Child:

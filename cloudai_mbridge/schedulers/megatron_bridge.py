@@ -6,7 +6,7 @@ also exits with an error when a good run differs from golden values that few use
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,20 +27,17 @@ _LONGEST_LINE = 1 << 16
 _T = TypeVar("_T")
 
 
-@dataclass
-class _LauncherJob:
+class _LauncherJob(Child):
     """A launcher as last polled: its exit code, how far its log was read, and the jobs that it said it submitted."""
 
-    child: Child
-    directory: Path
     code: int | None = None
-    offset: int = 0
-    job_ids: list[str] = field(default_factory=list)
-    is_cancelled: bool = False
+    offset = 0
+    job_ids: tuple[str, ...] = ()
+    is_cancelled = False
 
     def refresh(self) -> None:
         """Poll the process first, and then read the whole lines that its log has grown by."""
-        self.code = self.child.poll()
+        self.code = self.poll()
         try:
             with open_regular(self.directory / POINT_FILES.launcher_log) as log:
                 log.seek(self.offset)
@@ -50,17 +47,15 @@ class _LauncherJob:
             return
         whole = data.rfind(b"\n") + 1 if len(data) < _LONGEST_LINE and self.code is None else len(data)
         self.offset = end - (len(data) - whole)
-        self.job_ids = list(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
+        self.job_ids = tuple(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
 
 
-class UpstreamClient:
+class UpstreamClient(SlurmClient):
     """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID.TOKEN."""
 
-    pace, may_be_late = SlurmClient.pace, SlurmClient.may_be_late
-
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
-        self._system, self._runs = system, [run for run in runs if run.launcher is MEGATRON_BRIDGE]
-        self._slurm = SlurmClient(system)
+        super().__init__(system)
+        self._runs = [run for run in runs if run.launcher is MEGATRON_BRIDGE]
         self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:
@@ -75,30 +70,27 @@ class UpstreamClient:
             for path in (python_path(run.of_launcher, self._system), launcher_path(run.of_launcher, self._system)):
                 if not path.exists():
                     raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
-        self._slurm.preflight()
+        super().preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Start a launcher for every run."""
         return [(run,) for run in runs]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start the launcher. Credentials travel in its environment only."""
         (run,) = submission.runs
         env = {**without_slurm_variables(os.environ), **run.secret_env}
-        child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
-        job_id = str(replace(child.id, is_launcher=True))
-        self._launches[job_id] = _LauncherJob(child, root / run.key)
+        launch = _LauncherJob.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
+        job_id = str(replace(launch.id, is_launcher=True))
+        self._launches[job_id] = launch
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for launchers of the tokens."""
         return find_scripts(submissions, root, is_launcher=True)
 
     def _launch(self, job: Job) -> _LauncherJob:
         """Return a launch, including a launch of an earlier process."""
         if job.job_id not in self._launches:
-            child = Child.of(job.job_id, job.directory)
-            self._launches[job.job_id] = _LauncherJob(child, job.directory)
+            self._launches[job.job_id] = _LauncherJob.of(job.job_id, job.directory)
         return self._launches[job.job_id]
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
@@ -108,7 +100,7 @@ class UpstreamClient:
             launch.refresh()
         # the last job of each; it carries no token of ours: the launcher names it
         told = {key: launch for key, (_, launch) in launches.items() if launch.job_ids}
-        seen = self._slurm.poll([Job(key, each.job_ids[-1], "", each.directory) for key, each in told.items()])
+        seen = super().poll([Job(key, each.job_ids[-1], "", each.directory) for key, each in told.items()])
         return {
             key: Seen(job.job_id, self._status(launch, seen[key].status if launch.job_ids else None))
             for key, (job, launch) in launches.items()
@@ -120,12 +112,12 @@ class UpstreamClient:
             if job is None or job.is_final:  # the launcher is still to submit, or to log the end
                 return JobStatus("PENDING" if job is None else "RUNNING", JobClass.ACTIVE)
             return _naming(job, launch.job_ids[-1])
-        launch.child.kill_leftovers()
+        launch.kill_leftovers()
         if launch.is_cancelled:
             is_over = job is None or job.is_final
             return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
         if code < 0:  # without the launcher nothing follows the job
-            self._slurm.cancel(_jobs(launch))
+            super().cancel(_jobs(launch))
             return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
         if job is None:
             reason = f"the launcher submitted no job; see {POINT_FILES.launcher_log}"
@@ -137,22 +129,16 @@ class UpstreamClient:
         launches = [self._launch(job) for job in jobs]
         for launch in launches:
             launch.is_cancelled = True
-            if launch.child.poll() is None:
-                launch.child.end()
+            if launch.poll() is None:
+                launch.end()
             launch.refresh()
-        self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
-
-    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        return self._slurm.unhealthy_nodes(nodes)
-
-    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        return self._slurm.num_usable_nodes(exclude)
+        super().cancel([job for launch in launches for job in _jobs(launch)])
 
     def may_start(self, run: RunPlan, status: JobStatus) -> bool:
-        return self._slurm.may_start(run, _unnamed(status))
+        return super().may_start(run, _unnamed(status))
 
     def exceeded(self, run: RunPlan, status: JobStatus) -> str:
-        return self._slurm.exceeded(run, _unnamed(status))
+        return super().exceeded(run, _unnamed(status))
 
 
 def _jobs(launch: _LauncherJob) -> list[Job]:

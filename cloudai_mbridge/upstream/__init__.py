@@ -11,17 +11,24 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class _Finder:
-    """Finder for modules of this package without a file. It is the last finder, so that files win."""
+    """Finder and loader of modules of this package without a file. It is the last finder, so that files win."""
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a served module, or None. Raises ModuleNotFoundError: absent on purpose."""
         package, _, below = name.partition(".")
         if package != _PACKAGE or not below:
             return None
         from cloudai_mbridge.upstream.served import spec_of
 
-        return spec_of(name, below)
+        return spec_of(name, below, self)
+
+    def create_module(self, spec: Any) -> Any:
+        from cloudai_mbridge.upstream.served import module_of
+
+        return module_of(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Do nothing: a name is imported on first access."""
 
 
 def install() -> None:

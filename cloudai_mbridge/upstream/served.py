@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -43,27 +42,24 @@ def _function(recipe: str) -> Callable[[], Any]:
     return config
 
 
-def spec_of(full_name: str, below: str) -> ModuleSpec | None:
+def spec_of(full_name: str, below: str, loader: Any) -> ModuleSpec | None:
     """Return the spec of a module, None if no table has it. Raises ModuleNotFoundError: absent on purpose."""
     top, _, rest = below.partition(".")
     if below in MODULES or (top == "recipes" and rest.partition(".")[0] in FAMILIES):
-        return ModuleSpec(full_name, _Loader(), is_package=True)
+        return ModuleSpec(full_name, loader, is_package=True)
     if line := refusal(full_name):
         raise ModuleNotFoundError(line)  # with a name, `from package import module` would hide the line
     return None
 
 
-class _Loader(Loader):
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        package, _, below = spec.name.partition(".")
-        if below not in MODULES:
-            module = ModuleType(spec.name)
-            vars(module)["__getattr__"] = partial(_recipe_function, spec.name)  # of a module, for names it lacks
-            return module
-        return served_module(spec.name, homes_in(package, MODULES[below]))
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: a name is imported on first access."""
+def module_of(spec: ModuleSpec) -> ModuleType:
+    """Return the module of a spec, which imports a name on first access."""
+    package, _, below = spec.name.partition(".")
+    if below not in MODULES:
+        module = ModuleType(spec.name)
+        vars(module)["__getattr__"] = partial(_recipe_function, spec.name)  # of a module, for names it lacks
+        return module
+    return served_module(spec.name, homes_in(package, MODULES[below]))
 
 
 def homes_in(package: str, homes: Mapping[str, str]) -> dict[str, str]:

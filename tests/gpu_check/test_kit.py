@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Kit, OutOfTime, PartFailed, end
+from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Kit, PartFailed, end
 
 
 def python(text: str) -> list[str]:
@@ -46,7 +46,7 @@ def test_a_command_is_ended_at_the_deadline_with_what_it_started(
         raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    with pytest.raises(OutOfTime, match="still running when the part's time was used up"):
+    with pytest.raises(PartFailed, match="still running when the part's time was used up"):
         kit.run(python(_PARENT), log="x")
     parent, child = map(int, started.read_text().split())
     assert not psutil.pid_exists(parent)
@@ -56,7 +56,7 @@ def test_a_command_is_ended_at_the_deadline_with_what_it_started(
 
 def test_nothing_starts_after_the_deadline(kit: Kit) -> None:
     kit.deadline = 0.0
-    with pytest.raises(OutOfTime, match="not started: the part's time was used up"):
+    with pytest.raises(PartFailed, match="not started: the part's time was used up"):
         kit.run(python("open('started', 'w')"), log="x")
     assert not list(kit.work.iterdir())
 

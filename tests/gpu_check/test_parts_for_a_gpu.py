@@ -14,7 +14,7 @@ import pytest
 
 from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.gpu_check import proxy, tiny
-from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped, largest_difference, train, training
+from cloudai_mbridge.gpu_check.kit import Kit, PartFailed, PartSkipped, largest_difference, train, training
 from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S, needs_muon
 
 RUN = {part.name: part.run for part in PARTS}
@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loss], None]:
             points = [report(run, loss) | changes for run in plan["runs"][:trains]]
             (path.parent / "report.json").write_text(json.dumps({"points": points}))
             if trains is not None:
-                raise OutOfTime("still running")
+                raise PartFailed("still running", is_late=True)
             return 0
 
         monkeypatch.setattr(Kit, "mbridge", mbridge)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.runner import Pace
-from cloudai_mbridge.runner.context import Phase, Schedule, Tracked
+from cloudai_mbridge.runner.context import Phase, Tracked, affordable, free_slots, past_end_dependency, ready
 from cloudai_mbridge.runner.interrupt import CONFIRM_S, Interrupted, Interrupts, SecondSignal
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.submitter import put_aside
@@ -130,9 +130,8 @@ def _tracked(bench: Any, *tests: str, **keys: Any) -> list[Tracked]:
     return [Tracked(bench.run(test, i, **keys)) for i, test in enumerate(tests)]
 
 
-def _ready(runs: list[Tracked], **limits: Any) -> list[str]:
-    schedule = Schedule(runs, limits.get("max_parallel"), limits.get("max_gpu_hours"))
-    return [run.plan.test_id for run in schedule.ready(limits.get("now", 0.0))]
+def _ready(runs: list[Tracked], now: float = 0.0) -> list[str]:
+    return [run.plan.test_id for run in ready(runs, now)]
 
 
 def test_what_waits_is_ready_in_order(bench: Any) -> None:
@@ -167,7 +166,7 @@ def test_who_waits_for_whom(bench: Any, phase: Phase, status: JobStatus | None, 
     end_with = Tracked(bench.run("w", end_with=("a",)), phase=Phase.ACTIVE)
     runs = [first, after_start, after_end, end_with]
     assert _ready(runs) == ["s"] * starts + ["e"] * completes
-    assert Schedule(runs, None, None).past_end_dependency() == [end_with] * completes
+    assert past_end_dependency(runs) == [end_with] * completes
 
 
 def test_the_gate_is_open_when_all_checks_have_ended(bench: Any) -> None:
@@ -186,19 +185,19 @@ def _active(bench: Any, token: str, count: int, phase: Phase = Phase.ACTIVE) -> 
 
 def test_free_slots(bench: Any) -> None:
     runs = [*_active(bench, "x", 5), *_active(bench, "y", 1, Phase.UNSURE), *_tracked(bench, "w")]
-    assert Schedule(runs, None, None).free_slots({}) is None
-    assert Schedule(runs, 8, None).free_slots({}) == 2
-    assert Schedule(runs, 8, None).free_slots({"x": 2}) == 5
-    assert Schedule(runs, 8, None).free_slots({"x": 9}) == 2
-    assert Schedule(runs, 3, None).free_slots({}) == -3
+    assert free_slots(runs, None, {}) is None
+    assert free_slots(runs, 8, {}) == 2
+    assert free_slots(runs, 8, {"x": 2}) == 5
+    assert free_slots(runs, 8, {"x": 9}) == 2
+    assert free_slots(runs, 3, {}) == -3
 
 
 def test_a_budget_takes_what_comes_first(bench: Any) -> None:
     hour = {"time_limit_s": 3600.0}
     runs = [Tracked(bench.run("a", i, ranks_per_node=ranks, **hour)) for i, ranks in enumerate((1, 2, 4, 1))]
     for budget, count in ((0.5, 0), (1.0, 1), (2.9, 1), (3.0, 2), (6.9, 2), (7.0, 3), (8.0, 4)):
-        assert Schedule(runs, None, budget).affordable(runs) == runs[:count]
-    assert Schedule(runs, None, None).affordable(runs) == runs
+        assert affordable(runs, budget, runs) == runs[:count]
+    assert affordable(runs, None, runs) == runs
 
 
 def test_a_budget_knows_what_was_used_and_what_may_be(bench: Any) -> None:
@@ -210,10 +209,10 @@ def test_a_budget_knows_what_was_used_and_what_may_be(bench: Any) -> None:
     active = Tracked(bench.run("a", 1, **hour), phase=Phase.ACTIVE)
     waiting = Tracked(bench.run("a", 2, **hour))
     runs = [ended, active, waiting]
-    assert Schedule(runs, None, 5.9).affordable([waiting]) == []
-    assert Schedule(runs, None, 6.0).affordable([waiting]) == [waiting]
+    assert affordable(runs, 5.9, [waiting]) == []
+    assert affordable(runs, 6.0, [waiting]) == [waiting]
     active.phase = Phase.UNSURE
-    assert Schedule(runs, None, 5.9).affordable([waiting]) == []
+    assert affordable(runs, 5.9, [waiting]) == []
 
 
 def test_an_attempt_of_unknown_length_costs_its_limit(bench: Any) -> None:

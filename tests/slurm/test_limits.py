@@ -10,8 +10,9 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.plan.launchers import EMBEDDED
-from cloudai_mbridge.schedulers.slurm import limits
-from cloudai_mbridge.schedulers.slurm.limits import find_nodes, judge_output_path, parse_nodes
+from cloudai_mbridge.schedulers.slurm import limits, partitions
+from cloudai_mbridge.schedulers.slurm.limits import judge_output_path
+from cloudai_mbridge.schedulers.slurm.partitions import find_nodes, parse_nodes
 from tests.runs import slurm_system
 
 RUNS: list[Any] = [
@@ -173,12 +174,12 @@ def test_the_lines_of_sinfo() -> None:
 
 @pytest.mark.parametrize(("name", "names"), [(None, "h100-[001-128]"), ("small", "a1")])
 def test_a_partition_of_several_kinds(monkeypatch: pytest.MonkeyPatch, name: str | None, names: str) -> None:
-    monkeypatch.setattr(limits, "run_command", lambda *argv: CompletedProcess((), 0, SINFO, ""))
+    monkeypatch.setattr(partitions, "run_command", lambda *argv: CompletedProcess((), 0, SINFO, ""))
     assert find_nodes(name).names == names
 
 
 @pytest.mark.parametrize(("name", "words"), [("larg", "no partition 'larg'"), (None, "no default partition")])
 def test_a_partition_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str | None, words: str) -> None:
-    monkeypatch.setattr(limits, "run_command", lambda *argv: CompletedProcess((), 0, SINFO.replace("*", ""), ""))
+    monkeypatch.setattr(partitions, "run_command", lambda *argv: CompletedProcess((), 0, SINFO.replace("*", ""), ""))
     with pytest.raises(BadInput, match=f"{words}; use one of batch, long, mig, small"):
         find_nodes(name)

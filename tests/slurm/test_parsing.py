@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, Seen
 from cloudai_mbridge.schedulers.slurm.commands import (
     SQUEUE_FORMAT,
-    Listed,
     array_spec,
     base_state,
     classify,
@@ -125,11 +124,11 @@ def test_lines_of_squeue() -> None:
     jobs = parse_squeue(output)
     assert list(jobs) == ["17", "18", "19", "20", "21", "22_3"]
     assert jobs["17"].status == JobStatus("PENDING", JobClass.ACTIVE, reason="Resources", run_time_s=0.0)
-    assert jobs["18"] == Listed(
+    assert jobs["18"] == Seen(
         "18",
-        "mbridge-x.cafe",
         JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]", run_time_s=93784.0, restarts=2),
-        "/results/x",
+        name="mbridge-x.cafe",
+        directory="/results/x",
     )
     assert (jobs["20"].status.state, jobs["20"].status.job_class) == ("CANCELLED", JobClass.CANCELLED)
     assert (jobs["20"].status.signal, jobs["20"].status.nodes) == (15, "")

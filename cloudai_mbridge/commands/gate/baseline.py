@@ -97,7 +97,12 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
     points = select([run for result in given for run in read_results(result)], options["globs"])
     while True:
         proposal = propose(path, points, terms)
-        _refuse(proposal)
+        if proposal.refusals:
+            refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
+            lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
+            good = len(proposal.points) - len(proposal.refusals)
+            rest = f"; promote the other {good} with --point" if good else ""
+            raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
         if not as_json:
             for line in (*difference(proposal), *(f"note: {note}" for note in proposal.notes)):
                 click.echo(_printable(line))
@@ -179,16 +184,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
         return "unknown"
-
-
-def _refuse(proposal: Proposal) -> None:
-    """Raise PromotionRefused if any point is refused."""
-    if proposal.refusals:
-        refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
-        lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
-        good = len(proposal.points) - len(proposal.refusals)
-        rest = f"; promote the other {good} with --point" if good else ""
-        raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
 
 
 def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:

@@ -75,10 +75,16 @@ def import_(path: Path, results: tuple[Path, ...], as_json: bool) -> int:
         for result in given:
             try:
                 imported = store.import_report(result)
-                reports.append({"path": result, "runs": imported})
-                console.print_line(printable(f"{result}: {_imported_text(imported)}"))
             except BadInput as error:
                 errors.append(error)
+                continue
+            reports.append({"path": result, "runs": imported})
+            text = f"{counted(imported.added, 'run')} added, {imported.known} already there"
+            if imported.rejudged:
+                text += f", {imported.rejudged} known as good and failed from now on"
+            if imported.left_out:
+                text += ", left out: " + ", ".join(f"{number} {why}" for why, number in imported.left_out.items())
+            console.print_line(printable(f"{result}: {text}"))
     if errors:
         kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else BadInput
         raise kind("\n".join(dict.fromkeys(printable(str(error)) for error in errors)))
@@ -187,15 +193,6 @@ def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_
                 console.print_line(printable(f"  {text}"), "" if effect is None else _STYLES[effect])
         console.print_line(printable(summary(found)))
     return CHANGED if fail_on_change and any(each.is_changed for each in found) else OK
-
-
-def _imported_text(imported: Imported) -> str:
-    text = f"{counted(imported.added, 'run')} added, {imported.known} already there"
-    if imported.rejudged:
-        text += f", {imported.rejudged} known as good and failed from now on"
-    if imported.left_out:
-        text += ", left out: " + ", ".join(f"{number} {why}" for why, number in imported.left_out.items())
-    return text
 
 
 def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:

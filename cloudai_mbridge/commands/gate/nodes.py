@@ -1,6 +1,5 @@
 """`mbridge nodes`: find slow nodes."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,20 +104,15 @@ def _print(result: "NodesResult") -> None:
     console.print(table)
     odd = [f"{odd.node}: {odd.fact} is {odd.value}; {odd.others} others have {odd.usual}" for odd in result.odd]
     shown = [*odd[:_MOST_ODD], *([f"{len(odd) - _MOST_ODD} more differences"] if len(odd) > _MOST_ODD else [])]
-    for line in (*shown, *(f"note: {note}" for note in result.notes), *_conclusion(result)):
-        console.print_line(printable(line))
-
-
-def _conclusion(result: "NodesResult") -> Sequence[str]:
-    """Return the conclusion, and a command for the operator; mbridge drains nothing."""
     counts = {verdict: sum(node.verdict == verdict for node in result.nodes) for verdict in _STYLES}
     text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no nodes"
     noise = "" if result.noise is None else f"; runs differ by {result.noise:.2%}"
-    lines = [
+    conclusion = [
         f"{text} of {counted(len(result.nodes), 'node')}, from {counted(result.runs, 'run')}{noise};"
         f" false-alarm rate {result.false_alarm_rate:.1%} over all nodes"
     ]
-    if result.slow:
+    if result.slow:  # a command for the operator: mbridge drains nothing
         names = ",".join(node.node for node in result.slow)
-        lines.append(f"to take them out of service: scontrol update nodename={names} state=drain reason=slow")
-    return lines
+        conclusion.append(f"to take them out of service: scontrol update nodename={names} state=drain reason=slow")
+    for line in (*shown, *(f"note: {note}" for note in result.notes), *conclusion):
+        console.print_line(printable(line))

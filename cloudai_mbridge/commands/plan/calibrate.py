@@ -1,7 +1,6 @@
 """`mbridge calibrate`: correction factors of the predictions for a cluster, from runs on it."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Column, Table
@@ -34,7 +33,14 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, a
     if output is not None:
         require_new("--output", output)
     points, left_out = read_measurements(results)
-    name = _gpu_of(points, gpu, left_out)
+    if not points:
+        why = "; ".join(f"{why} ({count})" for why, count in list(left_out.items())[:_MOST_REASONS])
+        raise BadInput(f"no point has both a measured and a predicted step time: {why or 'there are no points'}")
+    name = gpu_named(gpu).name if gpu else next(iter(points))
+    if gpu is None and len(points) > 1:
+        raise BadInput(f"there are points of {', '.join(points)}; say which with --gpu")
+    if name not in points:
+        raise BadInput(f"--gpu: there are no points of {name}, but of {', '.join(points)}")
     found = fit(name, points[name], left_out)
     if output is not None:
         factors = found.model_dump(include=set(ClusterFactors.model_fields))
@@ -70,16 +76,3 @@ def _show(console: SteadyConsole, found: FittedFactors) -> None:
         console.print_line("these times are far from any prediction; check the GPU, and that they are in seconds")
     known = f"measured at {counted(found.memory_points, 'point')}" if found.memory_points else "not measured"
     console.print_line(f"memory: {known}, factor {found.memory:.3g}")
-
-
-def _gpu_of(points: dict[str, Any], gpu: str | None, left_out: dict[str, int]) -> str:
-    """Return the GPU whose points to use; BadInput: no points, or an ambiguous GPU."""
-    if not points:
-        why = "; ".join(f"{why} ({count})" for why, count in list(left_out.items())[:_MOST_REASONS])
-        raise BadInput(f"no point has both a measured and a predicted step time: {why or 'there are no points'}")
-    wanted = gpu_named(gpu).name if gpu else next(iter(points))
-    if gpu is None and len(points) > 1:
-        raise BadInput(f"there are points of {', '.join(points)}; say which with --gpu")
-    if wanted not in points:
-        raise BadInput(f"--gpu: there are no points of {wanted}, but of {', '.join(points)}")
-    return wanted

@@ -1,6 +1,6 @@
 """`mbridge list`: the recipes and the rules; `mbridge rule`: the documentation of rules."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import click
 from rich.table import Table
@@ -61,26 +61,22 @@ def list_(what: str | None, verbose: bool, as_json: bool) -> int:
         for name, text in (_AGENTS if what == "agents" else _REPORTS).items():
             click.echo(f"{name}: {text}")
     else:
-        _show(recipes, rules)
+        table = Table("recipe", "description", title="Recipes", title_justify="left")
+        for name, text in recipes.items():
+            table.add_row(name, Text(text))
+        of_rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
+        for each in rules:
+            lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in each.lifted)
+            of_rules.add_row(each.rule_id, Text(each.title), Text(lifted))
+        console = new_console()
+        console.print(table)
+        console.print(of_rules)
+        console.print_line("details: mbridge rule RULE")
     return OK
 
 
 def _named(texts: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "description": text} for name, text in texts.items()]
-
-
-def _show(recipes: Mapping[str, str], rules: Iterable[RuleDoc]) -> None:
-    table = Table("recipe", "description", title="Recipes", title_justify="left")
-    for name, text in recipes.items():
-        table.add_row(name, Text(text))
-    of_rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
-    for rule in rules:
-        lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in rule.lifted)
-        of_rules.add_row(rule.rule_id, Text(rule.title), Text(lifted))
-    console = new_console()
-    console.print(table)
-    console.print(of_rules)
-    console.print_line("details: mbridge rule RULE")
 
 
 RULE_DOCS = json_object("RuleDocs", "The documentation of the requested rules.", rules=tuple[RuleDoc, ...])

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
+from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import FAILED_OF, FLOPS_FORMULA, JSON, ONLY, Number, scenario_options
+from cloudai_mbridge.commands.plan.sweep_documents import EXPLANATION, SWEEP_PLAN, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule_docs import details_hint
@@ -21,7 +22,6 @@ from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.hardware import calibration_note
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, MemoryLimit
-from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.files.text import label
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
@@ -35,127 +35,7 @@ from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import NEW, Formula
 
-_NEEDS = json_object(
-    "Needs",
-    """What a point is predicted to need; None: not known, for the reasons in `why`.
-
-    memory_share: of the GPU's memory, for states and activations. gpu_hours, cost: of the steps of all its runs.
-    """,
-    peak_memory_gib=float | None,
-    gpu_memory_gib=float | None,
-    memory_share=float | None,
-    worst_stage=int | None,
-    step_time_s=float | None,
-    tokens_per_s_per_gpu=float | None,
-    tflops_per_gpu=float | None,
-    mfu=float | None,
-    gpu_hours=float | None,
-    cost=float | None,
-    why=tuple[str, ...],
-)
-_PLANNED_POINT = json_object(
-    "PlannedPoint",
-    """A point that breaks no rule, or one that was asked for. needs: None of one that breaks a rule.
-
-    beyond: the limit of the sweep that leaves it out, "" for none.
-    """,
-    label=str,
-    status=str,
-    coordinates=Mapping[str, Any],
-    beyond=str,
-    needs=_NEEDS | None,
-)
-_TEST_PLAN = json_object(
-    "TestPlan",
-    """Counts over all points of a test. predicted, gpu_hours, priced, cost: over those that would run.
-
-    axes: name -> number of values. rejected: by a rule. rules: rule -> points that break it. why: reasons why nothing
-    is predicted -> points. examples: the first accepted points, then the first that are held back. left_out: accepted
-    points that were not chosen.
-    """,
-    test_id=str,
-    axes=Mapping[str, int],
-    points=int,
-    accepted=int,
-    held_back=int,
-    rejected=int,
-    would_run=int,
-    predicted=int,
-    gpu_hours=float,
-    priced=int,
-    cost=float | None,
-    currency=str,
-    why_no_cost=str,
-    rules=Mapping[str, int],
-    why=Mapping[str, int],
-    not_considered=tuple[str, ...],
-    notes=list[str],
-    examples=[_PLANNED_POINT],
-    left_out=int,
-)
-SWEEP_PLAN = json_object(
-    "SweepPlan",
-    'The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing.',
-    calibration=str,
-    tests=[_TEST_PLAN],
-)
-EXPLANATION = json_object(
-    "Explanation",
-    'One point. holds: the rules that hold. filled_in: by which preset. memory: its largest terms, "" if not known.',
-    test_id=str,
-    point=_PLANNED_POINT,
-    violations=tuple[Violation, ...],
-    lifted=tuple[Lifted, ...],
-    not_evaluated=list[NotEvaluated],
-    holds=list[str],
-    filled_in=str,
-    memory=str,
-)
-
-
-def status_of(look: CheckedPoint) -> str:
-    """Return the decision about a point, in a word or two."""
-    if look.headline is None:
-        return "rejected"
-    if look.is_held_back or not look.is_run:
-        return "held back" if look.is_held_back else "over the limits"
-    return "left out" if look.left_out else "accepted"
-
-
-def as_point(look: CheckedPoint) -> dict[str, Any]:
-    """Return a point of a sweep in its document form."""
-    needs = None
-    if look.headline is not None:
-        needs = fill(_NEEDS, look.headline, gpu_hours=look.gpu_hours, cost=look.cost)
-    return fill(_PLANNED_POINT, look, status=status_of(look), needs=needs)
-
-
-def as_test(summary: SweepSummary, notes: list[str]) -> dict[str, Any]:
-    """Return the counts of a test in their document form."""
-    examples = [as_point(look) for look in (*summary.examples, *(look for look, _ in summary.held_examples))]
-    rejected = summary.points - summary.accepted - summary.held_back
-    return fill(_TEST_PLAN, summary, rejected=rejected, notes=notes, examples=examples)
-
-
-def as_explanation(test_id: str, look: CheckedPoint, filled_in: str, memory: str) -> dict[str, Any]:
-    """Return the full explanation of a point in its document form."""
-    answers = look.answers
-    decided = {answer.rule_id for answer in answers}
-    return fill(
-        EXPLANATION,
-        look,
-        test_id=test_id,
-        point=as_point(look),
-        not_evaluated=[answer for answer in answers if isinstance(answer, NotEvaluated)],
-        holds=[name for name in map(rule_id, RULES) if name not in decided],
-        filled_in=filled_in,
-        memory=memory,
-    )
-
-
 _MOST_LABELS = 8
-
-
 _SHARE = Number(min=0, min_open=True)
 _CSV = (
     *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
@@ -262,8 +142,20 @@ def _show(summaries: Iterable[SweepSummary], system: System, *, with_points: boo
         console.print(f"  {counted(summary.points, 'point')}, {summary.accepted} accepted, {rejected} rejected{held}")
         for line in filter(None, (*_notes(summary), details_hint(summary.rules))):
             console.print_line(f"  {line}")
-        if with_points:
-            _show_points(console, summary)
+        if not with_points:
+            continue
+        known = [look.headline for look in summary.examples if look.headline is not None]
+        if any(each.step_time_s is not None or each.peak_memory_gib is not None for each in known):
+            console.print(_table(summary.examples))
+        else:
+            for look in summary.examples:
+                console.print_line(f"  accepted {look.label}")
+        if (more := summary.accepted - summary.left_out - len(summary.examples)) > 0:
+            console.print(f"  ... and {more} more")
+        for look, terms in summary.held_examples:
+            console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
+        if (more := summary.held_back - len(summary.held_examples)) > 0:
+            console.print(f"  ... and {more} more held back")
     if len(found) > 1 and any(summary.predicted for summary in found):
         hours, points = (sum(getattr(each, name) for each in found) for name in ("gpu_hours", "predicted"))
         costs: dict[str, float] = {}
@@ -314,21 +206,6 @@ def _price(summary: SweepSummary) -> str:
     if summary.priced < summary.predicted:
         cost += f" for {summary.priced} of {summary.predicted} points ({summary.why_no_cost})"
     return f"{summary.gpu_hours:.4g} GPU-hours of steps, {cost}"
-
-
-def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
-    known = [look.headline for look in summary.examples if look.headline is not None]
-    if any(each.step_time_s is not None or each.peak_memory_gib is not None for each in known):
-        console.print(_table(summary.examples))
-    else:
-        for look in summary.examples:
-            console.print_line(f"  accepted {look.label}")
-    if (more := summary.accepted - summary.left_out - len(summary.examples)) > 0:
-        console.print(f"  ... and {more} more")
-    for look, terms in summary.held_examples:
-        console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
-    if (more := summary.held_back - len(summary.held_examples)) > 0:
-        console.print(f"  ... and {more} more held back")
 
 
 def _why_held_back(look: CheckedPoint, terms: str) -> str:

@@ -132,15 +132,11 @@ def tune(
             raise BadInput("--max-trials and --max-gpu-hours measure; give the --system-config to run on")
         if write or as_json:
             raise BadInput("--write and --json are for a ranking; leave them out, or --max-trials and --max-gpu-hours")
-        limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
-        scenario = search_scenario(
-            [candidate.cmd_args for candidate in found.best],
-            _read_base(base),
-            f"tune_{request.recipe.name}_{num_gpus}x{request.gpu.name}",
-            max_trials,
-        )
+        name = f"tune_{request.recipe.name}_{num_gpus}x{request.gpu.name}"
+        layouts = [candidate.cmd_args for candidate in found.best]
+        scenario = search_scenario(layouts, _read_base(base), name, max_trials)
         scenario["Tests"][0] |= {"time_limit": time_limit} if time_limit else {}
-        return _measure(scenario, limits, system_config, output_dir)
+        return _measure(scenario, max_gpu_hours, system_config, output_dir)
     price, why_not = price_of(system, request.gpu.name) if system else (None, "")
     if write:
         _write(found, *write, _read_base(base))
@@ -163,7 +159,6 @@ def tune(
 
 
 def _why_none(request: SearchRequest, found: Ranking) -> str:
-    """Return why no layout is left, and the remedy."""
     if not found.num_layouts:
         number = counted(request.num_gpus, "GPU")
         return f"no sizes divide {number} and a batch of {request.gbs}; use another --num-gpus or --gbs"
@@ -179,8 +174,10 @@ def _read_base(path: Path | None) -> dict[str, Any]:
     return data
 
 
-def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Path, output_dir: Path | None) -> int:
-    """Run the search of a scenario, and return the exit code."""
+def _measure(
+    scenario: dict[str, Any], max_gpu_hours: float | None, system_config: Path, output_dir: Path | None
+) -> int:
+    limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
     with TemporaryDirectory() as directory:
         path = Path(directory, "scenario.toml")
         path.write_text(render_toml(scenario), encoding="utf-8")

@@ -4,9 +4,9 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import pinned_by
 
+Count = Callable[[Path, LoadedTest], str]  # checks the points of a test, and counts them
 # Without a system file, the launcher's options are checked for this system.
 _ANY_SYSTEM = SlurmSystem.model_validate(
     dict(name="any", scheduler="slurm", install_path="install", default_partition="any", partitions=[{"name": "any"}])
@@ -63,17 +64,6 @@ class Finding:
     is_good: bool
     text: str
     is_foreign: bool = False
-
-
-@dataclass(frozen=True)
-class _Context:
-    """What scenarios and points are checked with."""
-
-    files: TestFiles
-    hooks: Path
-    system: System | None
-    warn: Warn | None
-    rules: RuleSet
 
 
 def verify(
@@ -100,9 +90,17 @@ def verify(
     hooks = hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook")
     system = load_system(system_config) if system_config else None
     once = lru_cache(maxsize=None)(warn) if warn else None  # once per key, however many scenarios name its test
-    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, once, rules)
+    tests = find_test_files(directory, skip_broken=True)
+    count = partial(_count, system=system, rules=rules)
+    verifiers: dict[str, Callable[[Path], str]] = {
+        "system": _verify_system,
+        "scenario": lambda path: _verify_scenario(path, tests, once, hooks, count),
+        "policy": _describe_policy,
+        "baseline": _describe_baseline,
+        "test": lambda path: _verify_test(path, once, count),
+    }
     yield from links
-    yield from (_finding(path, context) for path in files)
+    yield from (_finding(path, verifiers) for path in files)
 
 
 def _link(path: Path) -> Finding | None:
@@ -128,12 +126,12 @@ def _is_policy(source: TomlSource) -> bool:
 _KINDS = {"system": is_system, "scenario": is_scenario, "policy": _is_policy, "baseline": is_baseline}
 
 
-def _finding(path: Path, context: _Context) -> Finding:
+def _finding(path: Path, verifiers: Mapping[str, Callable[[Path], str]]) -> Finding:
     kind = "file"
     try:
         source = read_toml(path)
         kind = next((name for name, is_it in _KINDS.items() if is_it(source)), "test")
-        return Finding(path, kind, True, _verify_file(path, kind, context))
+        return Finding(path, kind, True, verifiers[kind](path))
     except ForeignTemplate as error:
         return Finding(path, kind, True, ", ".join(error.names), is_foreign=True)
     except ForeignSystem:
@@ -151,43 +149,42 @@ def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
         yield f"{len(names)} {kind}{'s' if len(names) > 1 else ''} of {', '.join(each)}"
 
 
-def _verify_file(path: Path, kind: str, context: _Context) -> str:
-    if kind == "system":
-        system = load_system(path)
-        if unlisted := unlisted_partition(system):
-            raise BadInput(f"{read_toml(path).where(('default_partition',))}: {unlisted.partition(': ')[2]}")
-        return f"system {system.name!r}"
-    if kind == "scenario":
-        return _verify_scenario(path, context)
-    if kind == "policy":
-        return _describe_policy(path)
-    if kind == "baseline":
-        from cloudai_mbridge.gate.baseline import load_baseline
+def _verify_system(path: Path) -> str:
+    system = load_system(path)
+    if unlisted := unlisted_partition(system):
+        raise BadInput(f"{read_toml(path).where(('default_partition',))}: {unlisted.partition(': ')[2]}")
+    return f"system {system.name!r}"
 
-        return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
+
+def _describe_baseline(path: Path) -> str:
+    from cloudai_mbridge.gate.baseline import load_baseline
+
+    return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
+
+
+def _verify_test(path: Path, warn: Warn | None, count: Count) -> str:
     if (template := template_of(read_toml(path))) != TEMPLATE:
         raise ForeignTemplate(path, [template])
-    definition = load_test_definition(path, context.warn)
+    definition = load_test_definition(path, warn)
     name = definition.name or "test"  # a name may be empty, an id may not
-    run = TestRun(id=name, test_name=name)
-    return f"test {_count(path, LoadedTest(run, definition, path), context)}"
+    return f"test {count(path, LoadedTest(TestRun(id=name, test_name=name), definition, path))}"
 
 
-def _verify_scenario(path: Path, context: _Context) -> str:
+def _verify_scenario(path: Path, tests: TestFiles, warn: Warn | None, hooks: Path, count: Count) -> str:
     """Check a scenario; if several files define a test that it names, with each of the files."""
     data = read_toml(path).data
     runs = data["Tests"] if isinstance(data["Tests"], list) else []
     named = [run["test_name"] for run in runs if isinstance(run, dict) and isinstance(run.get("test_name"), str)]
     texts: dict[str, None] = {}
-    for files in context.files.choices(named):
-        loaded = load_scenario(path, files, context.warn, context.hooks)
+    for files in tests.choices(named):
+        loaded = load_scenario(path, files, warn, hooks)
         counts = []
         for test in loaded.tests:
             with naming_file(test):
-                counts.append(_count(path, test, context))
+                counts.append(count(path, test))
         texts["; ".join(counts)] = None
-    several = {name: len(context.files.by_name.get(name, ())) for name in named}
-    notes = [f"; {count} files define {name!r}, each was tried" for name, count in several.items() if count > 1]
+    several = {name: len(tests.by_name.get(name, ())) for name in named}
+    notes = [f"; {number} files define {name!r}, each was tried" for name, number in several.items() if number > 1]
     return f"scenario {data.get('name')!r}: {' or '.join(texts)}{''.join(notes)}"
 
 
@@ -200,20 +197,20 @@ def _describe_policy(path: Path) -> str:
     return f"policy {loaded.policy.name!r}: {len(loaded.policy.metrics)} metrics against {reference}{is_there}"
 
 
-def _count(path: Path, test: LoadedTest, context: _Context) -> str:
+def _count(path: Path, test: LoadedTest, *, system: System | None, rules: RuleSet) -> str:
     """Check every point; a valid point must also yield a valid training config, or options that its launcher has."""
-    definition, system = test.definition, context.system
+    definition = test.definition
     is_pinned = megatron_bridge_of(definition) is not None
     slurm = _ANY_SYSTEM if system is None or system.is_one_machine or not system.install_path else system
-    total, rules = 0, Counter[str]()
+    total, broken = 0, Counter[str]()
     rejected: list[tuple[Violation, ...]] = []
     seen: set[tuple[str, str]] = set()
     problems: dict[str, None] = {}
-    for point in checked_points(SweepSpace(definition, test.run), system, pinned_by(definition, system, context.rules)):
+    for point in checked_points(SweepSpace(definition, test.run), system, pinned_by(definition, system, rules)):
         total += 1
         if point.violations:
             rejected.append(point.violations)
-            rules.update({violation.rule_id for violation in point.violations})
+            broken.update({violation.rule_id for violation in point.violations})
             continue
         resolved, args, recipe = point.resolve()
         launcher = LAUNCHERS[args.launcher]
@@ -227,10 +224,10 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
     if total and len(rejected) == total:
-        by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(rules.items()))
+        by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(broken.items()))
         raise BadInput(
             f"{path}: test {test.run.id!r}: every one of its {counted(total, 'point')} is rejected by a rule,"
-            f" so nothing would run: {by_rule}; the first: {rejected[0][0]}; {details_hint(rules)}"
+            f" so nothing would run: {by_rule}; the first: {rejected[0][0]}; {details_hint(broken)}"
         )
     return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule"
 

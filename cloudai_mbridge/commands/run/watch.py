@@ -78,7 +78,6 @@ class Screen(AbstractContextManager["Screen"]):
         self.clock.is_stopping = True
 
     def render(self) -> RenderableType:
-        """Return the current view."""
         with self._lock:
             now, rows = time.time(), [row for row in self.clock.rows.values() if row.is_counted]
             read = {row.run.key: self._read(row) for row in rows if row.group == "running"}

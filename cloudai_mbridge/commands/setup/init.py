@@ -23,7 +23,7 @@ from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.schedulers.slurm.limits import PartitionNodes, find_nodes
+from cloudai_mbridge.schedulers.slurm.partitions import PartitionNodes, find_nodes
 from cloudai_mbridge.training.process.provenance import output_of
 from cloudai_mbridge.tune.ranking import rank
 from cloudai_mbridge.tune.space import search_request

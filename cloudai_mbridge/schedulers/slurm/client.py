@@ -18,7 +18,6 @@ from cloudai_mbridge.schedulers.slurm.commands import (
     PARTITION_NODE_LIMIT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
-    Listed,
     complaint_of,
     parse_sacct,
     parse_squeue,
@@ -90,7 +89,6 @@ class SlurmClient:
         return array_batches(runs, self._max_array_size or 0)
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
-        """Submit with sbatch."""
         self._cancelled -= {run.key for run in submission.runs}
         argv, directory = sbatch_argv(submission, root, self._system)
         env = job_env(submission)
@@ -118,7 +116,15 @@ class SlurmClient:
         if not jobs:
             return {}
         listing, now = self._list(), time.monotonic()
-        seen, gone = _listed_and_gone(jobs, listing)
+        seen, gone = dict[str, Seen](), dict[str, Job]()
+        for job in jobs:
+            rows = listing.of(job)
+            job_id, status = that_counts(job, rows)
+            if status is None:
+                gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else started_as(job) or job_id)
+            else:
+                rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
+                seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
         # Tasks that may have been cancelled while they waited: their arrays are listed, and they are not
         missing = [
             key
@@ -171,7 +177,7 @@ class SlurmClient:
         else:
             self._has_accounting = "accounting storage is disabled" not in answer.stderr
             if answer.returncode == 0:
-                of_id: dict[str, list[Listed]] = {}
+                of_id: dict[str, list[Seen]] = {}
                 for row in parse_sacct(answer.stdout):
                     if row.status.is_final and not has_lost(row.status):
                         of_id.setdefault(row.job_id, []).append(row)
@@ -255,20 +261,6 @@ def _nodes(answer: CompletedProcess[str]) -> list[tuple[str, str, str, str]]:
     """Return partition, name, state and reason of every node; a node of several partitions has several rows."""
     rows = (line.split("|", 3) for line in answer.stdout.splitlines())
     return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
-
-
-def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
-    """Return the listed and the unlisted jobs, both by key."""
-    seen, gone = {}, {}
-    for job in jobs:
-        rows = listing.of(job)
-        job_id, status = that_counts(job, rows)
-        if status is None:
-            gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else started_as(job) or job_id)
-        else:
-            rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
-            seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
-    return seen, gone
 
 
 def _with_launch_failure(seen: Seen, job: Job) -> Seen:

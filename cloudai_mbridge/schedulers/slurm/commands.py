@@ -4,12 +4,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus, Seen
 
 # Directory and name come last: they may contain anything, except that our directories have no two slashes in a row.
 _AFTER_DIRECTORY = "//|"
@@ -22,16 +22,6 @@ _SACCT_FIELDS = len(SACCT_FORMAT.split(","))
 TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A job as squeue lists it. job_id: ID, or ARRAY_INDEX. directory: where it starts; "" from sacct."""
-
-    job_id: str
-    name: str
-    status: JobStatus
-    directory: str = ""
-
-
 def parse_submitted(output: str) -> str | None:
     """Return the job id that `sbatch --parsable` prints, alone or as ID;CLUSTER, below any site's greeting."""
     for line in reversed(output.splitlines()):
@@ -40,9 +30,12 @@ def parse_submitted(output: str) -> str | None:
     return None
 
 
-def parse_squeue(output: str) -> dict[str, Listed]:
-    """Read lines of SQUEUE_FORMAT; the components of a heterogeneous job become one."""
-    parts: dict[str, list[Listed]] = {}
+def parse_squeue(output: str) -> dict[str, Seen]:
+    """Read lines of SQUEUE_FORMAT by job id, or ARRAY_INDEX; the components of a heterogeneous job become one.
+
+    directory: where a job starts.
+    """
+    parts: dict[str, list[Seen]] = {}
     for line in output.splitlines():
         fields = line.strip().split("|", _SQUEUE_FIELDS)
         if len(fields) != _SQUEUE_FIELDS + 1 or not re.match(r"\d", fields[0]):
@@ -64,14 +57,14 @@ def parse_squeue(output: str) -> dict[str, Listed]:
             exit_code, signal = parse_exit_code(code)
             status = replace(status, exit_code=exit_code, signal=signal)
         job_id = job_id.partition("+")[0]
-        parts.setdefault(job_id, []).append(Listed(job_id, name, status, directory))
+        parts.setdefault(job_id, []).append(Seen(job_id, status, name=name, directory=directory))
     return {
         job_id: replace(same[0], status=merge_components([each.status for each in same]))
         for job_id, same in parts.items()
     }
 
 
-def parse_sacct(output: str) -> list[Listed]:
+def parse_sacct(output: str) -> list[Seen]:
     """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). Rows of unfinished jobs prove nothing.
 
     Ids come back when a cluster starts to count anew, so an id may have several rows of different names. Of a job that
@@ -88,7 +81,7 @@ def parse_sacct(output: str) -> list[Listed]:
         nodes = "" if nodes == "None assigned" else nodes
         status = JobStatus(base_state(state), classify(state), exit_code, signal, "", nodes, run_time_s)
         parts.setdefault((job_id.partition("+")[0], name), {})[job_id] = status
-    return [Listed(job_id, name, merge_components(same.values())) for (job_id, name), same in parts.items()]
+    return [Seen(job_id, merge_components(same.values()), name=name) for (job_id, name), same in parts.items()]
 
 
 def merge_components(components: Iterable[JobStatus]) -> JobStatus:

@@ -15,12 +15,13 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import (
     Job,
     JobStatus,
+    Seen,
     Submission,
     SubmitLater,
     SubmitOutcomeUnknown,
     SubmitRefused,
 )
-from cloudai_mbridge.schedulers.slurm.commands import Listed, array_spec, complaint_of, parse_started, parse_submitted
+from cloudai_mbridge.schedulers.slurm.commands import array_spec, complaint_of, parse_started, parse_submitted
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 # After these the controller may or may not have the job, and another try may do better.
@@ -163,11 +164,11 @@ class Listing:
     alone is never trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
     """
 
-    def __init__(self, rows: Mapping[str, Listed]) -> None:
+    def __init__(self, rows: Mapping[str, Seen]) -> None:
         self._rows = rows
-        self._named: dict[str, list[Listed]] = {}
+        self._named: dict[str, list[Seen]] = {}
 
-    def of(self, job: Job) -> list[Listed]:
+    def of(self, job: Job) -> list[Seen]:
         """Return the rows of a run: by its token and its place in the array; by id if it has no token.
 
         A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name decides.
@@ -194,13 +195,13 @@ class Listing:
         """Return whether any job of a token is listed."""
         return bool(self._with(token))
 
-    def _with(self, token: str) -> list[Listed]:
+    def _with(self, token: str) -> list[Seen]:
         if token not in self._named:
             self._named[token] = [row for row in self._rows.values() if token in row.name]
         return self._named[token]
 
 
-def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None]:
+def that_counts(job: Job, rows: Iterable[Seen]) -> tuple[str, JobStatus | None]:
     """Return the id of the one job of a run that counts, and its status if it is among the rows.
 
     One job has claimed the attempt, or none has started yet. An id without a row is a guess.
@@ -222,7 +223,7 @@ def has_lost(status: JobStatus) -> bool:
     return status.is_final and status.exit_code == LOST_CLAIM
 
 
-def is_accounted(row: Listed, job: Job, same_id: Sequence[Listed]) -> bool:
+def is_accounted(row: Seen, job: Job, same_id: Sequence[Seen]) -> bool:
     """Return whether a row of the accounting is a job's: by its name, or by the files of its script."""
     if job.token in row.name:
         return True

@@ -10,20 +10,18 @@ import pwd
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.models.slurm_values import format_time_limit, parse_time_limit
+from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.schedulers.slurm.commands import complaint_of, run_command
+from cloudai_mbridge.schedulers.slurm.partitions import allowed_s
 
-# sinfo puts nodes that are alike in all of this on one line
-_FORMAT = "%P|%l|%D|%N|%G"
-_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
 _MOUNTS = Path("/proc/self/mounts")
 _SHARED = frozenset(
     (
@@ -37,76 +35,10 @@ _PARTITIONS_FORMAT = "%R|%l|%s"
 _NO_ANSWER = "sinfo does not answer"
 _QUICK_S = 10.0
 _SHORT = {"time": "-t", "nodes": "-N", "partition": "-p", "account": "-A", "qos": "-q"}
-_ASSOCIATION = (
-    *("adminlevel", "cluster", "defaultaccount", "account", "partition", "qos", "defaultqos"),
-    *("maxwall", "maxtres", "grptres"),
-)
-_QOS = ("name", "flags", "maxwall", "maxtres", "grptres")
+_LIMITS = ("maxwall", "maxtres", "grptres")
+_ASSOCIATION = ("adminlevel", "cluster", "defaultaccount", "account", "partition", "qos", "defaultqos", *_LIMITS)
+_QOS = ("name", "flags", *_LIMITS)
 _ANY = ("", "ALL", "(null)", "N/A")
-
-
-@dataclass(frozen=True)
-class PartitionNodes:
-    """Nodes of a partition that have the same GPUs. names: as Slurm writes a list. gpus: of each; 0: none known.
-
-    time_limit_s: of a job in the partition; None: none.
-    """
-
-    partition: str
-    is_default: bool
-    time_limit_s: float | None
-    num_nodes: int
-    names: str
-    gpus: int
-    gpu_type: str | None
-
-
-def find_nodes(partition: str | None) -> PartitionNodes:
-    """Return the nodes of a partition, None: of the default one; of several kinds the one with GPUs, then the largest.
-
-    BadInput: no such partition. ToolFailure: Slurm does not answer.
-    """
-    answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
-    if answer.returncode != 0:
-        raise ToolFailure(
-            f"Slurm does not respond: {complaint_of(answer)}; check SLURM_CONF and the controller, or use --local"
-        )
-    known = parse_nodes(answer.stdout)
-    names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
-    found = [nodes for nodes in known if nodes.partition == partition or (partition is None and nodes.is_default)]
-    if not found:
-        what = f"Slurm has no partition {partition!r}" if partition else "Slurm has no default partition"
-        raise BadInput(f"--partition: {what}; use one of {names}")
-    return max(found, key=lambda nodes: (nodes.gpus > 0, nodes.num_nodes))
-
-
-def parse_nodes(text: str) -> list[PartitionNodes]:
-    """Return a row for every kind of node in every partition that has nodes."""
-    found = []
-    for row in (line.split("|", 4) for line in text.splitlines()):
-        if len(row) == 5 and row[3]:
-            partition, time_limit, number, names, gres = row
-            gpus = _GPUS.findall(gres)
-            types = {kind for kind, _ in gpus if kind}
-            nodes = PartitionNodes(
-                partition=partition.removesuffix("*"),
-                is_default=partition.endswith("*"),
-                time_limit_s=allowed_s(time_limit),
-                num_nodes=int(number),
-                names=names,
-                gpus=sum(int(count) for _, count in gpus),
-                gpu_type=types.pop() if len(types) == 1 else None,
-            )
-            found.append(nodes)
-    return found
-
-
-def allowed_s(text: str) -> float | None:
-    """Return the seconds of a time limit of sinfo's, None for no limit."""
-    try:
-        return parse_time_limit(text)
-    except ValueError:  # infinite, n/a
-        return None
 
 
 def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
@@ -146,20 +78,6 @@ class _Bound:
     verb: str = "allows"
 
 
-@dataclass(frozen=True)
-class _Access:
-    """The account and QOS of the jobs, "" if Slurm enforces none.
-
-    flags: of the QOS, which may lift the partition's limits. time, nodes: limits of both.
-    """
-
-    account: str = ""
-    qos: str = ""
-    flags: frozenset[str] = frozenset()
-    time: tuple[_Bound, ...] = ()
-    nodes: tuple[_Bound, ...] = ()
-
-
 def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
     """Return the time limit in seconds and the nodes of a job, of each partition in sinfo's answer; inf: no limit."""
     rows = ([*line.split("|"), "", ""][:3] for line in text.splitlines())
@@ -170,46 +88,43 @@ def parse_partitions(text: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
-    """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
-    config, names = _config(), system.default_partition.split(",")
-    options = list(system.extra_sbatch_args)
-    for run in runs:
-        if run.launcher is MEGATRON_BRIDGE:  # it passes srun's options to sbatch
-            options += [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
-    replaced = _replaced(options)
-    plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
+def _partitions_of(system: SlurmSystem) -> dict[str, tuple[float, float]]:
+    """Return the limits of the system's partitions, as `parse_partitions`; empty without an answer."""
     try:
         known = parse_partitions(run_command("sinfo", "--all", "--noheader", f"--format={_PARTITIONS_FORMAT}").stdout)
     except ToolFailure:
-        known = {}
-    partitions = {name: known[name] for name in names if name in known}
+        return {}
+    return {name: known[name] for name in system.default_partition.split(",") if name in known}
+
+
+def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...]:
+    """Return a line for the account, the time limit and the nodes. BadInput: a run exceeds one of them."""
+    config, replaced = _config(), _replaced(system, runs)
+    plugins = [config[name] for name in ("JobSubmitPlugins", "CliFilterPlugins") if config.get(name, "") not in _ANY]
+    partitions = _partitions_of(system)
     where = f"partition {','.join(partitions)}"
     lines, broken = list[str](), list[str]()
-    access: _Access | None = None
+    access: Mapping[str, Mapping[str, str]] | None = None
 
-    def judge(name: str, check: Callable[[], str]) -> None:
+    def judge(name: str, check: Callable[[], str], prefix: str = "") -> None:
         """Add the line of a check. It raises ToolFailure without an answer of Slurm, BadInput at an exceeded limit."""
         try:
             lines.append(f"{name}: {check()}")
         except ToolFailure as error:
             lines.append(f"{name}: not evaluated: {error.args[0]}")
         except BadInput as error:
-            broken.append(error.args[0])
+            broken.append(f"{prefix}{error.args[0]}")
 
     def is_lifted(flag: str) -> bool | None:
         """Return whether the QOS lifts a limit of the partition, None if unknown."""
-        return None if access is None or (not access.account and "qos" in replaced) else flag in access.flags
+        return None if access is None or (not access and "qos" in replaced) else flag in _flags_of(access)
 
     def check_account() -> str:
         nonlocal access
-        try:
-            access = _access(system, config, replaced)
-        except BadInput as error:
-            raise BadInput(f"system {system.name!r}: account: {error.args[0]}") from None
-        if not access.account:
+        access = _access(system, config, replaced)
+        if not access:
             raise ToolFailure("Slurm enforces none")
-        return f"{access.account}{f', QOS {access.qos}' if access.qos else ''}"
+        return access["account"]["account"] + (f", QOS {access['QOS']['name']}" if "QOS" in access else "")
 
     def check_time() -> str:
         _require_own(replaced, "time", "partition")
@@ -220,10 +135,8 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
             return "none is set; the default of the partition applies"
         asked, run = max(limited, key=lambda pair: pair[0])
         own = _Bound(where, max(time_s for time_s, _ in partitions.values()))
-        lowest = _lowest(own, access.time if access else (), asked, is_lifted("PartitionTimeLimit"))
-        return _verdict(
-            run, "time_limit", asked, lowest, lambda s: "no limit" if s == math.inf else str(format_time_limit(s))
-        )
+        lowest = _lowest(own, _bounds(access or {}, "maxwall"), asked, is_lifted("PartitionTimeLimit"))
+        return _verdict(run, "time_limit", asked, lowest, lambda s: str(format_time_limit(s)))
 
     def check_nodes() -> str:
         _require_own(replaced, "nodes", "partition")
@@ -231,11 +144,12 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
             raise ToolFailure(_NO_ANSWER)
         run = max(runs, key=lambda run: run.num_nodes)
         own = _Bound(where, max(job_nodes for _, job_nodes in partitions.values()))
-        others = (*(access.nodes if access else ()), _Bound(where, _size_of(list(partitions)), "has"))
+        fields = () if "Relative" in _flags_of(access or {}) else ("maxtres", "grptres")  # its limits are percentages
+        others = (*_bounds(access or {}, *fields), _Bound(where, _size_of(list(partitions)), "has"))
         lowest = _lowest(own, others, run.num_nodes, is_lifted("PartitionMaxNodes"))
-        return _verdict(run, "num_nodes", run.num_nodes, lowest, lambda number: f"{number:g}")
+        return _verdict(run, "num_nodes", run.num_nodes, lowest, "{:g}".format)
 
-    judge("account", check_account)
+    judge("account", check_account, f"system {system.name!r}: account: ")
     judge("time limit", check_time)
     judge("nodes", check_nodes)
     if broken and config and not plugins:
@@ -246,15 +160,18 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
 
 def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
-    """Return the lowest limit, None if unlimited. own: of the partition."""
     if is_lifted is None and asked > own.most:
         raise ToolFailure(f"a QOS may lift the limit of {own.owner}, which is exceeded")
     bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
     return min(bounds, key=lambda bound: bound.most, default=None)
 
 
-def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, text: Callable[[float], str]) -> str:
+def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, form: Callable[[float], str]) -> str:
     """Return the used part of a limit; raise BadInput if it is exceeded."""
+
+    def text(value: float) -> str:
+        return "no limit" if value == math.inf else form(value)
+
     if lowest is None:
         return f"{text(asked)}, without a limit"
     if asked <= lowest.most:
@@ -282,9 +199,12 @@ def _size_of(names: Sequence[str]) -> float:
     return max((float(number) if number.isdigit() else math.inf for number in numbers), default=math.inf)
 
 
-def _replaced(options: Iterable[str]) -> dict[str, str]:
+def _replaced(system: SlurmSystem, runs: Iterable[RunPlan]) -> dict[str, str]:
     """Return the options of sbatch that replace the values of checks, with their values."""
-    found = {}
+    found, options = {}, list(system.extra_sbatch_args)
+    for run in runs:
+        if run.launcher is MEGATRON_BRIDGE:  # it passes srun's options to sbatch
+            options += [text for text in (system.extra_srun_args, run.extra_srun_args) if text]
     words = [word for option in options for word in _words(option)]
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, has_value, value = word.partition("=")
@@ -319,13 +239,18 @@ def has_gpu_gres() -> bool | None:
     return None if types is None else "gpu" in types
 
 
-def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]) -> _Access:
-    """Return the account and QOS of the jobs, with their limits as far as Slurm enforces them."""
+def _access(
+    system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]
+) -> dict[str, Mapping[str, str]]:
+    """Return the rows of the jobs' "QOS", if any, and "account", with the limits that Slurm enforces.
+
+    Empty: Slurm enforces neither. A limit of the QOS replaces the account's.
+    """
     enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
     if not config:
         raise ToolFailure("scontrol does not answer")
     if not enforced & {"associations", "limits", "qos", "safe", "all"}:
-        return _Access()
+        return {}
     _require_own(replaced, "partition")
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -349,8 +274,11 @@ def _access(system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[st
                 f" use one of {row['qos'].lower().replace(',', ', ')}"
             )
     _require_open(system.default_partition.split(","), row["account"], qos)
-    found = _limited(row, next((each for each in every_qos if each["name"] == qos.lower()), None))
-    return found if enforced & {"limits", "safe", "all"} else replace(found, time=(), nodes=())
+    own = next((each for each in every_qos if each["name"] == qos.lower()), None)
+    found = {**({"QOS": own} if own else {}), "account": row}
+    if enforced & {"limits", "safe", "all"}:
+        return found
+    return {kind: {**each, **dict.fromkeys(_LIMITS, "")} for kind, each in found.items()}
 
 
 def _association(
@@ -377,27 +305,19 @@ def _association(
     return found[0]
 
 
-def _limited(row: Mapping[str, str], qos: Mapping[str, str] | None) -> _Access:
-    """Return account and QOS with their limits; one of the QOS replaces the account's."""
-    owners = [(f"account {row['account']}", row)]
-    if qos is not None:
-        owners.insert(0, (f"QOS {qos['name']}", qos))
-    wall = ((owner, allowed_s(limits["maxwall"])) for owner, limits in owners)
-    flags = frozenset(qos["flags"].split(",") if qos else ())
-    fields = () if "Relative" in flags else ("maxtres", "grptres")  # its limits are percentages
-    nodes = [[(owner, _nodes_of(limits[field])) for owner, limits in owners] for field in fields]
-    return _Access(
-        account=row["account"],
-        qos=qos["name"] if qos else "",
-        flags=flags,
-        time=tuple(_first(wall)),
-        nodes=tuple(bound for each in nodes for bound in _first(each)),
-    )
+def _flags_of(access: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the flags of the QOS, which may lift the partition's limits."""
+    return access["QOS"]["flags"].split(",") if "QOS" in access else []
 
 
-def _first(limits: Iterable[tuple[str, float | None]]) -> Iterator[_Bound]:
-    """Yield the first limit that is set."""
-    yield from [_Bound(owner, most) for owner, most in limits if most is not None][:1]
+def _bounds(access: Mapping[str, Mapping[str, str]], *fields: str) -> Iterator[_Bound]:
+    """Yield, of each field, the first limit that is set."""
+    for field in fields:
+        for kind, row in access.items():
+            most = allowed_s(row[field]) if field == "maxwall" else _nodes_of(row[field])
+            if most is not None:
+                yield _Bound(f"{kind} {row['name' if kind == 'QOS' else 'account']}", most)
+                break
 
 
 def _nodes_of(tres: str) -> float | None:
@@ -437,7 +357,6 @@ def _partition_settings(names: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _sacctmgr(kind: str, fields: Sequence[str], *more: str) -> list[dict[str, str]]:
-    """Return rows of the accounting's database."""
     argv = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, *more, f"format={','.join(fields)}")
     answer = run_command(*argv, timeout_s=_QUICK_S)
     if answer.returncode != 0:
