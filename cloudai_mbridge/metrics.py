@@ -112,7 +112,7 @@ def implausible(steps: Sequence[StepRecord], num_steps: int | None, device: obje
     reasons = []
     last = math.inf if num_steps is None else num_steps
     if beyond := [step.step for step in steps if not 1 <= step.step <= last]:
-        asked = "steps count from 1" if num_steps is None else f"steps 1 to {num_steps} were asked for"
+        asked = "steps count from 1" if num_steps is None else f"steps 1 to {num_steps} were configured"
         reasons.append(f"step {beyond[0]} is in the log; {asked}")
     for name, unit, lowest, highest in _bounds(device if isinstance(device, str) else None):
         values = ((step.step, getattr(step, name, None)) for step in steps)

@@ -140,7 +140,7 @@ def _without_effect(*names: str, note: str) -> Callable[..., Any]:
         if given:
             click.echo(f"note: {names[0]}: {note}", err=True)
 
-    help_text = "Accepted as in CloudAI; has no effect, and says why."
+    help_text = "Accepted as in CloudAI; prints why it has no effect."
     return click.option(*names, is_flag=True, expose_value=False, callback=say, help=help_text)
 
 

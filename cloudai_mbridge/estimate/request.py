@@ -251,7 +251,7 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
         if system is not None and system.gpu_type:
             name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
         elif args.launcher is Launcher.EMBEDDED or (system is not None and system.is_one_machine):
-            return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
+            return None, "neither cmd_args.gpu_type nor the system's gpu_type names the GPU"
     gpu = find_gpu(name)
     return (gpu_on(gpu, system), "") if gpu else (None, f"{where}: {name!r} is not a GPU with known figures")
 

@@ -147,7 +147,7 @@ class Baseline(ExactModel):
     @model_validator(mode="after")
     def _none_or_some(self) -> Self:
         if self.none_until is not None and self.points:
-            raise ValueError("none_until says that nothing has been promoted, and there are points; remove it")
+            raise ValueError("none_until is for a baseline without points, and there are points; remove it")
         return self
 
     def point(self, name: str) -> BaselinePoint | None:
@@ -239,7 +239,7 @@ def _find_metric_mistake(metric: BaselineMetric, point: BaselinePoint) -> str:
         return f"{metric.name} has unit {known.unit!r} and direction {str(known.direction)!r}; {_EDITED}"
     values = [run.values[metric.name] for run in point.runs if metric.name in run.values]
     if not metric.n == len(values) == len(point.runs):
-        return f"{metric.name} says n = {metric.n}, {len(values)} of {len(point.runs)} runs have it; {_EDITED}"
+        return f"{metric.name} has n = {metric.n}, {len(values)} of {len(point.runs)} runs have it; {_EDITED}"
     all_values = (*values, metric.value, metric.anchor or metric.value)
     if len({len(value) if isinstance(value, list) else 0 for value in all_values}) > 1:
         return f"{metric.name} has curves of different lengths; {_EDITED}"

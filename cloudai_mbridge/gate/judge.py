@@ -82,7 +82,7 @@ def judge_results(
     nodes = slow_nodes(suites)
     notes += node_notes(nodes)
     if num_judgements > 1:
-        notes.append(f"{num_judgements} judgements were asked for: each has a false-alarm rate of {rate:.2%}")
+        notes.append(f"{num_judgements} judgements: each has a false-alarm rate of {rate:.2%}")
     notes += [
         f"the waiver of {waiver.metric} at {waiver.point} expired on {waiver.until}: {waiver.reason}"
         for waiver in expired(policy, today)

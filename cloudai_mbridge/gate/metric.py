@@ -206,7 +206,7 @@ def _explain(verdict: GateVerdict, shown: Comparison, found: Tested, policy: Gat
     fewest, side = min((found.num_runs, "the result"), (found.num_baseline_runs, "the reference"), key=itemgetter(0))
     if fewest < policy.min_runs:
         few = "one run" if fewest == 1 else f"{fewest} runs"
-        return f"{text}; {side} has only {few}, and the policy asks for {policy.min_runs}"
+        return f"{text}; {side} has only {few}, and the policy requires {policy.min_runs}"
     if found.excess(shown.lower, shown.upper) <= 0:
         return f"{text}; too large an improvement to be plausible: check the run before it becomes a baseline"
     needed = _runs_needed(shown, found)

@@ -110,7 +110,7 @@ class Waiver(ExactModel):
     up_to: float = Field(gt=0, le=1, description="the relative change for the worse that is excused, e.g. 0.08")
     reason: Reason = Field(description="why, for who reads it later")
     until: PlainDate = Field(description="the last day on which it has effect")
-    by: NotBlank = Field(description="who says so")
+    by: NotBlank = Field(description="name of the person who decided")
 
     @field_validator("metric")
     @classmethod

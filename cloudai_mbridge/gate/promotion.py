@@ -242,7 +242,7 @@ def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list
         mistake = error.errors()[0]
         where = ".".join(map(str, mistake["loc"]))
         raise BadInput(
-            f"{first.point!a}: {where}: {mistake['msg']}; no baseline can hold what its report says"
+            f"{first.point!a}: {where}: {mistake['msg']}; no baseline can contain this value of its report"
         ) from None
     if len({run.nodes for run in runs}) == 1:
         notes.append("all runs are of the same nodes, so the noise between nodes is not in it")

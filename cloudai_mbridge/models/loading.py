@@ -268,7 +268,7 @@ def _with_hooks(
     scenario = loaded.scenario
     if hooks is None:
         named = [f"{key} = {name!r}" for key in ("pre_test", "post_test") if (name := getattr(scenario, key))]
-        return replace(loaded, notes=(*loaded.notes, *(f"{text} is skipped, as asked for" for text in named)))
+        return replace(loaded, notes=(*loaded.notes, *(f"{text} is skipped, as requested" for text in named)))
     pre, post = (_find_hook(getattr(scenario, key), hooks, warn) for key in ("pre_test", "post_test"))
     if pre is None and scenario.pre_test:
         loaded = replace(loaded, pre_test=_node_check(scenario.pre_test, source, files, warn, hooks))

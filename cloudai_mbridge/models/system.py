@@ -191,11 +191,11 @@ class SlurmSystem(_System):
         [], description="more options of sbatch"
     )
     extra_transient_status_errors: list[Text] = Field(
-        [], description="texts of Slurm's errors after which it is asked again"
+        [], description="texts of Slurm errors after which a query is repeated"
     )
     status_retry_pause_seconds: int = Field(10, ge=0, description="CloudAI's; no effect")
     supports_gpu_directives_cache: bool | None = Field(
-        None, description="whether jobs may ask for GPUs; where the file does not say, Slurm is asked for its GresTypes"
+        None, description="whether jobs may request GPUs; default: whether Slurm's GresTypes contain gpu"
     )
     group_allocated: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 

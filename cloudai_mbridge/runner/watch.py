@@ -290,7 +290,7 @@ class Watcher:
         ):
             excess = self.context.scheduler.exceeded(run.plan, status)
             reason = f"the scheduler will never start it: {status.reason or status.state}"
-            reason += f"; it asks for {excess}" if excess else ""
+            reason += f"; it requests {excess}" if excess else ""
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"

@@ -289,4 +289,4 @@ def test_verify_configs_knows_policies_and_baselines(mbridge: Any, write: Write,
     done = mbridge("verify-configs", conf)
     assert done.returncode == 2
     assert "p.toml:3: min_runs: 0 must be" in done.stderr
-    assert "step_time_s says n = 4, 5 of 5 runs have it" in done.stderr
+    assert "step_time_s has n = 4, 5 of 5 runs have it" in done.stderr

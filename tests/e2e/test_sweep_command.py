@@ -26,7 +26,7 @@ def test_plan_counts_points_and_rules(mbridge: Any, files: list[str]) -> None:
         "C01 rejects 3",
         "C03 rejects 3",
         "C04 rejects 6",
-        "not predicted for 6: neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is",
+        "not predicted for 6: neither cmd_args.gpu_type nor the system's gpu_type names the GPU",
         "details: mbridge rule C01 C03 C04",
         "accepted tp1-pp1-mb1",
         "accepted tp1-pp1-mb2",

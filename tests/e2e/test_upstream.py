@@ -273,7 +273,7 @@ def test_a_job_that_waits_for_nodes_waits_as_long_as_the_scenario_allows(
     with Journal.read_only(root / ROOT_FILES.journal) as journal:
         (attempt,) = journal.entries()[point["key"]].attempts
     assert attempt.status.state == "REFUSED"
-    assert re.search(r"Slurm job \d+: PartitionNodeLimit; it asks for 1 node$", attempt.status.reason)
+    assert re.search(r"Slurm job \d+: PartitionNodeLimit; it requests 1 node$", attempt.status.reason)
     submitted, ended = map(datetime.fromisoformat, (attempt.submitted_at, attempt.ended_at))
     assert (ended - submitted).total_seconds() > patience_s
 

@@ -115,7 +115,7 @@ def test_more_steps_than_were_asked_for_do_not_count(tmp_path: Path) -> None:
     def add(point: dict[str, Any]) -> None:
         point["steps"].append({**point["steps"][-1], "step": 13})
 
-    assert _reason(tmp_path, add) == "step 13 is in the log; steps 1 to 12 were asked for"
+    assert _reason(tmp_path, add) == "step 13 is in the log; steps 1 to 12 were configured"
 
 
 @pytest.mark.parametrize(("name", "value"), [("step_time_s", 5e-324), ("tflops_per_gpu", -5.0)])

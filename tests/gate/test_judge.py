@@ -62,7 +62,7 @@ CASES = [
     (tight("b", 0.009), tight("a"), {}, "pass", ""),
     (tight("b", 0.012), tight("a"), {}, "regression", ""),
     (loud("b"), loud("a"), {}, "inconclusive", "cannot be ruled out; about"),
-    ([make_run("b0")], BASELINE, {}, "inconclusive", "only one run, and the policy asks for 3"),
+    ([make_run("b0")], BASELINE, {}, "inconclusive", "only one run, and the policy requires 3"),
     (runs("b", OTHER), [make_run("a0")], {}, "inconclusive", "the reference has only one run"),
     ([make_run("b0", 1.6)], [make_run("a0")], {}, "inconclusive", "no estimate of the noise"),
     ([make_run("b0", 1.6)], [make_run("a0")], {"assumed_noise": 0.02}, "regression", ""),

@@ -416,7 +416,7 @@ def test_hostile_names_come_back_and_cannot_hide(path: Path, name: str) -> None:
 
 
 def test_a_lone_surrogate_is_refused(path: Path) -> None:
-    with pytest.raises(BadInput, match=r"a/.ud800.: point: .*no baseline can hold what its report says"):
+    with pytest.raises(BadInput, match=r"a/.ud800.: point: .*no baseline can contain this value of its report"):
         _propose(path, [replace(run, point="a/\ud800") for run in _runs()])
 
 

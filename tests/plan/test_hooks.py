@@ -72,7 +72,7 @@ def test_a_post_test_that_cannot_run_here_is_noted(hooks: Path) -> None:
 
 def test_hooks_can_be_skipped(hooks: Path) -> None:
     loaded = _load(hooks, 'pre_test = "nccl"\npost_test = "gone"', skip=True)
-    assert loaded.notes == ("pre_test = 'nccl' is skipped, as asked for", "post_test = 'gone' is skipped, as asked for")
+    assert loaded.notes == ("pre_test = 'nccl' is skipped, as requested", "post_test = 'gone' is skipped, as requested")
     assert [run.test_id for run in build_plan(loaded, LOCAL).runs] == ["a"]
 
 

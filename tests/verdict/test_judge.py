@@ -174,7 +174,7 @@ def test_steps_that_were_asked_for_and_are_missing_cost_nothing() -> None:
 @every(
     ("change", "words"),
     [
-        ({"step": 6}, "step 6 is in the log; steps 1 to 5 were asked for"),
+        ({"step": 6}, "step 6 is in the log; steps 1 to 5 were configured"),
         ({"tflops_per_gpu": -5.0}, "step 5: tflops_per_gpu = -5"),
         ({"step_time_s": 5e-324}, "step 5: step_time_s = 4.94066e-324 s is not possible"),
     ],

@@ -73,7 +73,9 @@ def baseline() -> None:
     type=Number(min=0, max=1, min_open=True),
     help=f"Relative standard deviation of the step time between runs; default: the policy's, or {MAX_NOISE}.",
 )
-@click.option("--accept-regression", is_flag=True, help="Also promote runs that are worse; say why with --reason.")
+@click.option(
+    "--accept-regression", is_flag=True, help="Also promote runs that are worse; give the reason with --reason."
+)
 @click.option(
     "--accept-change",
     is_flag=True,

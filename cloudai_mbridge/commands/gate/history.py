@@ -172,7 +172,7 @@ def show(path: Path, name: str, last: int, as_json: bool) -> int:
     "--fail-on-change", is_flag=True, help=f"Exit with {CHANGED} if any change is named, for better or worse."
 )
 def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_on_change: bool, **options: Any) -> int:
-    """Say at which run the level of a metric moved, by how much, what was new in that run, and whether it drifts."""
+    """Find the runs at which the level of a metric moved, by how much, what was new in them, and whether it drifts."""
     if metric not in METRICS:
         raise BadInput(f"--metric: {printable(metric)!r} is unknown; {suggest(metric, list(METRICS))}")
     with History(path) as store:

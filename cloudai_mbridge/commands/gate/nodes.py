@@ -56,7 +56,7 @@ def show(
     html: Path | None,
     fail_on_slow: bool,
 ) -> int:
-    """Say from results which nodes slow the runs on them; a RUN may be its report.json.
+    """Find in results the nodes that slow the runs on them; a RUN may be its report.json.
 
     Runs of the same point in one report, or in one night of a history, are compared with each other; those of points
     with one run a night, with the other points of the night. Nothing is run, and no node is drained.

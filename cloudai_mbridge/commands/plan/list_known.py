@@ -26,13 +26,13 @@ _REPORTS = {
 }
 
 
-_NAMED = json_object("Named", "What can be named in a file, or asked for.", name=str, description=str)
+_NAMED = json_object("Named", "A name that files and options accept.", name=str, description=str)
 _KNOWN_RULE = json_object(
     "KnownRule", "A rule, and what must hold.", rule_id=str, description=str, lifted=tuple[LiftedIn, ...]
 )
 KNOWN = json_object(
     "Known",
-    "Everything that `list` lists, whatever it is asked for.",
+    "Everything that `list` can show, whatever its argument.",
     recipes=[_NAMED],
     rules=[_KNOWN_RULE],
     agents=[_NAMED],

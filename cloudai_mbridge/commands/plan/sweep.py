@@ -310,7 +310,7 @@ def sweep_explain(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
+    """Explain why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
     system, loaded = _load(**options)
     named = {test.run.id: test for test in loaded.tests}
     if test_id not in named:

@@ -199,7 +199,7 @@ class _WithCommands(click.Group):
 @click.option("--account", help="Slurm's account.")
 @click.option("--nodes", "num_nodes", type=click.IntRange(min=1), help="Nodes of a run; default: 1.")
 @click.option("--recipe", help="See `mbridge list`; default: llama3_8b on a known GPU, else gpt_tiny.")
-@click.option("--gpu", help="Such as gb200; default: what sinfo says.")
+@click.option("--gpu", help="Such as gb200; default: from sinfo.")
 @FORCE
 def init(
     directory: Path,
@@ -285,7 +285,7 @@ def _cmd_args(recipe: Recipe, gpu: Gpu | None, num_ranks: int, *, is_cpu: bool) 
             return best[0].cmd_args
         raise BadInput(
             f"no layout of {recipe.name} fits {counted(num_ranks, 'GPU')} of {gpu.name}; use more --nodes, or another"
-            f" --recipe; `mbridge tune --recipe {recipe.name} --gpu {gpu.name} --num-gpus {num_ranks}` says why"
+            f" --recipe; `mbridge tune --recipe {recipe.name} --gpu {gpu.name} --num-gpus {num_ranks}` prints why"
         )
     batch = int(recipe.default("train", "global_batch_size"))
     return {
@@ -347,12 +347,12 @@ def _slurm_system(nodes: PartitionNodes, account: str | None, gpu: Gpu | None, g
         ("scheduler", "slurm", ""),
         ("output_path", _RESULTS, "where results go: on a file system that all nodes see"),
         ("default_partition", nodes.partition, "partition of the jobs"),
-        ("gpus_per_node", gpus_per_node or None, "that a job asks for"),
+        ("gpus_per_node", gpus_per_node or None, "that a job requests"),
         ("gpu_type", gpu.name if gpu else None, "what estimates are for"),
         ("account", account, "whose time jobs use"),
         ("extra_sbatch_args", ["--exclusive"], "whole nodes: a neighbour would be part of the measurement"),
     ]
-    hints = "" if account else '# account = "my_account"  # if this cluster asks for one\n'
+    hints = "" if account else '# account = "my_account"  # if this cluster requires one\n'
     hints += '# python_executable = "/shared/venv/bin/python"  # on the nodes; default: the one that runs mbridge\n'
     group: list[_Row] = [("name", "all", "scenarios may name nodes as PARTITION:all:2"), ("nodes", [nodes.names], "")]
     name = _table([("name", nodes.partition, "as sinfo describes it")])
