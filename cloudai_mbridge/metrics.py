@@ -141,7 +141,7 @@ _UNIT_ENDINGS = {"s": "_s", "GiB": "_gib"}  # of names of columns and fields
 
 
 class Direction(StrEnum):
-    """Which change is for the worse: more of what should be LOWER, less of what should be HIGHER, any of the SAME."""
+    """Better direction of a metric. More of LOWER, less of HIGHER and any change of SAME is for the worse."""
 
     LOWER = "lower"
     HIGHER = "higher"

@@ -94,7 +94,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RunValues:
-    """What a baseline or a history keeps of a run: its metrics, as `RunResult.values`."""
+    """Metrics of a run as kept in a baseline or a history, like `RunResult.values`."""
 
     run_id: str
     values: Mapping[str, Values]

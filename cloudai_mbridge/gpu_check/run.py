@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended. reason: empty if it passed."""
+    """Result of a part. reason: empty if it passed."""
 
     name: str
     status: Status

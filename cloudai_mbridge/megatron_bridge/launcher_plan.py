@@ -48,7 +48,7 @@ class Repo:
 
 @dataclass(frozen=True)
 class UpstreamPlan:
-    """What Megatron-Bridge's own launcher is passed.
+    """Arguments of Megatron-Bridge's own launcher.
 
     args: the cmd_args that become flags: set by the user or the sweep, or always passed; no credentials, nothing empty.
     credentials: variables of the launcher's environment whose features are switched on.

@@ -29,7 +29,7 @@ SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What a search knows of a point beforehand.
+    """Predictions about a point for a search.
 
     groups: seconds of a step's parts, as in `StepGroups`; () where nothing is predicted. memory_share: predicted peak
     over what the GPU has; None: not known. max_trials: points that the search may try; None: any number.

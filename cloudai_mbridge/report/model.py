@@ -75,7 +75,7 @@ class TrialReport:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """How the search among the points of a test went.
+    """Result of the search among the points of a test.
 
     points: that broke no rule. trials: in the order in which they were submitted. best, runner_up: labels of the
     fastest two; None where so many did not succeed. best_definition: the best one's test.toml. step_time_s,

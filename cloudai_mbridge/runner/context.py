@@ -88,7 +88,7 @@ Judge = Callable[[RunPlan, JournalEntry], Judgement]
 
 
 class Observer(Protocol):
-    """Who wants to know how the runs go."""
+    """Receiver of the events of runs."""
 
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         """Handle a run that was submitted, changed its state, or ended."""

@@ -36,7 +36,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
+    """State of a run. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
 
     counts: runs by state. excluded_nodes: name -> why. events: none without --events.
     left_out: points that were not chosen to run.

@@ -1,4 +1,4 @@
-"""Which number formats a run computes, communicates and stores in: a config, and Megatron-Bridge's recipes by name."""
+"""Number formats for computing, communicating and storing: a config, and Megatron-Bridge's recipes by name."""
 
 import logging
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class MixedPrecisionConfig:
     fp8: str | None = None
     """Format of FP8 matrix products: "hybrid" (E4M3 forward, E5M2 backward), "e4m3", or None for none."""
     fp8_recipe: str | None = "tensorwise"
-    """How FP8 scales are chosen: "delayed", "tensorwise", "mxfp8" (Blackwell) or "blockwise" (Hopper)."""
+    """Method of choosing FP8 scales: "delayed", "tensorwise", "mxfp8" (Blackwell) or "blockwise" (Hopper)."""
     first_last_layers_bf16: bool = False
     fp8_margin: int = 0
     fp8_amax_history_len: int = 1

@@ -54,7 +54,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed, by the catalogue.
+    """Cause of a failed run, from the catalogue.
 
     evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
     """

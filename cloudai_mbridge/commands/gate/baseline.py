@@ -39,7 +39,7 @@ class ConfirmationNeeded(MBridgeError):
 
 PROMOTION = json_object(
     "Promotion",
-    "What promoting means for a baseline file. points: those that were given. difference: a unified diff, by lines.",
+    "Effect of a promotion on a baseline file. points: those of the runs. difference: a unified diff, by lines.",
     path=Path,
     is_written=bool,
     points=tuple[str, ...],
@@ -48,7 +48,7 @@ PROMOTION = json_object(
 )
 BASELINE_CHECK = json_object(
     "BaselineCheck",
-    "What looks wrong in a baseline that can be read; nothing of it is an error.",
+    "Warnings about a baseline that can be read; none of them is an error.",
     path=Path,
     points=int,
     oddities=list[str],

@@ -42,7 +42,7 @@ _HISTORY = click.option(
 _IMPORTED_REPORT = json_object("ImportedReport", "A report, and what became of its runs.", path=Path, runs=Imported)
 IMPORTED_REPORTS = json_object(
     "ImportedReports",
-    "What was imported. Where one cannot be, there is an error instead, and the others are imported all the same.",
+    "Imported runs. A report that cannot be imported has an error instead; the others are imported all the same.",
     reports=[_IMPORTED_REPORT],
 )
 STORED_POINTS = json_object(

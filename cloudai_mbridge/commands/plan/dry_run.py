@@ -27,7 +27,7 @@ _PLANNED_RUN = json_object(
 )
 DRY_RUN = json_object(
     "DryRun",
-    """What `run` would submit. rejected: at most the first thousand points of a test; rule_counts is over all.
+    """Points that `run` would submit. rejected: at most the first thousand points of a test; rule_counts is over all.
 
     left_out: points that were not chosen.
     """,

@@ -12,7 +12,7 @@ from cloudai_mbridge.sweep.checked import CheckedPoint
 
 _NEEDS = json_object(
     "Needs",
-    """What a point is predicted to need; None: not known, for the reasons in `why`.
+    """Predicted needs of a point; None: unknown, for the reasons in `why`.
 
     memory_share: of the GPU's memory, for states and activations. gpu_hours, cost: of the steps of all its runs.
     """,

@@ -57,7 +57,7 @@ _ANY_SYSTEM = SlurmSystem.model_validate(
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one file. is_foreign: it is CloudAI's and not this tool's, and was not checked."""
+    """Result of checking one file. is_foreign: it is CloudAI's and not this tool's, and was not checked."""
 
     path: Path
     kind: str
@@ -233,7 +233,7 @@ def _count(path: Path, test: LoadedTest, *, system: System | None, rules: RuleSe
 
 
 FINDINGS = json_object(
-    "Findings", "What was found about every file. Where one is not good, the exit code is 2.", files=list[Finding]
+    "Findings", "Results of checking every file. If one is not good, the exit code is 2.", files=list[Finding]
 )
 
 

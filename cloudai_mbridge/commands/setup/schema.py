@@ -50,7 +50,7 @@ DOCUMENTS: Mapping[str, str] = {
 
 _ERROR = json_object(
     "Error",
-    "What went wrong. kind: its class. messages: one per line of the text on standard error.",
+    "An error. kind: its class. messages: one per line of the text on standard error.",
     kind=str,
     exit_code=int,
     messages=tuple[str, ...],

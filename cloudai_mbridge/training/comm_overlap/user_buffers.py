@@ -1,4 +1,4 @@
-"""How each linear layer overlaps its products with tensor-parallel communication in Transformer Engine's user buffers.
+"""Overlap of each linear layer's products with tensor-parallel communication in Transformer Engine's user buffers.
 
 A slot's name is layer and pass: `fc1_dgrad` is the input gradient of the first MLP matrix.
 """

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class DataloaderConfig:
-    """How batches are drawn from a dataset and handed to the training loop."""
+    """Options of drawing batches from a dataset for the training loop."""
 
     dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = None
     num_workers: int = 2

@@ -1,4 +1,4 @@
-"""How the process group and its communicators come up."""
+"""Start of the process group and its communicators."""
 
 import os
 from dataclasses import dataclass, field

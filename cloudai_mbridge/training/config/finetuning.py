@@ -9,7 +9,7 @@ from cloudai_mbridge.training.config.dataset import DataloaderConfig, GPTDataset
 
 @dataclass
 class PackedSequenceSpecs:
-    """How several short samples share one sequence; sizes are in tokens."""
+    """Packing of several short samples into one sequence; sizes are in tokens."""
 
     packed_sequence_size: int = -1  # not positive: no packing
     max_single_sequence_length: int | None = None  # of a sample; None: dataset.seq_length

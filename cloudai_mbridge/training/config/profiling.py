@@ -13,7 +13,7 @@ _TE_FEATURES = "transformer_engine.debug.features"
 
 @dataclass(kw_only=True)
 class ProfilingConfig:
-    """Which profiler runs, on which ranks, over the steps `[profile_step_start, profile_step_end)`."""
+    """The profiler, its ranks, and its steps `[profile_step_start, profile_step_end)`."""
 
     use_nsys_profiler: bool = False
     profile_step_start: int = 10

@@ -1,4 +1,4 @@
-"""How much to train and in which batches, when to stop, and how to validate."""
+"""Length of training, batches, conditions for stopping, and validation."""
 
 import logging
 import math

@@ -31,7 +31,7 @@ _UNIT = 16  # tokens; lengths are rounded up to it, so that kernels get few and 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of every global batch a data-parallel rank reads; all sizes in samples.
+    """Part of every global batch that a data-parallel rank reads; all sizes in samples.
 
     Micro-batch k of rank r holds the samples from (k * replicas + r) * micro_batch_size of the global batch, so that
     the global batch is the same in every layout.
