@@ -214,7 +214,7 @@ def test_presets_of_an_installed_commit_that_is_no_release_are_not_known(
     release = find_release(commit, clone)
     args = ResolvedCmdArgs(**LLAMA, num_gpus=256)
     assert (find_preset(args, release) is not None) is is_known
-    unknown = "no presets of Megatron-Bridge at this commit (the installed old says 0.3.0)"
+    unknown = "no presets of Megatron-Bridge at this commit (the installed old has version 0.3.0)"
     assert (unknown in why_no_preset(args, release)) is not is_known
 
 
