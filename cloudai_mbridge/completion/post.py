@@ -5,9 +5,11 @@ import urllib.request
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 30.0
+# Those of urllib, except the one that follows redirects: a redirected POST would become a GET without content. With
+# UnknownHandler a proxy of another scheme is an error, and the URL is not sent without it.
 _HANDLERS = (
     *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
-    *(urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor),
+    *(urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor, urllib.request.UnknownHandler),
 )
 
 
@@ -17,7 +19,7 @@ def post(url: str, body: bytes) -> str:
         return "is not a URL that begins with https:// or http://"
     headers = {"Content-Type": "application/json", "User-Agent": "cloudai-mbridge"}
     request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
-    opener = urllib.request.OpenerDirector()  # follows no redirect: it would become a GET without content
+    opener = urllib.request.OpenerDirector()
     for handler in _HANDLERS:
         opener.add_handler(handler())
     try:
@@ -27,4 +29,6 @@ def post(url: str, body: bytes) -> str:
         with error:
             return f"the server answered {error.code}"
     except urllib.error.URLError as error:
+        if isinstance(error.reason, str):
+            return "its address, or that of a proxy, cannot be used"
         return getattr(error.reason, "strerror", None) or type(error.reason).__name__

@@ -233,7 +233,9 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
         return "use_recipes = true takes a library recipe instead of a performance preset"
     known = catalog(release)
     if known is None:
-        which = release.version if release.is_known else f"at this commit ({release.source} has version {release.version})"
+        which = (
+            release.version if release.is_known else f"at this commit ({release.source} has version {release.version})"
+        )
         return f"no presets of Megatron-Bridge {which} are known"
     return f"Megatron-Bridge {release.version} has {known.missing(_wanted(args))}"
 

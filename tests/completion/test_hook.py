@@ -184,6 +184,16 @@ def test_a_url_that_cannot_be_used_is_not_shown(
     assert ended(tmp_path, webhook_env="HOOK") == [f"note: on_completion: webhook $HOOK: {problem}"]
 
 
+def test_a_proxy_that_cannot_be_used_is_sent_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        monkeypatch.setenv("http_proxy", server.url.replace("http:", "socks5h:"))
+        monkeypatch.setenv("HOOK", f"http://hooks.example/{SECRET}")
+        assert ended(tmp_path, webhook_env="HOOK") == [
+            "note: on_completion: webhook $HOOK: its address, or that of a proxy, cannot be used"
+        ]
+    assert server.requests == []
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     (note,) = ended(tmp_path, webhook_file=f"{tmp_path}/url")
     assert note == f"note: on_completion: webhook of {tmp_path}/url: No such file or directory"

@@ -46,8 +46,9 @@ def test_a_command_is_ended_at_the_deadline_with_what_it_started(
         raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    with pytest.raises(PartFailed, match="still running when the part's time was used up"):
+    with pytest.raises(PartFailed, match="still running when the part's time was used up") as late:
         kit.run(python(_PARENT), log="x")
+    assert late.value.is_late
     parent, child = map(int, started.read_text().split())
     assert not psutil.pid_exists(parent)
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
@@ -56,8 +57,9 @@ def test_a_command_is_ended_at_the_deadline_with_what_it_started(
 
 def test_nothing_starts_after_the_deadline(kit: Kit) -> None:
     kit.deadline = 0.0
-    with pytest.raises(PartFailed, match="not started: the part's time was used up"):
+    with pytest.raises(PartFailed, match="not started: the part's time was used up") as late:
         kit.run(python("open('started', 'w')"), log="x")
+    assert late.value.is_late
     assert not list(kit.work.iterdir())
 
 

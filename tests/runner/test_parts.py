@@ -123,7 +123,7 @@ def test_the_upstream_launcher_tells_its_steps_elsewhere(bench: Any, clock: Any,
     assert Progress(bench.root, clock).idle_s(run) == (0.0, 3)
 
 
-# Schedule
+# What runs next
 
 
 def _tracked(bench: Any, *tests: str, **keys: Any) -> list[Tracked]:

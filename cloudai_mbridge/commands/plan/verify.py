@@ -48,7 +48,7 @@ from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import pinned_by
 
-Count = Callable[[Path, LoadedTest], str]  # checks the points of a test, and counts them
+_Count = Callable[[Path, LoadedTest], str]  # checks the points of a test, and counts them
 # Without a system file, the launcher's options are checked for this system.
 _ANY_SYSTEM = SlurmSystem.model_validate(
     dict(name="any", scheduler="slurm", install_path="install", default_partition="any", partitions=[{"name": "any"}])
@@ -162,7 +162,7 @@ def _describe_baseline(path: Path) -> str:
     return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
 
 
-def _verify_test(path: Path, warn: Warn | None, count: Count) -> str:
+def _verify_test(path: Path, warn: Warn | None, count: _Count) -> str:
     if (template := template_of(read_toml(path))) != TEMPLATE:
         raise ForeignTemplate(path, [template])
     definition = load_test_definition(path, warn)
@@ -170,7 +170,7 @@ def _verify_test(path: Path, warn: Warn | None, count: Count) -> str:
     return f"test {count(path, LoadedTest(TestRun(id=name, test_name=name), definition, path))}"
 
 
-def _verify_scenario(path: Path, tests: TestFiles, warn: Warn | None, hooks: Path, count: Count) -> str:
+def _verify_scenario(path: Path, tests: TestFiles, warn: Warn | None, hooks: Path, count: _Count) -> str:
     """Check a scenario; if several files define a test that it names, with each of the files."""
     data = read_toml(path).data
     runs = data["Tests"] if isinstance(data["Tests"], list) else []

@@ -31,7 +31,7 @@ def parse_submitted(output: str) -> str | None:
 
 
 def parse_squeue(output: str) -> dict[str, Seen]:
-    """Read lines of SQUEUE_FORMAT by job id, or ARRAY_INDEX; the components of a heterogeneous job become one.
+    """Read lines of SQUEUE_FORMAT by job id (ID or ARRAY_INDEX); the components of a heterogeneous job become one.
 
     directory: where a job starts.
     """

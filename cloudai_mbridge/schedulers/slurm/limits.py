@@ -40,6 +40,8 @@ _ASSOCIATION = ("adminlevel", "cluster", "defaultaccount", "account", "partition
 _QOS = ("name", "flags", *_LIMITS)
 _ANY = ("", "ALL", "(null)", "N/A")
 
+_Row = Mapping[str, str]  # of the accounting
+
 
 def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
     """Return a line about the file system of the results: shared, probably not, or not evaluated.
@@ -104,7 +106,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
     partitions = _partitions_of(system)
     where = f"partition {','.join(partitions)}"
     lines, broken = list[str](), list[str]()
-    access: Mapping[str, Mapping[str, str]] | None = None
+    access: tuple[_Row | None, _Row | None] | None = None
 
     def judge(name: str, check: Callable[[], str], prefix: str = "") -> None:
         """Add the line of a check. It raises ToolFailure without an answer of Slurm, BadInput at an exceeded limit."""
@@ -117,14 +119,14 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
     def is_lifted(flag: str) -> bool | None:
         """Return whether the QOS lifts a limit of the partition, None if unknown."""
-        return None if access is None or (not access and "qos" in replaced) else flag in _flags_of(access)
+        return None if access is None or (access[0] is None and "qos" in replaced) else flag in _flags_of(access[1])
 
     def check_account() -> str:
         nonlocal access
-        access = _access(system, config, replaced)
-        if not access:
+        account, qos = access = _access(system, config, replaced)
+        if account is None:
             raise ToolFailure("Slurm enforces none")
-        return access["account"]["account"] + (f", QOS {access['QOS']['name']}" if "QOS" in access else "")
+        return account["account"] + (f", QOS {qos['name']}" if qos and qos["name"] else "")
 
     def check_time() -> str:
         _require_own(replaced, "time", "partition")
@@ -135,7 +137,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
             return "none is set; the default of the partition applies"
         asked, run = max(limited, key=lambda pair: pair[0])
         own = _Bound(where, max(time_s for time_s, _ in partitions.values()))
-        lowest = _lowest(own, _bounds(access or {}, "maxwall"), asked, is_lifted("PartitionTimeLimit"))
+        lowest = _lowest(own, _bounds(*(access or (None, None)), ("maxwall",)), asked, is_lifted("PartitionTimeLimit"))
         return _verdict(run, "time_limit", asked, lowest, lambda s: str(format_time_limit(s)))
 
     def check_nodes() -> str:
@@ -144,8 +146,9 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
             raise ToolFailure(_NO_ANSWER)
         run = max(runs, key=lambda run: run.num_nodes)
         own = _Bound(where, max(job_nodes for _, job_nodes in partitions.values()))
-        fields = () if "Relative" in _flags_of(access or {}) else ("maxtres", "grptres")  # its limits are percentages
-        others = (*_bounds(access or {}, *fields), _Bound(where, _size_of(list(partitions)), "has"))
+        account, qos = access or (None, None)
+        fields = () if "Relative" in _flags_of(qos) else ("maxtres", "grptres")  # its limits are percentages
+        others = (*_bounds(account, qos, fields), _Bound(where, _size_of(list(partitions)), "has"))
         lowest = _lowest(own, others, run.num_nodes, is_lifted("PartitionMaxNodes"))
         return _verdict(run, "num_nodes", run.num_nodes, lowest, "{:g}".format)
 
@@ -160,6 +163,7 @@ def check_limits(system: SlurmSystem, runs: Sequence[RunPlan]) -> tuple[str, ...
 
 
 def _lowest(own: _Bound, others: Iterable[_Bound], asked: float, is_lifted: bool | None) -> _Bound | None:
+    """Return the lowest limit, None if unlimited. own: of the partition."""
     if is_lifted is None and asked > own.most:
         raise ToolFailure(f"a QOS may lift the limit of {own.owner}, which is exceeded")
     bounds = [bound for bound in (*(() if is_lifted else (own,)), *others) if bound.most < math.inf]
@@ -241,16 +245,13 @@ def has_gpu_gres() -> bool | None:
 
 def _access(
     system: SlurmSystem, config: Mapping[str, str], replaced: Mapping[str, str]
-) -> dict[str, Mapping[str, str]]:
-    """Return the rows of the jobs' "QOS", if any, and "account", with the limits that Slurm enforces.
-
-    Empty: Slurm enforces neither. A limit of the QOS replaces the account's.
-    """
+) -> tuple[_Row | None, _Row | None]:
+    """Return the rows of the jobs' account, None if Slurm enforces none, and of their QOS, with the enforced limits."""
     enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
     if not config:
         raise ToolFailure("scontrol does not answer")
     if not enforced & {"associations", "limits", "qos", "safe", "all"}:
-        return {}
+        return None, None
     _require_own(replaced, "partition")
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -275,15 +276,13 @@ def _access(
             )
     _require_open(system.default_partition.split(","), row["account"], qos)
     own = next((each for each in every_qos if each["name"] == qos.lower()), None)
-    found = {**({"QOS": own} if own else {}), "account": row}
     if enforced & {"limits", "safe", "all"}:
-        return found
-    return {kind: {**each, **dict.fromkeys(_LIMITS, "")} for kind, each in found.items()}
+        return row, own
+    unlimited = dict.fromkeys(_LIMITS, "")
+    return {**row, **unlimited}, own and {**own, **unlimited}
 
 
-def _association(
-    rows: Sequence[Mapping[str, str]], user: str, system: SlurmSystem, replaced: Mapping[str, str]
-) -> Mapping[str, str]:
+def _association(rows: Sequence[_Row], user: str, system: SlurmSystem, replaced: Mapping[str, str]) -> _Row:
     """Return the association that the jobs use: of the partition, else of all partitions."""
     wanted = replaced.get("account") or system.account or next((row["defaultaccount"] for row in rows), "")
     known = sorted({row["account"] for row in rows})
@@ -305,19 +304,20 @@ def _association(
     return found[0]
 
 
-def _flags_of(access: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the flags of the QOS, which may lift the partition's limits."""
-    return access["QOS"]["flags"].split(",") if "QOS" in access else []
+def _flags_of(qos: _Row | None) -> list[str]:
+    """Return the flags of a QOS, which may lift the partition's limits."""
+    return qos["flags"].split(",") if qos else []
 
 
-def _bounds(access: Mapping[str, Mapping[str, str]], *fields: str) -> Iterator[_Bound]:
-    """Yield, of each field, the first limit that is set."""
+def _bounds(account: _Row | None, qos: _Row | None, fields: Iterable[str]) -> Iterator[_Bound]:
+    """Yield the limit of each field that has one; one of the QOS replaces the account's."""
+    owners = [(f"QOS {qos['name']}", qos)] if qos else []
+    owners += [(f"account {account['account']}", account)] if account else []
     for field in fields:
-        for kind, row in access.items():
-            most = allowed_s(row[field]) if field == "maxwall" else _nodes_of(row[field])
-            if most is not None:
-                yield _Bound(f"{kind} {row['name' if kind == 'QOS' else 'account']}", most)
-                break
+        limits = (
+            (owner, allowed_s(row[field]) if field == "maxwall" else _nodes_of(row[field])) for owner, row in owners
+        )
+        yield from [_Bound(owner, most) for owner, most in limits if most is not None][:1]
 
 
 def _nodes_of(tres: str) -> float | None:
