@@ -153,6 +153,8 @@ CHOOSING = ("launcher", "model_recipe_name", "model_family_name", "gpu_type", "c
 class Upstream:
     """Knowledge about the Megatron-Bridge that a test pins, and about its launcher at a point of the test.
 
+    Rules take the record of a point, from `at`, not that of a whole test.
+
     release: None if unknown.
     preset: values that the launcher fills in at a point; None if unknown, and for a whole test.
     rules: whose C rules hold.

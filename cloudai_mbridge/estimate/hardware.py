@@ -112,8 +112,8 @@ class FittedFactors(ClusterFactors):
 
     is_better: bool
     left_out: Mapping[str, int]
-    # Not of the document: the number of measured peaks, and of the fit on points held out the median error, and the
-    # share of better predictions
+    # Left out of the document: the number of measured peaks; the fit's median error, and its share of better
+    # predictions, on points held out
     memory_points: Annotated[int, Field(exclude=True)]
     error: Annotated[float, Field(exclude=True)]
     share_better: Annotated[float, Field(exclude=True)]

@@ -49,7 +49,7 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
 def compare_reports(
     old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date, metric: str | None = None
 ) -> tuple[GateResult, ComparisonTable | None]:
-    """Judge the reports of one side against the reports of another, and return the table of a metric, too.
+    """Judge the reports of one side against the reports of another, and return the table of a metric, None without one.
 
     BadInput: a report cannot be read.
     """

@@ -79,9 +79,6 @@ class Suite:
     All runs are in the order of points, the old before the new. Cells: twice the point's number, and one if new.
     """
 
-    nights: tuple[int, int]
-    night_noise: float | None
-
     def __init__(self, points: Sequence[PointRuns], metric: str, confidence: float, differing: Collection[str]) -> None:
         self._points, self._confidence, self._differing = points, confidence, differing
         found = [
@@ -107,7 +104,7 @@ class Suite:
         variances, self._means = self._spread(self._values)
         self._differences = self._means[:, 1] - self._means[:, 0]
         self._find_noise(variances)
-        noises, weights, shares = self._compare_nights()
+        self.nights, self.night_noise, noises, weights, shares = self._compare_nights()
         extra = float(weights @ noises**2) * shares
         self.comparisons = {point.point: self._comparison(i, extra) for i, point in enumerate(points)}
         chosen = np.flatnonzero(self._keeps)
@@ -115,7 +112,7 @@ class Suite:
         spread = _normal(np.sqrt(variance + noises**2 * shares), weights)
         common = self._shared_change(mean, spread, spread, is_one=_are_alike(self._keeps))
         self.common = SharedChange("", tuple(point.point for point in points), len(chosen), common)
-        self.groups = self._groups()
+        self.groups = tuple(self._groups())
 
     @property
     def nights_are_confounded(self) -> bool:
@@ -227,10 +224,10 @@ class Suite:
         p_smaller = beyond.tail(-(mean - min(rest, 0.0))) if is_one else 1.0
         return comparison_of(0.0, mean, own.reach(self._confidence), p_larger, p_smaller, (beyond,))
 
-    def _compare_nights(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Find the nights and the noise between them.
+    def _compare_nights(self) -> tuple[tuple[int, int], float | None, np.ndarray, np.ndarray, float]:
+        """Return the nights of both sides, the noise between nights, and its share in the common change.
 
-        Return the possible noises, their weights, and their share in the common change.
+        Before the share: the possible noises, and their weights.
         """
         night_of = night_numbers(self._ended)
         sides = self._cells % 2
@@ -255,14 +252,13 @@ class Suite:
             logs -= (np.log(variances).sum(axis=1) + np.log((1 / variances).sum(axis=1)) + squares) / 2
         if max(counts) < 2:
             are_same = len(np.unique(night_of[night_of >= 0])) == 1
-            self.nights, self.night_noise = (0, 0) if are_same else (counts[0], counts[1]), None
-            return np.zeros(1), np.ones(1), 0.0
+            return (0, 0) if are_same else (counts[0], counts[1]), None, np.zeros(1), np.ones(1), 0.0
         rest = len(_NIGHT_NOISES) - 1
         prior = np.array([_NIGHTS_ARE_EQUAL, *[(1 - _NIGHTS_ARE_EQUAL) / rest] * rest])
         weights = prior * np.exp(logs - logs.max())
         weights /= weights.sum()
-        self.nights, self.night_noise = (counts[0], counts[1]), float(np.sqrt(weights @ _NIGHT_NOISES**2))
-        return _NIGHT_NOISES, weights, shares
+        noise = float(np.sqrt(weights @ _NIGHT_NOISES**2))
+        return (counts[0], counts[1]), noise, _NIGHT_NOISES, weights, shares
 
 
 def compare_suite(points: Sequence[PointRuns], metric: str, confidence: float) -> Suite | None:

@@ -12,7 +12,7 @@ from typing import Any
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.hardware import Price, price_of
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, START_UP_S, Headline, MemoryLimit
+from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of, guess_of
 from cloudai_mbridge.estimate.request import not_considered
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
@@ -63,8 +63,8 @@ class PointWalk:
         self,
         test: LoadedTest,
         system: System,
-        rules: RuleSet = RuleSet.RELEASE,
-        memory_limit: MemoryLimit | None = DEFAULT_LIMIT,
+        rules: RuleSet,
+        memory_limit: MemoryLimit | None,
         order: str | None = None,
         formula: Formula = NEW,
     ) -> None:

@@ -66,9 +66,7 @@ class Recipe:
     chosen: tuple[Block, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
 
-    def __hash__(self) -> int:
-        """Return the hash of the name; sections cannot be hashed."""
-        return hash(self.name)
+    __hash__ = object.__hash__  # sections cannot be hashed; for caches, the same recipe is the same object
 
     def default(self, section: str, field: str) -> Any:
         """Return the recipe's value of a training-config field, or None."""

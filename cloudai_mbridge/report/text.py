@@ -37,8 +37,8 @@ def render_point(point: PointReport, root: Path) -> str:
     if metrics and metrics.step_time_s:
         capped = f"{metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
         lines += [f"Capped mean step time: {capped}"]
-    for measure in MEASURES:
-        value = None if measure.name in _CLOUDAI else getattr(metrics, measure.name, None)
+    for measure in MEASURES if metrics else ():
+        value = None if measure.name in _CLOUDAI else getattr(metrics, measure.name)
         if metrics and value is not None:
             name = f"{measure.label[:1].upper()}{measure.label[1:]}"
             unit = f" {measure.unit}" if measure.unit not in ("", measure.label) else ""

@@ -28,10 +28,10 @@ _Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 class CheckedPoint:
     """Coordinates with the answers of the rules; the point itself is made only when asked for.
 
-    The following is filled in when it is decided about the point, and its needs in a preview.
-    headline: None if the point breaks a rule. beyond: the limit of the sweep that leaves the point out, such as
-    "max_points = 3"; "" for none. gpu_hours, cost: of the steps of all its runs; None if unknown.
-    left_out: why it was not chosen, "" if it was.
+    The rest is filled in when the point is judged; gpu_hours, cost and left_out only in a preview.
+    headline: None if the point breaks a rule. is_held_back: for its memory. gpu_hours, cost: of the steps of all its
+    runs; None if unknown. left_out: why it was not chosen, "" if it was. beyond: the limit of the sweep that leaves the
+    point out, such as "max_points = 3"; "" for none.
     """
 
     sweep: SweepSpace

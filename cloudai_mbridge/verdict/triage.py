@@ -53,28 +53,30 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Cause of a failed run, from the catalogue.
-
-    evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
-    """
+class KnownFailure:
+    """A cause of failures in the catalogue, with its remedy."""
 
     id: str
     kind: FailureKind
     title: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class Failure(KnownFailure):
+    """Cause of a failed run.
+
+    evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
+    """
+
     evidence: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(KnownFailure):
     """One `[[failure]]` of the catalogue."""
 
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     patterns: tuple[re.Pattern[str], ...]
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
@@ -86,13 +88,9 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class EndState:
+class EndState(KnownFailure):
     """One `[[state]]` of the catalogue: a state of a job that explains its end."""
 
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     state: str
     topic: str = ""
     wins: bool = False
@@ -176,7 +174,7 @@ def _catalogue() -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
     return parse_catalogue((resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8"))
 
 
-_Known = TypeVar("_Known", Entry, EndState)
+_Known = TypeVar("_Known", bound=KnownFailure)
 
 
 def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]:
@@ -222,7 +220,7 @@ def has_never_started(status: JobStatus | None) -> bool:
     return state is not None and state.never_started
 
 
-def failure_of(known: Entry | EndState, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
+def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
     """Return a known failure with its evidence."""
     return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.megatron_bridge.preset_rows import catalog
 from cloudai_mbridge.megatron_bridge.release import find_release, repo_path
 from cloudai_mbridge.models.loading import LoadedTest
@@ -51,7 +53,7 @@ def test_all_performance_configurations_are_planned(version: str, tmp_path: Path
             partitions=[{"name": "p"}],
             install_path=str(install_path),
         )
-        plan = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system)
+        plan = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system, RuleSet.RELEASE, DEFAULT_LIMIT)
         (found,) = plan.points()
         assert not found.violations, (args, list(map(str, found.violations)))
         assert not found.is_held_back, (args, found.headline)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow, catalog
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, with_preset
 from cloudai_mbridge.megatron_bridge.release import find_release
@@ -49,7 +51,9 @@ def _preview(version: str, args: dict[str, Any]) -> CheckedPoint:
     system = SlurmSystem(
         name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=per_node
     )
-    (found,) = PointWalk(LoadedTest(TestRun(id="t", test_name="n"), definition), system).points()
+    (found,) = PointWalk(
+        LoadedTest(TestRun(id="t", test_name="n"), definition), system, RuleSet.RELEASE, DEFAULT_LIMIT
+    ).points()
     return found
 
 

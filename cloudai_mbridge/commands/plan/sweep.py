@@ -121,7 +121,7 @@ def _walk(
     order: str | None = None,
     formula: Formula = NEW,
 ) -> PointWalk:
-    """Return the points of a test. memory_share: None takes the sweep's, else the default. order: likewise."""
+    """Return the points of a test. memory_share, order: None takes the sweep's, or the default."""
     share = test.definition.sweep.memory_share if memory_share is None else memory_share
     limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
     with naming_file(test):
