@@ -76,9 +76,17 @@ def initialize_megatron(config: ConfigContainer) -> None:
     set_experimental_flag(config.dist.enable_megatron_core_experimental)
     if config.dist.disable_jit_fuser:
         disable_jit_fuser()  # of later imports, as upstream does
-    if not mpu.model_parallel_is_initialized() and config.dist.use_decentralized_pg:
+    if not mpu.model_parallel_is_initialized():
+        _make_groups(config)
+    _seed_generators(config)
+    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
+    start_user_buffers(config.model, required(config.train.micro_batch_size))
+
+
+def _make_groups(config: ConfigContainer) -> None:
+    if config.dist.use_decentralized_pg:
         make_grid_groups(config)
-    elif not mpu.model_parallel_is_initialized():
+    else:
         mpu.initialize_model_parallel(
             **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},
             hierarchical_context_parallel_sizes=config.model.hierarchical_context_parallel_sizes,
@@ -93,9 +101,6 @@ def initialize_megatron(config: ConfigContainer) -> None:
             # on a CPU the groups are gloo already
             create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
         )
-    _seed_generators(config)
-    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
-    start_user_buffers(config.model, required(config.train.micro_batch_size))
 
 
 def _seed_generators(config: ConfigContainer) -> None:

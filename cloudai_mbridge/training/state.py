@@ -78,12 +78,15 @@ class GlobalState:
         self._cfg: ConfigContainer | None = None
         self.signal_handler: DistributedSignalHandler | None = None
         self.callback_manager: CallbackManager | None = None
-        self.reset_for_restart()
+        self._reset()
         if cfg is not None:
             self.cfg = cfg
 
     def reset_for_restart(self) -> None:
         """Drop everything but the configuration: an in-process restart sets up again."""
+        self._reset()  # also for a subclass that adds to this, before its own fields exist
+
+    def _reset(self) -> None:
         self.train_state = TrainState()
         self._tokenizer: Any = None
         self.nvrx_straggler_manager: Any = None

@@ -111,7 +111,6 @@ def train(
     """Train until `train_iters` steps are done. Every rank calls it.
 
     callback_manager: replaces that of `global_state`.
-
     SystemExit: the run leaves early: 0 after a signal, a time limit or an interval; 16 to be resumed so that a
         suspicious result can be examined; 17 when that result has proved wrong. A checkpoint is saved before.
     """

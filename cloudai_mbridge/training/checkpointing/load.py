@@ -166,7 +166,7 @@ class _Load:
         on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
 
     def _check(self) -> None:
-        """Check that the optimizer's state can be loaded, and whether the generators' can."""
+        """Check the layout of a local checkpoint, and whether the states of optimizer and generators can be loaded."""
         here, there = self.here, self.there
         if self.is_local and there != here:
             raise CheckpointError(
@@ -187,8 +187,9 @@ class _Load:
                     f"the layout changed ({sizes}); save with checkpoint.dist_ckpt_optim_fully_reshardable=True, or set"
                     " checkpoint.load_optim=False"
                 )
-        reason = None if self.is_local else generators.why_not(self.path, is_same_layout=self.is_same_layout)
-        if self.with_generators and reason:
+        if not self.with_generators or self.is_local:
+            return
+        if reason := generators.why_not(self.path, is_same_layout=self.is_same_layout):
             print_rank_0(f"(random number generator states are not loaded: {reason})")
             self.with_generators = False
 

@@ -70,7 +70,12 @@ class DefaultCheckpointManager:
     def __init__(self, checkpoint_config: CheckpointConfig) -> None:
         """Open the state shared by all saves and loads. A collective with replicated local checkpoints."""
         self.checkpoint_config = checkpoint_config
-        self.checkpointing_context = init_checkpointing_context(checkpoint_config)
+        self._context = init_checkpointing_context(checkpoint_config)
+
+    @property
+    def checkpointing_context(self) -> dict[str, Any]:
+        """State shared by all saves and loads."""
+        return self._context
 
     def save(self, ctx: CheckpointSaveContext, callback_manager: callbacks.CallbackManager | None) -> None:
         """Save, as `save_checkpoint`. A collective."""
@@ -80,7 +85,7 @@ class DefaultCheckpointManager:
             ctx.optimizer,
             ctx.opt_param_scheduler,
             ctx.num_floating_point_operations_so_far,
-            self.checkpointing_context,
+            self._context,
             non_persistent_ckpt=ctx.non_persistent_ckpt,
             train_data_iterator=ctx.train_data_iterator,
         )
@@ -96,7 +101,7 @@ class DefaultCheckpointManager:
             ctx.optimizer,
             ctx.opt_param_scheduler,
             strict=ctx.strict,
-            checkpointing_context=self.checkpointing_context,
+            checkpointing_context=self._context,
             skip_load_to_model_and_opt=ctx.skip_load_to_model_and_opt,
         )
 

@@ -85,9 +85,11 @@ def redacted_in(value: Any) -> Any:
         return value if isinstance(value, Enum) else redacted(value)
     if isinstance(value, Mapping):
         return {
-            redacted_in(name): MASK
-            if isinstance(name, str) and isinstance(item, str) and is_assigned_credential(name, item)
-            else redacted_in(item)
+            redacted_in(name): (
+                MASK
+                if isinstance(name, str) and isinstance(item, str) and is_assigned_credential(name, item)
+                else redacted_in(item)
+            )
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):

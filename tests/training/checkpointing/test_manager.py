@@ -82,3 +82,15 @@ def test_what_it_has_to_be() -> None:
     }.items():
         with pytest.raises(ConfigError, match=f"custom_manager_class = '{path}'.*{words}"):
             create_checkpoint_manager(CheckpointConfig(custom_manager_class=path))
+
+
+def test_a_subclass_may_replace_what_all_saves_share() -> None:
+    """As with Megatron-Bridge's manager: `_context` is an attribute, and `checkpointing_context` a property."""
+
+    class Reads(DefaultCheckpointManager):
+        @property
+        def checkpointing_context(self) -> dict[str, Any]:
+            return {**self._context, "mine": 1}
+
+    assert Reads(CheckpointConfig()).checkpointing_context == {"mine": 1}
+    assert isinstance(Reads(CheckpointConfig()), CheckpointManager)
