@@ -87,29 +87,23 @@ def run_all(
                 if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
                     _check(root, interrupts)
                 while not context.is_over:
-                    _take_turn(watcher, interrupts, pace)
-
-
-def _take_turn(watcher: "Watcher", interrupts: Interrupts, pace: Pace) -> None:
-    """Submit ready runs, poll, and sleep until the next turn. Raises Interrupted or Detached as requested."""
-    context, root = watcher.context, watcher.context.root
-    _check(root, interrupts)
-    _require_journal(root)
-    before = {run.token for run in context.active()}
-    watcher.submitter.submit_ready(interrupts)
-    _require_journal(root)
-    has_ended = watcher.poll()
-    active = {run.token for run in context.active()}
-    # The last pass has submitted no other job, and left no submission in doubt
-    is_submitted = bool(active) and active <= before and not context.unsure
-    if interrupts.detaches and not context.is_over and is_submitted:
-        raise Detached
-    if context.has_changed:
-        context.has_changed = False
-        pace.changed()
-    # A run that has ended makes room; a submission is followed by a poll
-    if not (has_ended and watcher.submitter.may_submit()) and not context.is_over:
-        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(root))
+                    _check(root, interrupts)
+                    _require_journal(root)
+                    before = {run.token for run in context.active()}
+                    watcher.submitter.submit_ready(interrupts)
+                    _require_journal(root)
+                    has_ended = watcher.poll()
+                    active = {run.token for run in context.active()}
+                    # The last pass has submitted no other job, and left no submission in doubt
+                    is_submitted = bool(active) and active <= before and not context.unsure
+                    if interrupts.detaches and not context.is_over and is_submitted:
+                        raise Detached
+                    if context.has_changed:
+                        context.has_changed = False
+                        pace.changed()
+                    # A run that has ended makes room; a submission is followed by a poll
+                    if not (has_ended and watcher.submitter.may_submit()) and not context.is_over:
+                        interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(root))
 
 
 def _opened(path: Path) -> Journal:
