@@ -5,12 +5,6 @@ import urllib.request
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 30.0
-# Those of urllib, except the one that follows redirects: a redirected POST would become a GET without content. With
-# UnknownHandler a proxy of another scheme is an error, and the URL is not sent without it.
-_HANDLERS = (
-    *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
-    *(urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor, urllib.request.UnknownHandler),
-)
 
 
 def post(url: str, body: bytes) -> str:
@@ -19,11 +13,10 @@ def post(url: str, body: bytes) -> str:
         return "is not a URL that begins with https:// or http://"
     headers = {"Content-Type": "application/json", "User-Agent": "cloudai-mbridge"}
     request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
-    opener = urllib.request.OpenerDirector()
-    for handler in _HANDLERS:
-        opener.add_handler(handler())
+    redirects = urllib.request.HTTPRedirectHandler()  # follows none: a POST would become a GET without content
+    redirects.redirect_request = lambda *_: None  # type: ignore[method-assign]
     try:
-        with opener.open(request, timeout=_TIMEOUT_S):
+        with urllib.request.build_opener(redirects).open(request, timeout=_TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
         with error:

@@ -175,7 +175,7 @@ class Upstream:
         return find_preset(args, self.release)
 
     def at(self, args: ResolvedCmdArgs) -> "Upstream | None":
-        """Return what is known at a point with these arguments; None: the embedded loop runs it."""
+        """Return the record of a point with these arguments; None: the embedded loop runs it."""
         return None if args.launcher is Launcher.EMBEDDED else replace(self, preset=self.preset_of(args))
 
     def trained(self, written: Point, args: Any) -> Point:

@@ -231,7 +231,7 @@ def value_of(metric: Measure, run: RunResult) -> Values | None:
 
 _FIRST, *_OTHERS = TABLE_MEASURES
 _LOSS = next(measure for measure in MEASURES if measure.step == "loss")
-# docs/gate.md describes them. Of the two that are none of a report, only unit, direction and noise_floor count
+# docs/gate.md describes them. Of the two renamed ones, only unit, direction and noise_floor are read
 METRICS: Mapping[str, Measure] = {
     metric.name: metric
     for metric in (

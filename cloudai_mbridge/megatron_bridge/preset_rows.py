@@ -50,7 +50,7 @@ class PresetRow:
     family: empty where the launcher does not look at it. variant: "" for the one without a name.
     is_default: taken for job sizes that have no preset of their own.
     values: by our argument names, and a few more that their meaning depends on.
-    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    base_gb: the batch that is scaled to other job sizes, if it is not the preset's own.
     """
 
     family: str

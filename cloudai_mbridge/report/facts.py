@@ -89,7 +89,7 @@ def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, dir
         **{
             f"point.{name}": value
             for name, value in _work(others).items()
-            if not is_secret(name.rpartition(".")[2]) or name.endswith("tokens")  # a number of tokens is no secret
+            if not is_secret(name.rpartition(".")[2]) or name.endswith("tokens")  # a token count is not a secret
         },
     }
     fields = {name: _flat(plain(redacted_in(value))) for name, value in sorted(fields.items())}
