@@ -119,12 +119,13 @@ def test_the_table_of_old_and_new(mbridge: Any, tmp_path: Path) -> None:
     assert float(rows["geometric mean"]["change"]) == pytest.approx(mean)
     shown = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in done.stdout.splitlines() if "│" in line}
     percents = [f"{100 * float(row['change']):+.2f} %" for row in counted]
-    assert list(shown.values())[:3] == ["~", *percents[1:]]
+    assert list(shown.values())[:3] == [f"~ {percents[0]}", *percents[1:]]
+    assert shown["t/died"].endswith(" %, incomplete")
     assert shown["geometric mean of 3 points"] == f"{100 * mean:+.2f} %"
     assert "4 points not in the mean: 1 incomplete, 1 failed, 1 only in" in " ".join(done.stdout.split())
     markdown = files["markdown"].read_text()
     assert "| t/same |" in markdown
-    assert "| &#126; |" in markdown
+    assert "| &#126; " in markdown
     table = json.loads(files["json"].read_text())["comparison"]
     assert table["excluded"] == {"incomplete": 1, "failed": 1, "only in old": 1, "only in new": 1}
 
@@ -293,11 +294,16 @@ def test_a_baseline_that_says_that_none_has_been_promoted(mbridge: Any, tmp_path
 
     def gate(days: int, more: str = "") -> Any:
         baseline.write_text(f"version = 1\nnone_until = {today + timedelta(days=days)}\n{more}")
-        return mbridge("gate", result, "--policy", policy, "--markdown", tmp_path / "gate.md")
+        files = {name: tmp_path / f"gate.{name}" for name in ("markdown", "junit", "html", "json")}
+        return mbridge("gate", result, "--policy", policy, *(f"--{name}={file}" for name, file in files.items()))
 
     done = gate(14)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (17, "", "exit code 17")
-    assert done.stdout.splitlines()[0] in (tmp_path / "gate.md").read_text()
+    assert done.stdout.splitlines()[0] in (tmp_path / "gate.markdown").read_text()
+    (case,) = ET.parse(tmp_path / "gate.junit").iter("testcase")
+    assert (case.get("name"), [child.tag for child in case]) == ("(baseline)", ["skipped"])
+    assert json.loads((tmp_path / "gate.json").read_text())["error"]["exit_code"] == 17
+    assert "<html" in (tmp_path / "gate.html").read_text()
     for days, words in ((-2, "no baseline was promoted until"), (40, "is more than 31 days ahead")):
         done = gate(days)
         assert (done.returncode, words in done.stderr) == (2, True)
