@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.report.model import comparability_id
+from tests.cases import every
 from tests.gate.history_data import make_point, write_report
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&😀" + "p" * 300
@@ -373,6 +374,37 @@ def test_side_a_of_two_kinds_is_not_mixed(mbridge: Any, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert point["metrics"][0]["num_baseline_runs"] == 3
     assert [other["verdict"] for other in others] == ["not run"]
+
+
+@every(
+    "growth, words",
+    [
+        pytest.param(lambda night: 1.0015**night, "t/tp=1: step_time_s drifts by +", id="a drift"),
+        pytest.param(lambda night: 1 + 0.012 * (night // 22), "step_time_s rose by +", id="stairs"),
+        pytest.param(lambda night: 1.0, "", id="steady"),
+        pytest.param(lambda night: 0.9985**night, "", id="faster"),
+        pytest.param(lambda night: 1.0 + 0.02 * (night >= 30), "", id="one step, which a gate saw"),
+    ],
+)
+def test_a_slow_drift_is_noted_though_every_night_passes(
+    mbridge: Any, tmp_path: Path, growth: Callable[[int], float], words: str
+) -> None:
+    """The level as a function of the night: against the last runs each night passes."""
+    random_, points = random.Random(5), []
+    for night in range(61):
+        points += [
+            make_point(growth(night) * random_.gauss(1, 0.002), number=3 * night + i, run_id=f"{night}-{i}")
+            for i in range(3)
+        ]
+    policy, history = tmp_path / "policy.toml", tmp_path / "history.sqlite"
+    policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    before = write_report(tmp_path / "before.json", points[:-3])
+    assert mbridge("history", "import", before, "--history", history).returncode == 0
+    done = mbridge("gate", write_report(tmp_path / "tonight.json", points[-3:]), "--policy", policy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    notes = [line for line in done.stdout.splitlines() if "mbridge history trend" in line]
+    assert len(notes) == bool(words), done.stdout
+    assert words in "".join(notes)
 
 
 @pytest.fixture
