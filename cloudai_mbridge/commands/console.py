@@ -106,4 +106,9 @@ def wants_json(argv: Sequence[str]) -> bool:
 def print_error(kind: str, exit_code: int, text: str) -> None:
     """Print an error as a document, unless standard output is closed."""
     with contextlib.suppress(OSError):
-        print_json({"error": {"kind": kind, "exit_code": exit_code, "messages": shortened(text).splitlines()}})
+        print_json(error_document(kind, exit_code, text))
+
+
+def error_document(kind: str, exit_code: int, text: str) -> dict[str, Any]:
+    """Return an error as a document."""
+    return {"error": {"kind": kind, "exit_code": exit_code, "messages": shortened(text).splitlines()}}

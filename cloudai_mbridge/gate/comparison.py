@@ -21,7 +21,7 @@ from cloudai_mbridge.report.text import with_error
 
 COMPARABLE_METRICS = tuple(name for name, metric in METRICS.items() if metric.direction is not Direction.SAME)
 FAILED, INCOMPLETE, ONLY_OLD, ONLY_NEW = "failed", "incomplete", "only in old", "only in new"
-_NO_CHANGE = "~"
+_NO_CHANGE, _ALONE = "~", "(n=1)"
 _MEAN = "geometric mean"
 _COLUMNS = ("point", "old", "new", "change", "runs")
 _CSV = (
@@ -37,7 +37,7 @@ class ComparedPoint:
     excluded: the reason why it is not in the mean; "" if it is.
     old, new: geometric means over the good runs, None if unknown.
     old_noise, new_noise: relative standard deviations between runs, None for one run.
-    change: relative, None if it could not be compared.
+    change: relative, None if a side is unknown.
     is_significant: whether the change is significant after the correction for all points and metrics.
     """
 
@@ -82,7 +82,7 @@ def tabulate(result: GateResult, metric: str, old: Sequence[RunResult], new: Seq
         for verdict in verdicts.get(name, [None] if sides[0].failed else []):
             points.append(_compare(metric, *sides, verdict))
     reasons = [point.excluded for point in points if point.excluded]
-    pairs = [(p.old, p.new, p.change) for p in points if not p.excluded]
+    pairs = [(p.old, p.new, p.change) for p in points if not p.excluded and p.change is not None]
     olds, news, changes = zip(*pairs, strict=True) if pairs else ((), (), ())
     return ComparisonTable(
         metric=metric,
@@ -108,12 +108,15 @@ def _compare(name: str, before: PointRuns, after: PointRuns, point: PointVerdict
         excluded = ""
     elif metric is None and not before.good:
         excluded = ONLY_NEW
+    elif metric is not None and metric.verdict is GateVerdict.INCONCLUSIVE and old and new:
+        excluded = ""  # as one run on each side: it is compared, and what it proves is another matter
     else:
         excluded = str(metric.verdict if metric else point.verdict if point else GateVerdict.NOT_RUN)
     if metric is None or metric.change is None:
         numbers = [(geometric_mean(values) if values else None, noise_of(values), len(values)) for values in (old, new)]
         (mean, noise, num_old), (new_mean, new_noise, num_new) = numbers
-        return ComparedPoint(before.point, excluded, mean, new_mean, noise, new_noise, None, False, num_old, num_new)
+        change = new_mean / mean - 1 if mean and new_mean else None
+        return ComparedPoint(before.point, excluded, mean, new_mean, noise, new_noise, change, False, num_old, num_new)
     return ComparedPoint(
         point=before.point,
         excluded=excluded,
@@ -180,7 +183,7 @@ def _title(table: ComparisonTable) -> str:
 
 
 def _caption(table: ComparisonTable) -> str:
-    text = f"{_NO_CHANGE} no significant change; ± standard deviation between runs"
+    text = f"{_NO_CHANGE} no significant change; ± standard deviation between runs; {_ALONE}: unknown, of a single run"
     left_out = ", ".join(f"{count} {reason}" for reason, count in table.excluded.items())
     return f"{text}; {counted(sum(table.excluded.values()), 'point')} not in the mean: {left_out}" if left_out else text
 
@@ -188,8 +191,14 @@ def _caption(table: ComparisonTable) -> str:
 def _rows(table: ComparisonTable) -> Iterator[tuple[str, ...]]:
     for point in table.points:
         change = point.excluded
-        if not point.excluded and point.change is not None:
-            change = percent(point.change) if point.is_significant else _NO_CHANGE
+        if point.change is not None:
+            change = percent(point.change)
+            if point.excluded:
+                change = f"{change}, {point.excluded}"
+            elif min(point.num_old, point.num_new) < 2:
+                change = f"{change} {_ALONE}"
+            elif not point.is_significant:
+                change = f"{_NO_CHANGE} {change}"
         sides = _value(point.old, point.old_noise), _value(point.new, point.new_noise)
         yield point.point, *sides, change, f"{point.num_old}+{point.num_new}"
     change = "" if table.change is None else percent(table.change)

@@ -35,11 +35,12 @@ from cloudai_mbridge.gate.shared import (
 )
 from cloudai_mbridge.gate.statistics import adjust
 from cloudai_mbridge.gate.suite import Suite
-from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict, PointVerdict, percent, worst
+from cloudai_mbridge.gate.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict, percent, worst
 from cloudai_mbridge.metrics import PRIMARY
 
 # Decimals in Megatron-Bridge's lines; times from its iteration lines have two more
 _DIGITS_OF_TIME, _FINER_DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 4, 1
+_BLIND = 0.25  # a slowdown that a gate should see
 _FAR = 4.0  # robust standard deviations
 _MAD_TO_SD = 1.4826
 _FEWEST_FOR_A_MIDDLE = 4
@@ -83,6 +84,13 @@ def judge_results(
     notes += node_notes(nodes)
     if num_judgements > 1:
         notes.append(f"{num_judgements} judgements: each has a false-alarm rate of {rate:.2%}")
+    blind = [(m.detectable, point.point) for point in verdicts for m in point.metrics if _is_blind(point, m)]
+    if blind:
+        most, name = max((abs(detectable or 0.0), name) for detectable, name in blind)
+        notes.append(
+            f"{counted(len(blind), 'point')} passed by runs so few or noisy that a smaller slowdown than {most:.0%}"
+            f" ({name}) would be missed"
+        )
     notes += [
         f"the waiver of {waiver.metric} at {waiver.point} expired on {waiver.until}: {waiver.reason}"
         for waiver in expired(policy, today)
@@ -101,6 +109,12 @@ def judge_results(
         shared=shared,
         slow_nodes=nodes,
     )
+
+
+def _is_blind(point: PointVerdict, metric: MetricVerdict) -> bool:
+    """Return whether a point passed although its comparison could not have found a large slowdown."""
+    is_large = metric.detectable is not None and abs(metric.detectable) > _BLIND
+    return point.verdict in GREEN and metric.metric == PRIMARY and is_large
 
 
 def _match(

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.files.documents import render_toml
-from cloudai_mbridge.gate.policy import LoadedPolicy
+from cloudai_mbridge.gate.policy import NO_REASON, LoadedPolicy
 from cloudai_mbridge.gate.promotion import MAX_NOISE, Terms, propose, select
 from cloudai_mbridge.gate.runs import RunResult, read_results
 from cloudai_mbridge.gate.verdict import EXIT_CODES, GREEN, GateResult, GateVerdict, PointVerdict
@@ -20,6 +21,7 @@ from cloudai_mbridge.plan.read import read_plan_data
 _WAIVED_FOR = timedelta(days=30)
 _MOST_NAMES = 8  # more points than that are all points
 _ALL = "*"
+_TIMES = "step_time*"  # one slowdown, averaged in several ways: one waiver
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -63,12 +65,12 @@ class NextSteps:
 
 
 def next_steps(
-    result: GateResult, paths: Sequence[Path], loaded: LoadedPolicy, today: date, *, reason: str, by: str, page: str
+    result: GateResult, paths: Sequence[Path], loaded: LoadedPolicy, today: date, *, by: str, page: str
 ) -> NextSteps | None:
     """Return the next steps after a gate; None if it is green.
 
+    The reason of the promotion and the waiver is a placeholder, which both refuse.
     paths: the results.
-    reason: of the promotion and the waiver.
     by: author of the waiver.
     page: file of the gate's own page, "" for none.
     """
@@ -83,8 +85,8 @@ def next_steps(
         page = str(own_page)
     commits = [str(commit) for commit in result.environment_changes.get("benchmark.commit", ())]
     are_known = len(commits) == 2 and all(map(_COMMIT.fullmatch, commits))
-    accept, not_accepted = _accept(result, paths, runs, loaded, today, reason)
-    waiver, not_waived = _waiver(result, today, reason, by)
+    accept, not_accepted = _accept(result, paths, runs, loaded, today)
+    waiver, not_waived = _waiver(result, today, by)
     return NextSteps(
         point=point,
         page=page,
@@ -121,7 +123,7 @@ def _reproduce(root: Path | None, point: str) -> str:
 
 
 def _accept(
-    result: GateResult, paths: Sequence[Path], runs: Sequence[RunResult], loaded: LoadedPolicy, today: date, reason: str
+    result: GateResult, paths: Sequence[Path], runs: Sequence[RunResult], loaded: LoadedPolicy, today: date
 ) -> tuple[str, str]:
     """Return the command that promotes the results, and the reason if it would be refused."""
     wanted = {GateVerdict.REGRESSION, GateVerdict.NOT_COMPARABLE}
@@ -142,7 +144,7 @@ def _accept(
     own = names if len(names) < len(every) and len(names) <= _MOST_NAMES else []
     noise = loaded.policy.max_noise or MAX_NOISE
     at, metrics = f"{today}T00:00:00+00:00", loaded.policy.metrics
-    terms = Terms("author", at, reason, max_noise=noise, metrics=metrics, **flags)
+    terms = Terms("author", at, NO_REASON, max_noise=noise, metrics=metrics, **flags)
     try:
         refusals = propose(loaded.baseline_path, select(runs, own), terms).refusals
     except BadInput as error:
@@ -156,12 +158,12 @@ def _accept(
         *("--baseline", str(loaded.baseline_path), "--policy", str(loaded.path)),
         *(word for name in own for word in ("--point", name)),
         *(f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given),
-        *("--reason", reason),
+        *("--reason", NO_REASON),
     ]
     return shlex.join(words), ""
 
 
-def _waiver(result: GateResult, today: date, reason: str, by: str) -> tuple[str, str]:
+def _waiver(result: GateResult, today: date, by: str) -> tuple[str, str]:
     """Return the waivers of all regressions as TOML, and the reason if they cannot be waived."""
     worse = [
         (row.point, metric.metric, max(map(abs, metric.interval)))
@@ -172,12 +174,18 @@ def _waiver(result: GateResult, today: date, reason: str, by: str) -> tuple[str,
     names = {name for name, _, _ in worse}
     is_shared = any(point.point in names for point in result.shared) or len(names) > _MOST_NAMES
     sizes: dict[tuple[str, str], float] = {}
+    measured: dict[str, set[str]] = {}
+    worse = [(_ALL if is_shared else name, metric, size) for name, metric, size in worse]
+    for name, metric, _ in worse:
+        if fnmatchcase(metric, _TIMES):
+            measured.setdefault(name, set()).add(metric)
     for name, metric, size in worse:
-        key = (_ALL if is_shared else name, metric)
+        is_one_of_several = fnmatchcase(metric, _TIMES) and len(measured[name]) > 1
+        key = (name, _TIMES if is_one_of_several else metric)
         sizes[key] = max(size, sizes.get(key, 0.0))
     if any(size > 1 for size in sizes.values()):
         return "", "a change of more than 100 % cannot be waived"
-    terms = {"reason": reason, "until": today + _WAIVED_FOR, "by": by}
+    terms = {"reason": NO_REASON, "until": today + _WAIVED_FOR, "by": by}
     waivers = [
         {"point": name, "metric": metric, "up_to": min(1.0, math.ceil(100 * size) / 100), **terms}
         for (name, metric), size in sizes.items()

@@ -17,6 +17,7 @@ from cloudai_mbridge.models.toml_source import TomlSource, read_toml, suggest
 
 LONGEST_WAIVER = timedelta(days=366)
 _SHORTEST_REASON = 10
+NO_REASON = "<why>"  # for the reader to replace; shorter than any reason, so no waiver takes it
 # The same measurement in other units; only such a metric may follow another metric's verdict.
 _FOLLOWERS: Mapping[str, str] = {"tflops_per_gpu": "step_time_s", "tokens_per_s_per_gpu": "step_time_s"}
 

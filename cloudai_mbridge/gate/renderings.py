@@ -1,8 +1,9 @@
 """Result of a gate: as sentences, on a terminal, as Markdown for a CI's step summary, and as JUnit XML."""
 
+import math
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -32,6 +33,7 @@ _SIGNS = {
 _COLUMNS = ("point", "metric", "verdict", "reference", "result", "change", "why")
 _MOST_ROWS = 2000  # of about 400 bytes each: GitHub refuses more than 1 MiB
 _MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 8, 3
+_ROUNDING = 1e-9  # of a limit in percent, which is rounded up
 _WHOLE = "(the point)"
 INCOMPLETE = "incomplete"
 
@@ -43,18 +45,64 @@ def headline(result: GateResult) -> str:
     if not result.points:
         return "there is no point to judge"
     if result.verdict is GateVerdict.PASS:
-        metrics = [metric for point in result.rows for metric in point.metrics]
-        worse = "slower" if any(metric.metric == PRIMARY for metric in metrics) else "worse"
-        where = result.reference.partition(" ")[0]
-        reference = f"the {where}" if where in ("baseline", "history") else result.reference
-        waived = "; a regression is waived" if any(metric.waived for metric in metrics) else ""
-        return f"no point is {worse} than {reference} ({counted(len(result.points), 'point')}){waived}"
+        return "; ".join(_green(result, names))
     together = [point for point in rows if point in result.shared]
     if together:
         return sentence(together[0], together[0].point)
     worst = max(rows, key=_size, default=result.points[0])
     text = sentence(worst, names[worst.point])
-    return text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(rows)} {text}"
+    text = text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(rows)} {text}"
+    return "; ".join([text, *_excused(result, names)]) if result.verdict in GREEN else text
+
+
+def _green(result: GateResult, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield what the bounds of a pass rule out, then the regressions and doubts that the policy lets pass."""
+    where = result.reference.partition(" ")[0]
+    reference = f"the {where}" if where in ("baseline", "history") else result.reference
+    metrics = [(point, metric) for point in result.rows for metric in point.metrics if metric.metric == PRIMARY]
+    decided = [metric for _, metric in metrics if metric.verdict in GREEN]
+    slowest = max((max(m.interval[1], m.change or 0.0) for m in decided if m.interval is not None), default=None)
+    own = {point.point for point in result.points}
+    count = counted(len({point.point for point, m in metrics if m.verdict in GREEN and point.point in own}), "point")
+    other = "" if len(decided) == len(metrics) else " other"
+    if slowest is not None:
+        limit = math.ceil(100 * slowest - _ROUNDING)
+        worse = f"more than {limit} % slower" if limit > 0 else "slower"
+        yield f"no{other} point is {worse} than {reference} ({count})"
+    elif not metrics:
+        yield f"nothing is worse than {reference} beyond the policy's limits ({counted(len(result.points), 'point')})"
+    yield from _excused(result, names)
+
+
+def _excused(result: GateResult, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the waived regressions, then the undecided metrics that do not decide: each kind with its worst case."""
+    found = [(point, metric) for point in result.rows for metric in point.metrics]
+    waived = [each for each in found if each[1].waived]
+    doubts = [each for each in found if each not in waived and _is_doubt(each[1])]
+    for title, cases in (("waived", waived), ("not decided", doubts)):
+        # Of the step time first, which every row has; then the largest change
+        cases.sort(key=lambda each: (each[1].metric != PRIMARY, -abs(each[1].change or 0.0)))
+        for point, metric in cases[:1]:
+            change = f" {_change(metric)}" if metric.change is not None else ""
+            more = f", and {len(cases) - 1} more" if len(cases) > 1 else ""
+            yield f"{title}: {metric.metric} of {names.get(point.point, point.point)}{change}{more}"
+
+
+def _is_doubt(metric: MetricVerdict) -> bool:
+    return metric.verdict not in GREEN and not metric.decides and not metric.words.startswith("follows")
+
+
+def _change(metric: MetricVerdict) -> str:
+    """Return a change with its bounds."""
+    assert metric.change is not None
+    bounds = f" ({percent(metric.interval[0])} to {percent(metric.interval[1])})" if metric.interval else ""
+    return f"{percent(metric.change)}{bounds}"
+
+
+def sign(result: GateResult) -> str:
+    """Return the sign of a verdict; a step time that is not decided takes the green sign away."""
+    doubts = any(m.metric == PRIMARY and not m.waived and _is_doubt(m) for row in result.rows for m in row.metrics)
+    return _SIGNS[GateVerdict.INCONCLUSIVE if result.verdict in GREEN and doubts else result.verdict]
 
 
 def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
@@ -152,10 +200,15 @@ def _names(points: Sequence[PointVerdict]) -> dict[str, str]:
     }
 
 
-def render_gate(result: GateResult) -> list[tuple[str, str]]:
-    """Return lines with their styles: the headline, the points that are not green, and other notable facts."""
+def render_gate(result: GateResult, *, in_table: bool = False) -> list[tuple[str, str]]:
+    """Return lines with their styles: the headline, the points that are not green, and other notable facts.
+
+    in_table: a table of the points precedes, so points that share a sentence share a line.
+    """
     found = findings(result)
     lines = [(headline(result), _STYLES[result.verdict])]
+    if in_table:
+        found = _by_sentence(found)
     for point, text in found[:_MOST_LINES]:
         metrics = [metric for metric in decisive_metrics(point) if not metric.words.startswith("follows")]
         also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
@@ -168,6 +221,17 @@ def render_gate(result: GateResult) -> list[tuple[str, str]]:
     lines += [(text, "") for text in _also(result)]
     lines += [(f"{conclusion(result)}; compared with {result.reference}", "dim")]
     return [(printable(text), style) for text, style in lines]
+
+
+def _by_sentence(found: Sequence[tuple[PointVerdict, str]]) -> list[tuple[PointVerdict, str]]:
+    """Return a line for all points with the same sentence."""
+    groups: dict[str, list[tuple[PointVerdict, str]]] = {}
+    for point, text in found:
+        groups.setdefault(sentence(point, ""), []).append((point, text))
+    return [
+        (rows[0][0], f"{counted(len(rows), 'point')}{same}" if len(rows) > 1 else rows[0][1])
+        for same, rows in groups.items()
+    ]
 
 
 def _bounds(metric: MetricVerdict) -> str:
@@ -256,7 +320,7 @@ def render_gate_markdown(result: GateResult, steps: NextSteps | None = None) -> 
     found = found if len(found) > 1 else []  # a single finding is the title
     more = [f"- and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     lines = [
-        f"# {_SIGNS[result.verdict]} {inline(headline(result))}",
+        f"# {sign(result)} {inline(headline(result))}",
         "",
         *(f"- {inline(text)}" for _, text in found[:_MOST_LINES]),
         *more,
@@ -308,9 +372,21 @@ def render_gate_junit(result: GateResult) -> str:
                 ET.SubElement(case, "skipped", message=visible(f"{metric.verdict}: {metric.words}"))
         set_counts(suite)
     if not result.points:
-        suite = ET.SubElement(root, "testsuite", name="gate")
-        case = ET.SubElement(suite, "testcase", name="(any point)", classname="gate")
-        ET.SubElement(case, "error", message="there is no point to judge", type=str(result.verdict))
-        set_counts(suite)
+        _add_only_case(root, "(any point)", "error", "there is no point to judge", str(result.verdict))
     set_counts(root)
     return xml_text(root)
+
+
+def render_none_promoted_junit(policy: str, text: str) -> str:
+    """Render a skipped case: without a baseline nothing was judged. text: how the first one is promoted."""
+    root = ET.Element("testsuites", name=visible(f"gate {policy}"))
+    _add_only_case(root, "(baseline)", "skipped", visible(text), "NonePromoted")
+    set_counts(root)
+    return xml_text(root)
+
+
+def _add_only_case(root: ET.Element, name: str, tag: str, message: str, kind: str) -> None:
+    suite = ET.SubElement(root, "testsuite", name="gate")
+    case = ET.SubElement(suite, "testcase", name=name, classname="gate")
+    ET.SubElement(case, tag, message=message, type=kind)
+    set_counts(suite)

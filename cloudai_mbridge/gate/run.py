@@ -2,8 +2,9 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
+from itertools import takewhile
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, NonePromoted, counted
@@ -11,6 +12,7 @@ from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.comparison import ComparisonTable, tabulate
 from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.levels import MIN_DRIFT_RUNS
 from cloudai_mbridge.gate.policy import GatePolicy, LoadedPolicy
 from cloudai_mbridge.gate.runs import (
     ReferencePoint,
@@ -20,7 +22,9 @@ from cloudai_mbridge.gate.runs import (
     reference_from_runs,
     runs_of,
 )
-from cloudai_mbridge.gate.verdict import GateResult
+from cloudai_mbridge.gate.trend import LAST, Effect, find_trend
+from cloudai_mbridge.gate.verdict import GateResult, percent
+from cloudai_mbridge.metrics import PRIMARY
 from cloudai_mbridge.report.read import read_report
 
 LONGEST_WITHOUT = timedelta(days=31)  # before a first baseline is required
@@ -41,9 +45,32 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
         assert path is not None  # a policy names a baseline or a history
         assert history is not None
         references, where = _from_history(path, history.last, results), f"history {path.name}"
-    return judge_results(
+    judged = judge_results(
         policy.policy, references, results, where=where, today=today, num_judgements=num_judgements, left_out=left_out
     )
+    return judged.with_notes(_drifts(path, references) if policy.baseline_path is None else ())
+
+
+def _drifts(path: Path, references: Sequence[ReferencePoint]) -> Iterator[str]:
+    """Yield a note per point that gets slower little by little: the last runs follow it, so no night is slower."""
+    with History(path) as history:
+        for reference in references:
+            series = history.series(reference.comparability_id, PRIMARY, LAST)
+            if len(series.runs) < MIN_DRIFT_RUNS:
+                continue
+            trend = find_trend(series)
+            steps = [*takewhile(lambda c: c.effect is Effect.WORSE and c.is_level, reversed(trend.changes))]
+            if trend.drift is not None and trend.drift.effect is Effect.WORSE:
+                run, change = trend.drift.run, f"drifts by {percent(trend.drift.per_100_runs)} per 100 runs"
+            elif len(steps) > 1:
+                run, change = (
+                    steps[-1].run,
+                    f"rose by {percent(steps[0].after / steps[-1].before - 1)} in {len(steps)} steps",
+                )
+            else:
+                continue
+            why = "a gate against the last runs follows it; see mbridge history trend"
+            yield f"{reference.point}: {PRIMARY} {change} since {run.ended_at[:10]}; {why}"
 
 
 def compare_reports(

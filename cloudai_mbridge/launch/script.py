@@ -128,6 +128,7 @@ def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str
         "partition": system.default_partition,
         "account": system.account,
         "nodes": plan.num_nodes,
+        "segment": plan.segment,
         "ntasks-per-node": plan.ranks_per_node,
         "gpus-per-node": plan.ranks_per_node if system.asks_for_gpus else None,
         "time": plan.time_limit,

@@ -71,6 +71,7 @@ def _or_an_empty_list(schema: dict[str, Any]) -> None:
     del schema["minItems"]
 
 
+AUTO = "auto"
 Nodes = Annotated[OneLine, AfterValidator(check_nodes)]
 
 
@@ -95,6 +96,9 @@ class TestRun(StrictModel):
     )
     nodes: list[Nodes] = Field([], description="nodes to run on, such as node[01-04]")
     exclude_nodes: list[Nodes] = Field([], description="nodes not to run on")
+    segment: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        None, description="nodes that a job gets together, sbatch --segment; auto: as many as an NVLink domain has"
+    )
     weight: int | float = Field(0, description="CloudAI's; no effect")
     iterations: int = Field(1, ge=1, description="runs of every point")
     sol: float | None = Field(None, description="CloudAI's; no effect")

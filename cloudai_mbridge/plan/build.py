@@ -26,6 +26,7 @@ from cloudai_mbridge.plan.checks import (
 )
 from cloudai_mbridge.plan.launchers import LAUNCHERS
 from cloudai_mbridge.plan.run_plan import LeftOut, RejectedPoint, RunPlan, ScenarioPlan, plan_run
+from cloudai_mbridge.plan.segments import notes_on_segments
 from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, among, notes_on_choice
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
@@ -92,6 +93,7 @@ def build_plan(
             *loaded.notes,
             *(note for test in tests for note in test.notes),
             *notes_on_choice(left_out),
+            *notes_on_segments(runs, system),
             *_notes_on_dependencies(swept),
         ),
         left_out=left_out,
@@ -273,7 +275,7 @@ def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...
         if run.launcher.has_script and not run.is_pre_test and run.search is None:
             secrets = tuple(sorted(run.secret_env.items()))
             limits = run.time_limit, run.preempt_time_s
-            needs = run.num_nodes, run.ranks_per_node, limits, run.nodes, run.exclude_nodes, secrets
+            needs = run.num_nodes, run.segment, run.ranks_per_node, limits, run.nodes, run.exclude_nodes, secrets
             groups.setdefault(needs, []).append(run)
     arrays = [
         chunk

@@ -21,6 +21,7 @@ from cloudai_mbridge.plan.launchers import launchers_of, notes_on_keys
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.sweep.expand import credentials_in_sweep
 
+SBATCH_PREFIX = "SBATCH_"  # options of sbatch as variables
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 _WEIGHTS = "checkpoint.pretrained_checkpoint"
 # section.field of the training config -> the argument that sets it
@@ -83,6 +84,12 @@ def notes_on_system(system: System) -> Iterator[str]:
             yield f"system {system.name!r}: global_env_vars.{name}: {_LITERAL}"
     if note := calibration_note(system):
         yield note
+    dropped = sorted(name for name in os.environ if name.startswith(SBATCH_PREFIX))
+    if dropped and not system.is_one_machine:
+        yield (
+            f"{', '.join(dropped)}: set in this shell, and not passed to the jobs, whose options come from the files"
+            " alone; write them into the system's extra_sbatch_args"
+        )
     if unlisted := unlisted_partition(system):
         yield f"system {system.name!r}: {unlisted}"
 

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.constraints.megatron_sizes import place
 from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.files.text import slug
+from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.launcher_plan import HF_TOKEN, WANDB_API_KEY, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -20,6 +21,7 @@ from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, RunLauncher, launcher_of, num_steps_of
+from cloudai_mbridge.plan.segments import segment_of
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.expand import SweepPoint
 
@@ -54,6 +56,7 @@ class RunPlan:
     training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
     recipe_env: variables that upstream's recipe sets where neither `env` nor the job's environment does.
+    segment: nodes of the job that lie together in an NVLink domain; None where it asks for none.
     extra_srun_args: the test's own, behind the system's.
     after_completion, after_start: tests that it waits for to end or to start. end_with: tests whose end ends it.
     array, array_index: the job array, by its directory below the root, that it may be submitted in; "" for none.
@@ -90,6 +93,7 @@ class RunPlan:
     time_limit_s: float | None = None
     nodes: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
+    segment: int | None = None
     extra_srun_args: str = ""
     container_image: str = ""
     container_mounts: tuple[str, ...] = ()
@@ -220,6 +224,10 @@ def plan_run(
     custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
     mounts = (*definition.extra_container_mounts, *custom, *launcher.mounts(args))
     recipe_env = launcher.recipe_variables(args, system, preset)
+    segment = segment_of(run, system, gpu_label(args, system), num_nodes)
+    fields = launcher.fields(test, args, system)
+    if segment is not None and (upstream := fields.get("upstream")) is not None:
+        fields["upstream"] = replace(upstream, slurm_params=(*upstream.slurm_params, f"segment={segment}"))
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,
@@ -242,13 +250,14 @@ def plan_run(
         time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
+        segment=segment,
         extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
         container_mounts=tuple(map(absolute_mount, mounts)),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
-        **launcher.fields(test, args, system),
+        **fields,
     )
 
 

@@ -39,6 +39,11 @@ def read_report(path: Path) -> tuple[RunReport, Path]:
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:
+        if file.name == ROOT_FILES.report:  # cut off, as by a full disk
+            raise Damaged(
+                f"{file}: is damaged: it is not JSON ({error}); write it again with"
+                " `mbridge generate-report --result-dir RUN`"
+            ) from None
         raise BadInput(f"{file}: is not JSON ({error}); give a report.json that mbridge wrote") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if type(version) is int and version > SCHEMA_VERSION:

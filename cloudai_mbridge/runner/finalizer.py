@@ -44,7 +44,9 @@ class Finalizer:
     def stop(self, ending: JobStatus) -> None:
         """From now on have every job cancelled and nothing submitted; `continue_stopping` does it."""
         self._context.stop = ending
-        self._context.observer.notice(f"cancelling {len(self._context.active())} active jobs")
+        num_active = len(self._context.active())
+        if num_active:
+            self._context.observer.notice(f"cancelling {counted(num_active, 'active job')}")
         self._context.observer.stopping()
 
     def continue_stopping(self) -> None:

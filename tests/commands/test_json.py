@@ -75,7 +75,7 @@ GOOD: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("nodes show", 0, ("nodes", "show", "good.json", "slow.json", "--json")),
 )
 BAD: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
-    ("list", "BadInput", 2, ("list", "rules", "--json")),
+    ("list", "BadInput", 2, ("list", "gpus", "--json")),
     ("rule", "BadInput", 2, ("rule", "C66", "--json")),
     ("verify-configs", "BadInput", 2, ("verify-configs", "empty", "--json")),
     ("dry-run", "BadInput", 2, ("dry-run", "--json")),

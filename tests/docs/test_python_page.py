@@ -43,6 +43,24 @@ def test_the_notebook_is_stored_without_outputs_and_paths(repository: Path) -> N
     assert not re.search(r"/(home|root|tmp|work|Users)/", (repository / NOTEBOOK).read_text())
 
 
+def test_the_notebooks_links_exist(repository: Path) -> None:
+    """The site's own check of links does not read notebooks."""
+    links = re.findall(r"\]\((\.\./[^)#]+)(?:#([^)]+))?\)", (repository / NOTEBOOK).read_text())
+    assert links
+    for page, anchor in links:
+        text = (repository / NOTEBOOK.parent / page).read_text()
+        anchors = {
+            re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+            for title in re.findall(r"^#+ (.+)$", text, re.M)
+        }
+        assert not anchor or anchor in anchors, f"{page}#{anchor}"
+
+
+def test_no_page_installs_from_an_index_that_lacks_the_product(repository: Path) -> None:
+    for page in [repository / "README.md", *(repository / "docs").rglob("*.md"), repository / NOTEBOOK]:
+        assert not re.search(r"pip install[^\n`]*cloudai-mbridge", page.read_text()), page
+
+
 @pytest.mark.process
 def test_the_notebook_runs(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -215,7 +215,7 @@ def test_a_regression_must_be_accepted(write: Write, tmp_path: Path) -> None:
     [
         (("promote", "{tmp}/none.json", "--baseline", "b.toml", "--reason", "x"), "none.json: cannot be read"),
         (("promote", "{report}", "--baseline", "b.toml"), "--reason"),
-        (("promote", "{report}", "--baseline", "b.toml", "--reason", " "), "--reason: must not be empty"),
+        (("promote", "{report}", "--baseline", "b.toml", "--reason", " "), "--reason: is ' '; write why"),
         (("promote", "{report}", "--baseline", "{tmp}", "--reason", "x"), "cannot be read"),
         (("promote", "{report}", "--baseline", "{report}", "--reason", "x"), "not valid TOML"),
         (("promote", "{report}", "--baseline", "b.toml", "--reason", "x", "--point", "y"), "matches no point"),

@@ -95,8 +95,8 @@ def results(mbridge: Any, repository: Path, cluster: Any, directory: Path) -> Ca
     def run(name: str, iterations: int, sleep_s: float = 2.0) -> Path:
         scenario, system, out = (directory / f"{name}{end}" for end in (".scenario.toml", ".system.toml", ""))
         scenario.write_text(_SCENARIO.format(iterations=iterations))
-        env = f'PYTHONPATH = "{directory}/planted"\nPLANTED_SLEEP_S = {sleep_s}\nOMP_NUM_THREADS = 1\n'
-        system.write_text((repository / "systems/sandbox.toml").read_text() + "[global_env_vars]\n" + env)
+        env = f'PYTHONPATH = "{directory}/planted"\nPLANTED_SLEEP_S = {sleep_s}\n'
+        system.write_text((repository / "systems/sandbox.toml").read_text() + env)
         options = ("--system-config", system, "--test-scenario", scenario, "--output-dir", out, "--max-parallel", 3)
         done = mbridge("run", *options, env=cluster.env, timeout=1500)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.report.model import comparability_id
+from tests.cases import every
 from tests.gate.history_data import make_point, write_report
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&😀" + "p" * 300
@@ -119,12 +120,13 @@ def test_the_table_of_old_and_new(mbridge: Any, tmp_path: Path) -> None:
     assert float(rows["geometric mean"]["change"]) == pytest.approx(mean)
     shown = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in done.stdout.splitlines() if "│" in line}
     percents = [f"{100 * float(row['change']):+.2f} %" for row in counted]
-    assert list(shown.values())[:3] == ["~", *percents[1:]]
+    assert list(shown.values())[:3] == [f"~ {percents[0]}", *percents[1:]]
+    assert shown["t/died"].endswith(" %, incomplete")
     assert shown["geometric mean of 3 points"] == f"{100 * mean:+.2f} %"
     assert "4 points not in the mean: 1 incomplete, 1 failed, 1 only in" in " ".join(done.stdout.split())
     markdown = files["markdown"].read_text()
     assert "| t/same |" in markdown
-    assert "| &#126; |" in markdown
+    assert "| &#126; " in markdown
     table = json.loads(files["json"].read_text())["comparison"]
     assert table["excluded"] == {"incomplete": 1, "failed": 1, "only in old": 1, "only in new": 1}
 
@@ -293,11 +295,16 @@ def test_a_baseline_that_says_that_none_has_been_promoted(mbridge: Any, tmp_path
 
     def gate(days: int, more: str = "") -> Any:
         baseline.write_text(f"version = 1\nnone_until = {today + timedelta(days=days)}\n{more}")
-        return mbridge("gate", result, "--policy", policy, "--markdown", tmp_path / "gate.md")
+        files = {name: tmp_path / f"gate.{name}" for name in ("markdown", "junit", "html", "json")}
+        return mbridge("gate", result, "--policy", policy, *(f"--{name}={file}" for name, file in files.items()))
 
     done = gate(14)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (17, "", "exit code 17")
-    assert done.stdout.splitlines()[0] in (tmp_path / "gate.md").read_text()
+    assert done.stdout.splitlines()[0] in (tmp_path / "gate.markdown").read_text()
+    (case,) = ET.parse(tmp_path / "gate.junit").iter("testcase")
+    assert (case.get("name"), [child.tag for child in case]) == ("(baseline)", ["skipped"])
+    assert json.loads((tmp_path / "gate.json").read_text())["error"]["exit_code"] == 17
+    assert "<html" in (tmp_path / "gate.html").read_text()
     for days, words in ((-2, "no baseline was promoted until"), (40, "is more than 31 days ahead")):
         done = gate(days)
         assert (done.returncode, words in done.stderr) == (2, True)
@@ -367,6 +374,37 @@ def test_side_a_of_two_kinds_is_not_mixed(mbridge: Any, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert point["metrics"][0]["num_baseline_runs"] == 3
     assert [other["verdict"] for other in others] == ["not run"]
+
+
+@every(
+    "growth, words",
+    [
+        pytest.param(lambda night: 1.0015**night, "t/tp=1: step_time_s drifts by +", id="a drift"),
+        pytest.param(lambda night: 1 + 0.012 * (night // 22), "step_time_s rose by +", id="stairs"),
+        pytest.param(lambda night: 1.0, "", id="steady"),
+        pytest.param(lambda night: 0.9985**night, "", id="faster"),
+        pytest.param(lambda night: 1.0 + 0.02 * (night >= 30), "", id="one step, which a gate saw"),
+    ],
+)
+def test_a_slow_drift_is_noted_though_every_night_passes(
+    mbridge: Any, tmp_path: Path, growth: Callable[[int], float], words: str
+) -> None:
+    """The level as a function of the night: against the last runs each night passes."""
+    random_, points = random.Random(5), []
+    for night in range(61):
+        points += [
+            make_point(growth(night) * random_.gauss(1, 0.002), number=3 * night + i, run_id=f"{night}-{i}")
+            for i in range(3)
+        ]
+    policy, history = tmp_path / "policy.toml", tmp_path / "history.sqlite"
+    policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    before = write_report(tmp_path / "before.json", points[:-3])
+    assert mbridge("history", "import", before, "--history", history).returncode == 0
+    done = mbridge("gate", write_report(tmp_path / "tonight.json", points[-3:]), "--policy", policy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    notes = [line for line in done.stdout.splitlines() if "mbridge history trend" in line]
+    assert len(notes) == bool(words), done.stdout
+    assert words in "".join(notes)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.gate.next_steps import NextSteps
-from cloudai_mbridge.gate.policy import load_policy
+from cloudai_mbridge.gate.policy import NO_REASON, load_policy
 from cloudai_mbridge.gate.renderings import render_next_steps
 from tests.e2e.ci_project import SCENARIO, Project
 from tests.e2e.test_gate_command import make_report, write_points
@@ -26,6 +26,12 @@ def run(project: Project, name: str) -> str:
     project.good(f"mbridge run {SCENARIO} --output-dir results/{name}")
     (root,) = (project.root / "results" / name).iterdir()
     return str(root.relative_to(project.root))
+
+
+def reasoned(step: str) -> str:
+    """Write a reason in place of the placeholder."""
+    assert NO_REASON in step
+    return step.replace(NO_REASON, "the new collective, ticket 7")
 
 
 @pytest.fixture(scope="module")
@@ -85,16 +91,23 @@ def test_the_waiver_is_accepted(project: Project, red: Any) -> None:
     new, _, steps = red
     policy = project.root / "ci" / "waived.toml"
     policy.write_text((project.root / steps["policy"]).read_text() + steps["waiver"])
-    assert "a regression is waived" in project.good(f"mbridge gate {new} --policy ci/waived.toml")
+    refused = project.run(f"mbridge gate {new} --policy ci/waived.toml")
+    assert (refused.returncode, "is too short a reason" in " ".join(refused.stderr.split())) == (2, True)
+    policy.write_text((project.root / steps["policy"]).read_text() + reasoned(steps["waiver"]))
+    assert "waived: step_time_s of llama3_8b +" in project.good(f"mbridge gate {new} --policy ci/waived.toml")
 
 
 def test_promotion_makes_the_gate_green(project: Project, red: Any) -> None:
     """Last of this project: it replaces the baseline. The command asks at the terminal."""
     steps = red[2]
+    refused = project.run(steps["accept"])
+    assert (refused.returncode, "--reason: is '<why>'" in refused.stderr) == (2, True)
     master, slave = pty.openpty()
     os.write(master, b"y\n")
     env = {**os.environ, **project.env}
-    subprocess.run(["sh", "-c", steps["accept"]], cwd=project.root, env=env, stdin=slave, check=True, timeout=600)
+    subprocess.run(
+        ["sh", "-c", reasoned(steps["accept"])], cwd=project.root, env=env, stdin=slave, check=True, timeout=600
+    )
     os.close(master)
     os.close(slave)
     assert "PASS" in project.good(f"mbridge gate {run(project, 'next')} --policy ci/policy.toml")
@@ -155,20 +168,21 @@ def test_a_change_of_all_points_has_one_promotion_and_one_waiver_a_metric(mbridg
     steps = json.loads((tmp_path / "out.json").read_text())["next_steps"]
     assert steps["waiver"].count('point = "*"') == steps["waiver"].count("[[waivers]]")
     waived = tmp_path / "waived.toml"
-    waived.write_text(policy.read_text() + steps["waiver"])
+    assert steps["waiver"].count("[[waivers]]") == 1, "one slowdown, averaged in two ways"
+    waived.write_text(policy.read_text() + reasoned(steps["waiver"]))
     assert mbridge("gate", new, "--policy", waived).returncode == 0
     assert "--point" not in steps["accept"]
-    assert mbridge(*shlex.split(steps["accept"])[1:], "--yes").returncode == 0
+    assert mbridge(*shlex.split(reasoned(steps["accept"]))[1:], "--yes").returncode == 0
 
 
 def test_hostile_names_stay_words_and_text(gate: Any, tmp_path: Path) -> None:
     steps = gate(10, label=HOSTILE, level=1.1, seed=2)
-    assert f"t/{HOSTILE}" in shlex.split(steps["accept"])[-1]
+    assert "touch" not in steps["accept"], "the only point needs no name"
     policy = tmp_path / "policy.toml"
-    policy.write_text(policy.read_text() + steps["waiver"])
+    policy.write_text(policy.read_text() + reasoned(steps["waiver"]))
     assert load_policy(policy).policy.waivers[0].point == f"t/{HOSTILE}"
     markdown = (tmp_path / "out.md").read_text()
-    assert "````sh\n" in markdown, "the fence is longer than any in the text"
+    assert "````toml\n" in markdown, "the fence is longer than any in the text"
 
 
 def test_a_terminal_gets_no_control_characters() -> None:

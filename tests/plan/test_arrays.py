@@ -44,6 +44,7 @@ def test_what_differs_only_in_its_training_shares_an_array() -> None:
     [
         {"num_nodes": 2},
         {"ranks_per_node": 4},
+        {"segment": 1},
         {"time_limit": "5"},
         {"nodes": ("n1",)},
         {"exclude_nodes": ("n1",)},

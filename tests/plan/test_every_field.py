@@ -107,6 +107,7 @@ VALUES: dict[type[BaseModel], dict[str, Any]] = {
     OnCompletion: {"command": ["/bin/false"], "webhook_env": "HOOK", "webhook_file": "/f"},
     TestRun: {
         **{"id": "t2", "test_name": None, "num_nodes": 2, "nodes": ["n[1-2]"], "exclude_nodes": ["n3"], "weight": 2},
+        **{"segment": 1},
         **{"iterations": 2, "sol": 1.0, "ideal_perf": 2.0, "time_limit": "2:00:00", "extra_srun_args": "--exact"},
         "dependencies": [{"type": "start_post_comp", "id": "other"}],
     },

@@ -16,6 +16,7 @@ from cloudai_mbridge.gate.renderings import (
     render_gate_table,
 )
 from cloudai_mbridge.gate.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
+from tests.cases import every
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&\x1b[31m😀" + "p" * 300
 SLOW = MetricVerdict("step_time_s", GateVerdict.REGRESSION, "+5.00 % (1 to 1.05)", "s", True, 1.0, 1.05, 0.05)
@@ -67,13 +68,15 @@ def slower(point: str, change: float) -> PointVerdict:
     return PointVerdict(point, GateVerdict.REGRESSION, (), (metric,))
 
 
-PASSES = tuple(
-    PointVerdict(f"t/p{i}", GateVerdict.PASS, (), (replace(SLOW, verdict=GateVerdict.PASS),)) for i in range(3)
-)
+def passed(change: float, lower: float, upper: float) -> MetricVerdict:
+    return replace(SLOW, verdict=GateVerdict.PASS, change=change, value=1 + change, interval=(lower, upper))
+
+
+PASSES = tuple(PointVerdict(f"t/p{i}", GateVerdict.PASS, (), (passed(0.002, -0.01, 0.009),)) for i in range(3))
 
 
 def test_the_first_line_is_the_worst_finding() -> None:
-    assert headline(gate_of(*PASSES)) == "no point is slower than the baseline (3 points)"
+    assert headline(gate_of(*PASSES)) == "no point is more than 1 % slower than the baseline (3 points)"
     several = gate_of(*PASSES, slower("t/a", 0.02), slower("t/b", 0.057))
     assert headline(several) == "2 of 5 points are slower; the worst: t/b is 5.7 % slower: 1 -> 1.057 s"
     assert [text for _, text in findings(several)] == [
@@ -87,6 +90,51 @@ def test_the_first_line_is_the_worst_finding() -> None:
     assert headline(result(curve)) == "loss_curve of t/p is 2.0 % higher: 6 -> 6.12"
     mixed = gate_of(PointVerdict("t/c", GateVerdict.REGRESSION, (), (curve,)), slower("t/a", 0.02))
     assert headline(mixed).startswith("2 of 2 points are worse; the worst: ")
+
+
+UNDECIDED = replace(SLOW, verdict=GateVerdict.INCONCLUSIVE, decides=False, change=0.7964, interval=(0.0785, 1.9923))
+MEAN = replace(UNDECIDED, metric="step_time_mean_s", change=0.02, interval=(-0.1, 0.12))
+WAIVED = replace(SLOW, change=0.0764, interval=(0.07, 0.08), waived="waived until 2026-12-31 by anna: known")
+REFUSED = MetricVerdict("step_time_s", GateVerdict.NOT_COMPARABLE, "another device", "s", decides=False)
+FOLLOWER = MetricVerdict("tflops_per_gpu", GateVerdict.INCONCLUSIVE, "follows step_time_s", decides=False)
+DOUBTED = "not decided: step_time_s of b +79.64 % (+7.85 % to +199.23 %)"
+OTHER = "no other point is more than 1 % slower than the baseline (1 point)"
+
+
+@every(
+    "metrics, text, sign",
+    [
+        ([passed(-0.02, -0.03, -0.011)], "no point is slower than the baseline (1 point)", "✅"),
+        ([passed(0.0082, 0.0073, 0.0091)], "no point is more than 1 % slower than the baseline (1 point)", "✅"),
+        ([passed(0.015, -0.001, 0.0251)], "no point is more than 3 % slower than the baseline (1 point)", "✅"),
+        ([passed(0.005, 0, 0.03)], "no point is more than 3 % slower than the baseline (1 point)", "✅"),
+        ([UNDECIDED, FOLLOWER], DOUBTED, "⚠️"),
+        ([MEAN, UNDECIDED], f"{DOUBTED}, and 1 more", "⚠️"),
+        (
+            [passed(0, -0.01, 0.01), MEAN],
+            "no point is more than 1 % slower than the baseline (1 point); not decided: step_time_mean_s of b +2.00 %"
+            " (-10.00 % to +12.00 %)",
+            "✅",
+        ),
+        ([REFUSED], "not decided: step_time_s of b", "⚠️"),
+        ([WAIVED], "waived: step_time_s of b +7.64 % (+7.00 % to +8.00 %)", "✅"),
+        ([FINE], "nothing is worse than the baseline beyond the policy's limits (1 point)", "✅"),
+    ],
+)
+def test_a_green_headline_claims_only_what_the_bounds_rule_out(
+    metrics: list[MetricVerdict], text: str, sign: str
+) -> None:
+    """Metrics of a point b -> the first line, and its sign in the comment on a pull request."""
+    b = PointVerdict("b", GateVerdict.PASS, (), tuple(metrics))
+    assert headline(gate_of(b)) == text
+    assert render_gate_markdown(gate_of(b)).startswith(f"# {sign} ")
+    fine = PointVerdict("a", GateVerdict.PASS, (), (passed(0, -0.01, 0.009),))
+    if text.startswith(("not decided", "waived")):
+        assert headline(gate_of(fine, b)) == f"{OTHER}; {text}"
+    faster = replace(SLOW, verdict=GateVerdict.IMPROVEMENT, change=-0.1, value=0.9)
+    best = headline(gate_of(PointVerdict("c", GateVerdict.IMPROVEMENT, (), (faster,)), b))
+    assert best.startswith("c is 10.0 % faster: 1 -> 0.9 s")
+    assert best.endswith(text) or not text.startswith(("not decided", "waived"))
 
 
 def test_what_points_share_is_told_first_and_once() -> None:
@@ -140,9 +188,7 @@ def test_junit_fails_for_what_is_not_green_and_decides() -> None:
 def test_a_waived_regression_is_shown_and_fails_nothing() -> None:
     gate = result(replace(SLOW, waived="waived until 2026-12-31 by anna: known"), FINE)
     assert "regression (waived)" in table_of(gate)
-    assert text_of(gate).startswith(
-        "no point is slower than the baseline (1 point); a regression is waived\nwaived: t/p"
-    )
+    assert text_of(gate).startswith("waived: step_time_s of t/p +5.00 % (+4.00 % to +6.00 %)\nwaived: t/p")
     assert "waived until 2026-12-31" in render_gate_markdown(gate)
     assert ET.fromstring(render_gate_junit(gate)).get("failures") == "0"
 

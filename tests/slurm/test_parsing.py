@@ -227,10 +227,14 @@ def test_a_heterogeneous_job_succeeds_only_as_a_whole(states: list[str]) -> None
 HOPELESS = """AccountNotAllowed BadConstraints DependencyNeverSatisfied InvalidAccount InvalidQOS PartitionConfig
     PartitionNodeLimit PartitionTimeLimit QOSNotAllowed AssocMaxNodePerJobLimit QOSMaxWallDurationPerJobLimit QOSMinGRES
     QOSMaxGRESPerNode AssocMaxMemPerJob QOSMinCpuNotSatisfied QOSMaxMemoryPerJob
-    ReservationDeleted"""
+    ReservationDeleted MaxMemPerLimit DeadLine InvalidBBSpec AssocGrpCPUMinutesLimit AssocGrpGRESMinutes
+    AssocGrpBillingMinutes AssocGrpNodeMinutes AssocGrpMemMinutes AssocGrpEnergyMinutes AssocGrpLicenseMinutes
+    AssocGrpUnknownMinutes AssocGrpWallLimit QOSGrpCPUMinutesLimit QOSGrpGRESMinutes QOSGrpBillingMinutes
+    QOSGrpMemoryMinutes QOSGrpWallLimit"""
 # These pass by waiting, or when somebody who is at work ends it.
 HOPEFUL = """None QOSMaxNodePerUserLimit QOSMaxGRESPerUser
     Resources Priority Dependency BeginTime Licenses ReqNodeNotAvail
+    AssocGrpCPURunMinutesLimit AssocGrpGRESRunMinutes QOSGrpBillingRunMinutes AssocGrpGRES QOSGrpBilling
     QOSMaxJobsPerUserLimit QOSGrpNodeLimit AssocGrpNodeLimit AssocMaxJobsLimit Reservation PartitionDown
     PartitionInactive JobArrayTaskLimit NodeDown"""
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.commands.options import JSON, PATH, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.gate.baseline import Baseline, as_list, load_baseline, replace_if_unchanged
-from cloudai_mbridge.gate.policy import default_metrics, load_policy
+from cloudai_mbridge.gate.policy import NO_REASON, default_metrics, load_policy
 from cloudai_mbridge.gate.promotion import MAX_NOISE, MIN_RUNS, Proposal, Terms, difference, oddities, propose, select
 from cloudai_mbridge.gate.runs import read_results, without_dry_runs
 
@@ -159,8 +159,8 @@ def check(path: Path, max_age_days: int, as_json: bool) -> int:
 def _terms(
     *, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float | None, **accept: bool
 ) -> Terms:
-    if not reason.strip():
-        raise BadInput("--reason: must not be empty; give the reason for the new baseline")
+    if reason.strip() in ("", NO_REASON):
+        raise BadInput(f"--reason: is {reason!r}; write why these runs are the new baseline, for who reads it later")
     terms = load_policy(policy).policy if policy else None
     max_noise = max_noise or (terms.max_noise if terms else None) or MAX_NOISE
     return Terms(

@@ -9,7 +9,15 @@ from typing import Any, get_type_hints
 
 import click
 
-from cloudai_mbridge.commands.console import STDOUT, SteadyConsole, new_console, print_error, print_json, render_json
+from cloudai_mbridge.commands.console import (
+    STDOUT,
+    SteadyConsole,
+    error_document,
+    new_console,
+    print_error,
+    print_json,
+    render_json,
+)
 from cloudai_mbridge.commands.gate.baseline import user_name
 from cloudai_mbridge.commands.gate.confirm import confirm as run_again
 from cloudai_mbridge.commands.options import PATH, run_argument
@@ -34,6 +42,7 @@ from cloudai_mbridge.gate.renderings import (
     render_gate_markdown,
     render_gate_table,
     render_next_steps,
+    render_none_promoted_junit,
 )
 from cloudai_mbridge.gate.runs import read_results, without_dry_runs
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict
@@ -107,7 +116,7 @@ def gate(
     try:
         result = run_gate(given, loaded, today, num_judgements)
     except NonePromoted as error:
-        return _show_none_promoted(error, files["markdown"], as_json=as_json)
+        return _show_none_promoted(error, loaded.policy.name, given[0], files, as_json=as_json)
     if confirm:
         try:
             more = _confirm(given, result, confirm, new_console(stderr=as_json))
@@ -121,7 +130,7 @@ def gate(
     result = result.with_notes(skipped)
     page = str(files["html"] or "")
     author = next(filter(None, map(os.environ.get, _AUTHORS)), None) or user_name()
-    steps = next_steps(result, judged, loaded, today, reason=headline(result), by=author, page=page)
+    steps = next_steps(result, judged, loaded, today, by=author, page=page)
     document = {**_facts(result), "next_steps": steps}
     not_written = _show(document, result, given[0], files, verbose=verbose)
     code = result.exit_code or not_written
@@ -190,7 +199,7 @@ def _show(
         print_json(document, form)
     else:
         console = new_console()
-        for line, style in render_gate(result):
+        for line, style in render_gate(result, in_table=table is not None):
             console.print_line(line, style)
         if verbose:
             console.print(render_gate_table(result))
@@ -212,13 +221,24 @@ def _show(
     return max(_write(files.get(name), render) for name, render in formats.items())
 
 
-def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: bool) -> int:
-    """Print the way to a first baseline, also for a CI's step summary; return the exit code."""
+def _show_none_promoted(
+    error: NonePromoted, policy: str, report: Path, files: Mapping[str, Path | None], *, as_json: bool
+) -> int:
+    """Print the way to a first baseline and write the files that were asked for; return the exit code."""
     text = visible(str(error))
     click.echo(text, err=as_json)
-    code = _write(markdown, lambda: f"### No baseline yet\n\n    {text}\n") or error.exit_code
+    kind = type(error).__name__
+    formats: dict[str, Callable[[], str]] = {
+        "markdown": lambda: f"### No baseline yet\n\n    {text}\n",
+        "junit": lambda: render_none_promoted_junit(policy, text),
+        "html": lambda: render_report_file(report),
+        "json_file": lambda: f"{render_json(error_document(kind, error.exit_code, text))}\n",
+    }
     if as_json:
-        print_error(type(error).__name__, code, text)
+        del formats["json_file"]
+    code = max(_write(files.get(name), render) for name, render in formats.items()) or error.exit_code
+    if as_json:
+        print_error(kind, code, text)
     click.echo(f"exit code {code}", err=as_json)
     return code
 

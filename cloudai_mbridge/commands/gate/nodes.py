@@ -105,10 +105,10 @@ def _print(result: "NodesResult") -> None:
     odd = [f"{odd.node}: {odd.fact} is {odd.value}; {odd.others} others have {odd.usual}" for odd in result.odd]
     shown = [*odd[:_MOST_ODD], *([f"{len(odd) - _MOST_ODD} more differences"] if len(odd) > _MOST_ODD else [])]
     counts = {verdict: sum(node.verdict == verdict for node in result.nodes) for verdict in _STYLES}
-    text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no nodes"
+    text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     noise = "" if result.noise is None else f"; runs differ by {result.noise:.2%}"
     conclusion = [
-        f"{text} of {counted(len(result.nodes), 'node')}, from {counted(result.runs, 'run')}{noise};"
+        f"{counted(len(result.nodes), 'node')}{f': {text}' if text else ''}; from {counted(result.runs, 'run')}{noise};"
         f" false-alarm rate {result.false_alarm_rate:.1%} over all nodes"
     ]
     if result.slow:  # a command for the operator: mbridge drains nothing

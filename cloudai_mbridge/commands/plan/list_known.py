@@ -14,6 +14,7 @@ from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
+_KINDS = ["recipes", "rules", "agents", "reports"]
 _AGENTS = {
     "grid_search": "every point of the sweep, once; order and limits come from [sweep]",
     "tune": "the points that a search chooses, until another is not worth its cost",
@@ -41,11 +42,13 @@ KNOWN = json_object(
 
 
 @click.command("list")
-@click.argument("what", required=False, type=click.Choice(["agents", "reports"], case_sensitive=False))
+@click.argument(
+    "what", required=False, type=click.Choice(["recipes", "rules", "agents", "reports"], case_sensitive=False)
+)
 @click.option("--verbose", "-v", is_flag=True, help="Accepted as in CloudAI; nothing is left out.")
 @JSON
 def list_(what: str | None, verbose: bool, as_json: bool) -> int:
-    """List the recipes and the rules; or the agents, or the reports, as CloudAI does."""
+    """List the recipes and the rules, or one of the kinds; agents and reports as CloudAI does."""
     recipes, rules = {name: load_recipe(name).description for name in recipe_names()}, documents().values()
     if as_json:
         print_json(
@@ -57,21 +60,23 @@ def list_(what: str | None, verbose: bool, as_json: bool) -> int:
             },
             KNOWN,
         )
-    elif what:
+    elif what in ("agents", "reports"):
         for name, text in (_AGENTS if what == "agents" else _REPORTS).items():
             click.echo(f"{name}: {text}")
     else:
-        table = Table("recipe", "description", title="Recipes", title_justify="left")
-        for name, text in recipes.items():
-            table.add_row(name, Text(text))
-        of_rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
-        for each in rules:
-            lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in each.lifted)
-            of_rules.add_row(each.rule_id, Text(each.title), Text(lifted))
         console = new_console()
-        console.print(table)
-        console.print(of_rules)
-        console.print_line("details: mbridge rule RULE")
+        if what != "rules":
+            table = Table("recipe", "description", title="Recipes", title_justify="left")
+            for name, text in recipes.items():
+                table.add_row(name, Text(text))
+            console.print(table)
+        if what != "recipes":
+            of_rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
+            for each in rules:
+                lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in each.lifted)
+                of_rules.add_row(each.rule_id, Text(each.title), Text(lifted))
+            console.print(of_rules)
+            console.print_line("details: mbridge rule RULE")
     return OK
 
 
@@ -114,4 +119,4 @@ def _facts(found: RuleDoc) -> Iterator[tuple[str, str]]:
     for lift in found.lifted:
         yield "lifted in", f"{lift.since}: {lift.reason}"
     if not found.lifted:
-        yield "lifted in", "no release"
+        yield "lifted in", "none: it holds in every release"

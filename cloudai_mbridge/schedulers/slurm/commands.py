@@ -187,11 +187,14 @@ PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 _HOPELESS = {
     *("AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
     *("PartitionConfig", PARTITION_NODE_LIMIT, "PartitionTimeLimit", "QOSNotAllowed"),
-    "AssocGrpCPUMinutesLimit",
-    *("ReservationDeleted", "AccountingPolicy"),
+    *("ReservationDeleted", "AccountingPolicy", "InvalidBBSpec", "LicensesNotValid", "MaxMemPerLimit"),
+    *("MaxBillingNodeLimit", "DeadLine"),
 }
 # The upper and lower limits on the request of one job: QOSMaxGRESPerJob, AssocMaxWallDurationPerJobLimit, QOSMinMemory
 _JOB_LIMIT = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)(?:Limit)?|Min\w+)")
+# The budget of an account or QOS, in minutes of any resource or of wall time, is used up: AssocGrpGRESMinutes,
+# QOSGrpBillingMinutes, AssocGrpCPUMinutesLimit. Limits of what runs at a time (GrpGRES, GrpGRESRunMinutes) pass.
+_BUDGET = re.compile(r"(?:Assoc|QOS)Grp(?:(?!Run)\w)+Minutes(?:Limit)?|(?:Assoc|QOS)GrpWallLimit")
 # Also with spaces: a job whose launch a killed controller does not remember.
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
 # The job is held, and may be released.
@@ -208,7 +211,8 @@ def unschedulable_as(state: str, reason: str) -> JobClass | None:
         return None
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE
-    return JobClass.FAILED if reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) else None
+    is_hopeless = reason in _HOPELESS or _JOB_LIMIT.fullmatch(reason) or _BUDGET.fullmatch(reason)
+    return JobClass.FAILED if is_hopeless else None
 
 
 def complaint_of(answer: CompletedProcess[str]) -> str:

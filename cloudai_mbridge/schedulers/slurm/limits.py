@@ -65,8 +65,8 @@ def judge_output_path(output_dir: Path, mounts: str | None = None) -> str:
         return f"output path: {where} is on {kind}"
     if kind in _OF_ONE_MACHINE or path.is_relative_to("/proc") or any(map(path.is_relative_to, _OF_EVERY_MACHINE)):
         return (
-            f"output path: warning: {where} ({kind or 'unknown file system'}) is probably of this machine alone;"
-            " jobs on nodes that do not see it fail: use a shared file system"
+            f"output path: warning: {where} ({kind or 'unknown file system'}) is probably local to this machine;"
+            " jobs on nodes that do not see it fail; use a shared file system"
         )
     return f"output path: not evaluated: whether the nodes see {where} ({kind or 'unknown file system'})"
 
@@ -177,7 +177,7 @@ def _verdict(run: RunPlan, key: str, asked: float, lowest: _Bound | None, form: 
         return "no limit" if value == math.inf else form(value)
 
     if lowest is None:
-        return f"{text(asked)}, without a limit"
+        return f"{text(asked)}; Slurm sets no limit"
     if asked <= lowest.most:
         return f"{text(asked)} of {text(lowest.most)} ({lowest.owner})"
     kind = lowest.owner.partition(" ")[0]

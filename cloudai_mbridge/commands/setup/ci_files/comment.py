@@ -59,8 +59,12 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
+    if missing := [name for name in ("COMMENTS", "COMMENT_TOKEN") if not os.environ.get(name)]:
+        sys.exit(f"ci/comment.py: the comment was not posted: {' and '.join(missing)} not set; see the workflow's file")
+    if len(sys.argv) != 2:
+        sys.exit("usage: ci/comment.py FILE")
     try:
         main(Path(sys.argv[1]))
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, ValueError, KeyError) as error:
         why = type(error).__name__ if isinstance(error, ValueError) else repr(error)  # its text may contain the token
         sys.exit(f"ci/comment.py: the comment was not posted: {why}")

@@ -11,7 +11,7 @@ function paretoSection() {
   const measures = paretoMeasures();
   const title = "Throughput against memory";
   if (!measures) {
-    const why = "No successful run has told both its throughput and its peak memory.";
+    const why = "No successful run has both a throughput and a peak memory.";
     return { element: section("pareto", title, emptyLine(why)), onFilter: [], onSelection: [] };
   }
   const { gain, cost } = measures;
