@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,17 @@ def test_mlflow_keeps_what_is_equal_and_replaces_what_differs(
     assert {name for name, run in runs.items() if run.info.run_id == before[name]} == {"t/mb2/0", FAILED}
     assert (runs["t/mb1/0"].info.status, runs["t/mb1/0"].data.metrics) == ("FAILED", {"gpu_hours": 0.02})
     assert runs["t/mb1/1"].data.metrics["step_time_mean_s"] == 0.25
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_where_nothing_listens_it_ends_soon(finished: Path, mbridge_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    with serving(lambda request: (200, b"")) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    code, out, err = mbridge_here("export", finished, "--to", "mlflow")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2", "MLflow's own 7 retries take minutes"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,5 +1,6 @@
 """`mbridge show`, `generate-report` and `export`: the results of a run."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -151,6 +152,8 @@ def export(root: Path, target: str, output: Path | None, by: str) -> int:
     if table.so_far:
         click.echo(f"note: {visible(table.so_far)}", err=True)
     if is_service:
+        if sys.stderr.isatty():  # a server that does not answer takes a while
+            click.echo(f"sending {counted(len(table.ran), 'run')} to {target}", err=True)
         click.echo(visible(exporter.send(table)))
         return OK
     content = exporter.render(table)

@@ -21,6 +21,7 @@ _STATUS = {"success": "FINISHED", "failed": "FAILED"}
 
 def send(table: RunTable) -> str:
     """Write the runs and return their number as text. ToolFailure: the server or store refuses them."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own 7 take minutes where nothing listens
     tracking = load("mlflow.tracking", _PACKAGE)
     with errors_of("mlflow", "mlflow"):
         client, name = tracking.MlflowClient(), os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_NAME
