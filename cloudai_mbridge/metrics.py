@@ -16,7 +16,7 @@ from pydantic import StrictInt
 
 from cloudai_mbridge.estimate.hardware import find_gpu, gpus
 from cloudai_mbridge.files.documents import Number
-from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.logs import SKIPPED, StepRecord
 
 _CAP = 1.1
 
@@ -204,13 +204,19 @@ class Measure:
     def columns(self) -> Mapping[str, str]:
         """The columns of its numbers: those of a statistic by their names in it, else one, by "".
 
-        The number of steps is the same for all statistics, so only the primary measure has it.
+        The measure's own name has the number that ranks and gates, and `std` its spread; the plain mean has a name of
+        its own. The number of steps is the same for all statistics, so only the primary measure has it.
         """
         if not self.is_statistic:
             return {"": self.name}
         ending = self.name.removeprefix(self.stem)
-        spread = {name: f"{self.stem}_{name}{ending}" for name in ("mean", "std")}
-        return spread | ({"n": f"{self.stem}_n"} if self.name == PRIMARY else {})
+        own = {"capped_mean": self.name, "capped_std": f"{self.stem}_std{ending}", "mean": f"{self.stem}_mean{ending}"}
+        return own | ({"n": f"{self.stem}_n"} if self.name == PRIMARY else {})
+
+    @property
+    def column(self) -> str:
+        """The column of the number that ranks."""
+        return self.columns["capped_mean" if self.is_statistic else ""]
 
     def of(
         self, steps: Sequence[StepRecord], counted: Sequence[StepRecord], work: Mapping[str, float | None]
@@ -220,7 +226,8 @@ class Measure:
         counted: the steps after the warm-up. work: of a step, by field of `Metrics`.
         """
         if self.over == "last":
-            return getattr(steps[-1], self.step) if steps else None
+            done = [step for step in steps if step.left_out != SKIPPED]
+            return getattr(done[-1], self.step) if done else None
         values = [getattr(step, self.step) or None for step in (counted if self.is_statistic else steps)]
         if self.work:
             done = work[self.work]
@@ -301,6 +308,11 @@ MEASURES = tuple(replace(each, name=name, step=each.step or name) for name, each
 TABLE_MEASURES = tuple(measure for measure in MEASURES if measure.over != "last")  # tables show losses as a pair
 
 
+def counted_steps(steps: Sequence[StepRecord], warmup_steps: int) -> list[StepRecord]:
+    """Return the steps of the statistics: those after the warm-up that are measurements."""
+    return [step for step in steps if step.step > warmup_steps and not step.left_out]
+
+
 def measure(
     steps: Sequence[StepRecord],
     warmup_steps: int,
@@ -314,14 +326,14 @@ def measure(
     """Compute the measures of a run's steps, up to the `num_steps` requested; the rest as in `Metrics`."""
     last = math.inf if num_steps is None else num_steps
     steps = [step for step in steps if step.step <= last]
-    counted = [step for step in steps if step.step > warmup_steps]
+    counted = counted_steps(steps, warmup_steps)
     work = {"tokens_per_step_per_gpu": tokens_per_step_per_gpu}
     found: dict[str, Any] = {each.name: each.of(steps, counted, work) for each in MEASURES}
     return Metrics(
         **found,
         warmup_steps=warmup_steps,
         window=(counted[0].step, counted[-1].step) if counted else None,
-        first_loss=steps[0].loss if steps else None,
+        first_loss=next((step.loss for step in steps if step.left_out != SKIPPED), None),
         memory_kind=None if found["peak_memory_gib"] is None else memory_kind,
         flops_formula=flops_formula,
         flops_per_step=flops_per_step,

@@ -33,10 +33,12 @@ def _gauges(measure: Measure) -> Iterator[Gauge]:
     """Yield the gauge of a measure, and the spread of the primary one."""
     name, columns = measure.stem.replace("_per_s_", "_per_second_"), measure.columns
     unit, factor = _BASE_UNITS.get(measure.unit, ("", 1.0))
-    about = f"Mean {measure.about}" if measure.is_statistic else f"{measure.about[:1].upper()}{measure.about[1:]}"
-    yield Gauge(name, columns["mean" if measure.is_statistic else ""], unit, f"{about}.", factor)
+    about = f"Capped mean {measure.about}" if measure.is_statistic else measure.about
+    yield Gauge(name, measure.column, unit, f"{about[:1].upper()}{about[1:]}.", factor)
     if measure.name == PRIMARY:
-        yield Gauge(f"{name}_stddev", columns["std"], unit, f"Standard deviation of the {measure.label}.", factor)
+        spread = f"Standard deviation of the {measure.label}, capped."
+        yield Gauge(f"{name}_stddev", columns["capped_std"], unit, spread, factor)
+        yield Gauge(f"{name}_mean", columns["mean"], unit, f"Plain mean {measure.about}.", factor)
 
 
 GAUGES = (*(gauge for measure in MEASURES for gauge in _gauges(measure)), _GPU_TIME)

@@ -121,7 +121,7 @@ def _measured(run: PointReport) -> dict[str, Any]:
 
 
 def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
-    """Return the metrics of a point: each statistic is the mean of its runs' means; the peak memory is the largest.
+    """Return the metrics of a point: each number is the mean of its runs' numbers; the peak memory is the largest.
 
     Definitions are those that are equal in all runs.
     """
@@ -130,11 +130,13 @@ def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
     values = {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
     for measure in MEASURES:
         columns = measure.columns
-        over = summarize([_number(row.get(columns["mean" if measure.is_statistic else ""])) for row in rows])
+        over = summarize([_number(row.get(measure.column)) for row in rows])
         if not measure.is_statistic:
             values[measure.name] = over and (over.max if measure.over == "largest" else over.mean)
         elif over:
-            values |= {column: getattr(over, number) for number, column in columns.items()}
+            plain = summarize([_number(row.get(columns["mean"])) for row in rows])
+            found = {"capped_mean": over.mean, "capped_std": over.std, "mean": plain and plain.mean, "n": over.n}
+            values |= {column: found[number] for number, column in columns.items()}
     return values
 
 

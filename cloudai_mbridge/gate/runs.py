@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cloudai_mbridge.errors import NothingRan
-from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.logs import SKIPPED, StepRecord
 from cloudai_mbridge.metrics import (
     MEASURES,
     TABLE_MEASURES,
@@ -23,6 +23,7 @@ from cloudai_mbridge.metrics import (
     Metrics,
     capped_mean,
     capped_mean_of_rates,
+    counted_steps,
     implausible,
     missing_steps,
 )
@@ -83,8 +84,8 @@ class RunResult:
 
     @property
     def counted_steps(self) -> tuple[StepRecord, ...]:
-        """The steps after the warm-up."""
-        return tuple(step for step in self.steps if step.step > self.warmup_steps)
+        """The steps of the statistics."""
+        return tuple(counted_steps(self.steps, self.warmup_steps))
 
     @cached_property
     def values(self) -> Mapping[str, Values]:
@@ -207,7 +208,8 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 def value_of(metric: Measure, run: RunResult) -> Values | None:
     """Return a metric's numbers of a run, several for a curve; None if a value is missing."""
-    found = [getattr(step, metric.step) for step in (run.counted_steps if metric.is_statistic else run.steps)]
+    done = [step for step in run.steps if step.left_out != SKIPPED]
+    found = [getattr(step, metric.step) for step in (run.counted_steps if metric.is_statistic else done)]
     numbers = [value for value in found if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) < len(found):
         return None

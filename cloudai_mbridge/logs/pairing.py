@@ -26,6 +26,7 @@ class StepLine:
     step: int = 0
     loss: float | None = None
     grad_norm: float | None = None
+    is_skipped: bool = False
 
 
 Pair = tuple[StepLine | None, StepLine | None]  # a "Step Time" line, and an "iteration" line

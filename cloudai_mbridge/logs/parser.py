@@ -29,12 +29,18 @@ from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 _LONGEST_LINE = 1 << 20
 _MOST_STEPS = 10**15
 _MOST_RESTARTS = 10
+# The optimizer skipped the step for its gradients: it did less work, and its loss is printed as 0
+SKIPPED = "skipped by the optimizer"
+PROFILED = "profiled"
 _REPEATED = "{} steps were logged more than once; the last of each counts"
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of the log; None if the log lacks a value. peak_memory_gib: the largest rank's, so far."""
+    """One step of the log; None if the log lacks a value. peak_memory_gib: the largest rank's, so far.
+
+    left_out: why the step is no measurement and is left out of every statistic: SKIPPED or PROFILED; "" if it is one.
+    """
 
     step: StrictInt
     step_time_s: Number | None
@@ -42,6 +48,7 @@ class StepRecord:
     loss: Number | None
     grad_norm: Number | None = None
     peak_memory_gib: Number | None = None
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,10 @@ class LogParser:
             if (pair := match_step_time(part)) is not None:
                 self._times.append(StepLine(at, *pair))
             elif (fields := match_iteration(part)) is not None:
-                loss = math.nan if fields["nan_iterations"] else fields["loss"]
+                is_skipped = bool(fields["skipped_iterations"])
+                loss = math.nan if fields["nan_iterations"] else None if is_skipped else fields["loss"]
                 rest = {name: fields[name] for name in ("step", "step_time_s", "tflops_per_gpu", "grad_norm")}
+                rest["is_skipped"] = is_skipped
                 self._iterations.append(StepLine(at, loss=loss, **rest))
 
     def _take_records(self, line: str) -> None:
@@ -163,11 +172,13 @@ class LogParser:
             self._restarts.append(step)
             self._is_restarted = False
         self._repeated += step in self._records
+        loss, is_skipped = _number(losses.get("lm loss")), bool(_number(record.get("skipped_iterations")))
         self._records[step] = StepRecord(
             step=step,
             step_time_s=step_time,
             tflops_per_gpu=_number(record.get("tflops_per_gpu")),
-            loss=_number(losses.get("lm loss")),
+            loss=None if is_skipped and not loss else loss,
+            left_out=SKIPPED if is_skipped else "",
             grad_norm=_number(record.get("grad_norm")),
             peak_memory_gib=_number(record.get("peak_memory_gib")),
         )
@@ -209,7 +220,9 @@ def _record_of(step: int, time: StepLine | None, iteration: StepLine | None) -> 
         return StepRecord(step, seconds, rate, None)
     if not rate and iteration.tflops_per_gpu is not None:  # 0: unknown to the launcher
         rate = iteration.tflops_per_gpu
-    return StepRecord(step, iteration.step_time_s or seconds, rate, iteration.loss, iteration.grad_norm)
+    left_out = SKIPPED if iteration.is_skipped else ""
+    times = iteration.step_time_s or seconds, rate
+    return StepRecord(step, *times, iteration.loss, iteration.grad_norm, left_out=left_out)
 
 
 def _completed(step: StepRecord, before: StepRecord | None) -> StepRecord:
@@ -306,6 +319,7 @@ def match_iteration(line: str) -> dict[str, Any] | None:
         "loss": _number(fields.get("lm loss", fields.get("loss"))),
         "grad_norm": _number(fields.get("grad norm")),
         "nan_iterations": _number(fields.get("number of nan iterations")) or 0,
+        "skipped_iterations": _number(fields.get("number of skipped iterations")) or 0,
     }
 
 

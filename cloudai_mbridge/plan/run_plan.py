@@ -21,6 +21,7 @@ from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, RunLauncher, launcher_of, num_steps_of
+from cloudai_mbridge.plan.profiling import profiled_steps, upstream_profiling
 from cloudai_mbridge.plan.segments import segment_of
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.expand import SweepPoint
@@ -56,6 +57,7 @@ class RunPlan:
     training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
     recipe_env: variables that upstream's recipe sets where neither `env` nor the job's environment does.
+    profiled: the first and the last step that a profiler slows; None without a profiler.
     segment: nodes of the job that lie together in an NVLink domain; None where it asks for none.
     extra_srun_args: the test's own, behind the system's.
     after_completion, after_start: tests that it waits for to end or to start. end_with: tests whose end ends it.
@@ -94,6 +96,7 @@ class RunPlan:
     nodes: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
     segment: int | None = None
+    profiled: tuple[int, int] | None = None
     extra_srun_args: str = ""
     container_image: str = ""
     container_mounts: tuple[str, ...] = ()
@@ -251,6 +254,7 @@ def plan_run(
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
         segment=segment,
+        profiled=profiled_steps(config.get("profiling") or upstream_profiling(args, definition.extra_cmd_args)),
         extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
         container_mounts=tuple(map(absolute_mount, mounts)),

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import Damaged, NothingRan, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.logs import LogSummary, read_log
+from cloudai_mbridge.logs import PROFILED, SKIPPED, LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -21,6 +21,7 @@ from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.report.facts import compare_by, definitions_of, machine_environment, run_environment
 from cloudai_mbridge.report.model import OUT_OF_MEMORY, PointReport, RunReport, SearchReport, TrialOutcome, TrialReport
 from cloudai_mbridge.report.ranking import gpu_hours
+from cloudai_mbridge.report.text import ranges
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.journal_file import UNTRIED
@@ -173,6 +174,7 @@ def _read_run(
     log_name = launcher.log_name
     last = entry.last if entry else None
     log = read_log(directory / log_name, last.token if last else None, has_records=launcher.has_records)
+    log = _without_profiled(log, run.get("profiled"))
     batch, length = run["args"].get("gb"), run["args"].get("seq_length")
     tokens = batch * length / _world_size(run) if batch and length else None  # of one step for each rank
     metrics = measure(log.steps, run["warmup_steps"], tokens, run["num_steps"], **definitions_of(run, log.run))
@@ -196,6 +198,34 @@ def _read_run(
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return log, log_name, metrics, outcome
+
+
+def _without_profiled(log: LogSummary, window: Sequence[int] | None) -> LogSummary:
+    """Return a log whose steps are marked that a profiler slowed. window: the first and the last of them."""
+    if not window:
+        return log
+    first, last = window
+    steps = (
+        replace(step, left_out=step.left_out or PROFILED) if first <= step.step <= last else step for step in log.steps
+    )
+    return replace(log, steps=tuple(steps))
+
+
+_TRACES = ("torch_profile/*.json*", "*.nsys-rep", "*.qdrep")
+_MOST_TRACES = 3
+
+
+def _notes_on_steps(log: LogSummary, directory: Path) -> Iterator[str]:
+    """Yield the steps that are no measurements, and the traces of the profiled ones."""
+    if skipped := [step.step for step in log.steps if step.left_out == SKIPPED]:
+        yield f"the optimizer skipped {counted(len(skipped), 'step')}, which are no measurements: {ranges(skipped)}"
+    profiled = [step.step for step in log.steps if step.left_out == PROFILED]
+    traces = sorted(path.relative_to(directory) for pattern in _TRACES for path in directory.glob(pattern))
+    if profiled or traces:
+        names = ", ".join(map(str, traces[:_MOST_TRACES]))
+        more = f" and {len(traces) - _MOST_TRACES} more" if len(traces) > _MOST_TRACES else ""
+        where = f"traces: {names}{more}" if traces else "no trace is in the run's directory"
+        yield f"profiled: {f'steps {ranges(profiled)}, which are no measurements; ' if profiled else ''}{where}"
 
 
 def _cancelled(entry: JournalEntry | None) -> tuple[str, ...]:
@@ -228,7 +258,11 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         world_size=_world_size(run),
         job=job,
         run=log.run,
-        log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
+        log={
+            "file": f"{run['key']}/{log_name}",
+            "source": log.source,
+            "notes": (*log.notes, *_notes_on_steps(log, root / run["key"])),
+        },
         metrics=metrics,
         # a launcher prints rates and times of 0 for unknown values
         steps=tuple(

@@ -109,7 +109,7 @@ def spreadsheet_text(text: str) -> str:
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
-_NUMBERS = tuple(each.name for each in fields(StepRecord) if each.name != "step")
+_NUMBERS = tuple(each.name for each in fields(StepRecord) if each.name not in ("step", "left_out"))
 STEP_COLUMNS: Mapping[str, type] = {
     **{"key": str, "test_id": str, "label": str, "iteration": int, "verdict": str, "step": int, "counted": bool},
     **dict.fromkeys(_NUMBERS, float),
@@ -117,13 +117,13 @@ STEP_COLUMNS: Mapping[str, type] = {
 
 
 def step_rows(points: Iterable[PointReport]) -> Iterator[tuple[Any, ...]]:
-    """Yield the steps of all runs, in order, one at a time. counted: after the warm-up, and in the statistics."""
+    """Yield the steps of all runs, in order, one at a time. counted: in the statistics."""
     for point in points:
         warmup = point.metrics.warmup_steps if point.metrics else 0
         head = (point.key, point.test_id, point.label, point.iteration, str(point.verdict))
         for step in point.steps:
             numbers = (getattr(step, name) for name in _NUMBERS)
-            yield *head, step.step, step.step > warmup, *numbers
+            yield *head, step.step, step.step > warmup and not step.left_out, *numbers
 
 
 _ROWS_AT_A_TIME = 1 << 16

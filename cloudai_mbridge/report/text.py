@@ -36,7 +36,7 @@ def render_point(point: PointReport, root: Path) -> str:
     lines += [f"Steps counted: {window_text(point)}"]
     if metrics and metrics.step_time_s:
         capped = f"{metrics.step_time_s.capped_mean:.6g} s (a step counts as at most 1.1 x the median)"
-        lines += [f"Capped mean step time: {capped}"]
+        lines += [f"Step time: {capped}"]
     for measure in MEASURES if metrics else ():
         value = None if measure.name in _CLOUDAI else getattr(metrics, measure.name)
         if metrics and value is not None:
@@ -67,8 +67,24 @@ def window_text(point: PointReport) -> str:
     m = point.metrics
     if m is None or m.window is None or m.step_time_s is None:
         return "none"
-    left_out = f", warm-up 1-{m.warmup_steps} left out" if m.warmup_steps else ", no warm-up left out"
-    return f"{m.window[0]}-{m.window[1]} (n={m.step_time_s.n}){left_out}"
+    left_out = [f"warm-up 1-{m.warmup_steps}" if m.warmup_steps else "no warm-up"]
+    for reason in dict.fromkeys(step.left_out for step in point.steps if step.left_out):
+        numbers = [step.step for step in point.steps if step.left_out == reason and step.step > m.warmup_steps]
+        left_out += [f"{ranges(numbers)} {reason}"] if numbers else []
+    return f"{m.window[0]}-{m.window[1]} (n={m.step_time_s.n}), {', '.join(left_out)} left out"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as "4-5 and 9"; of many, the first few."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    texts = ["-".join(map(str, run)) for run in runs]
+    more = [f"{len(texts) - _MOST_PLACES} more"] if len(texts) > _MOST_PLACES else []
+    return " and ".join([*texts[:_MOST_PLACES], *more])
 
 
 def render_summary(report: RunReport) -> str:
@@ -102,7 +118,8 @@ def measure_text(value: Statistic | float | None) -> str:
     if not isinstance(value, Statistic):
         return f"{value:.4g}"
     is_same = math.isclose(value.mean, value.capped_mean, rel_tol=_WORTH_SAYING)
-    return with_error(value.capped_mean, value.capped_std) + ("" if is_same else f" (mean {value.mean:.4g})")
+    own = f"{value.capped_mean:.4g}" if value.n == 1 else with_error(value.capped_mean, value.capped_std)
+    return own + ("" if is_same else f" (mean {value.mean:.4g})")
 
 
 def with_error(value: float, error: float) -> str:
@@ -214,10 +231,13 @@ def _facts(point: PointReport, root: Path) -> Iterator[tuple[str, str]]:
         yield "Loss", f"{first} → {metrics.last_loss:.4g}"
     predicted = ((text, (point.predicted or {}).get(name)) for name, text in _PREDICTED.items())
     yield "Predicted", ", ".join(text.format(value) for text, value in predicted if value is not None)
+    yield from (("" if i else "Notes", note) for i, note in enumerate(point.log.get("notes", ())))
     yield "Log", str(root / (point.log.get("file") or f"{point.key}/{POINT_FILES.stdout}"))
 
 
 def _statistic(s: Statistic | None, unit: str) -> str:
+    """Return the number that ranks, then the spread of the steps."""
     if s is None:
         return "not measured"
-    return f"{with_error(s.mean, s.std)} {unit} (median {s.median:.4g}, {s.min:.4g} to {s.max:.4g})"
+    own = f"{s.capped_mean:.4g}" if s.n == 1 else with_error(s.capped_mean, s.capped_std)
+    return f"{own} {unit} (median {s.median:.4g}, {s.min:.4g} to {s.max:.4g}, plain mean {s.mean:.4g})"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM
-from cloudai_mbridge.logs import LogParser, StepRecord
-from cloudai_mbridge.metrics import missing_steps
+from cloudai_mbridge.logs import SKIPPED, LogParser, StepRecord
+from cloudai_mbridge.metrics import counted_steps, missing_steps
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NOT_LAUNCHED, JobClass, JobStatus
 
@@ -42,8 +42,8 @@ class Progress:
 
     def step_times(self, run: RunPlan, token: str | None = None) -> list[float]:
         """Return the seconds of all steps after the warm-up so far, without untimed steps. token: as above."""
-        steps = self.steps(run, token)
-        return [step.step_time_s for step in steps if step.step > run.warmup_steps and step.step_time_s]
+        counted = counted_steps(self.steps(run, token), run.warmup_steps)
+        return [step.step_time_s for step in counted if step.step_time_s]
 
     def steps(self, run: RunPlan, token: str | None = None) -> tuple[StepRecord, ...]:
         """Return all steps so far. token: as above."""
@@ -74,8 +74,9 @@ class Progress:
             steps = self.steps(run, token)
             if reasons := missing_steps(steps, run.num_steps or 1):
                 return reasons[0]
-            has_losses = any(step.loss is not None for step in steps)
-            return f"step {steps[-1].step} has no loss" if has_losses and steps[-1].loss is None else ""
+            done = [step for step in steps if step.left_out != SKIPPED]
+            is_late = any(step.loss is not None for step in done) and done[-1].loss is None
+            return f"step {done[-1].step} has no loss" if is_late else ""
         if NEVER_BEGAN in status.reason:
             is_proven = status.signal == NOT_LAUNCHED or status.exit_code == NO_CLAIM
             return "" if is_proven else "its start mark is missing"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.logs import LogSummary
+from cloudai_mbridge.logs import SKIPPED, LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
-from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
+from cloudai_mbridge.metrics import Metrics, counted_steps, implausible, missing_steps
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
@@ -81,13 +81,14 @@ def judge(
         *missing_steps(log.steps, num_steps),
         *implausible(log.steps, num_steps or None, log.run.get("device")),
     ]
-    if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
+    done = [step for step in log.steps if step.left_out != SKIPPED]
+    if needs_losses and (without := [step.step for step in done if step.loss is None]):
         reasons.append(f"step {without[0]} has no loss")
     if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:
         reasons.append(f"the loss is {bad[0].loss} at step {bad[0].step}")
     if not reasons or log.steps:  # without steps, missing metrics follow from the reasons above
         # A rate of 0 is a launcher's sentinel for unknown, not a failure
-        rates = [step.tflops_per_gpu for step in log.steps if step.step > metrics.warmup_steps]
+        rates = [step.tflops_per_gpu for step in counted_steps(log.steps, metrics.warmup_steps)]
         is_known = bool(rates) and all(rate is not None and math.isfinite(rate) for rate in rates)
         named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
         reasons += [f"{name} could not be measured" for name, is_there in named.items() if not is_there]

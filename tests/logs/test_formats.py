@@ -68,6 +68,7 @@ def test_the_iteration_line() -> None:
         "loss": 10.85217,
         "grad_norm": 2.345,
         "nan_iterations": 2,
+        "skipped_iterations": 1,
     }
 
 

@@ -125,6 +125,7 @@ def test_the_published_form() -> None:
         "loss": 6.0,
         "grad_norm": None,
         "peak_memory_gib": None,
+        "left_out": "",
     }
     assert (rejected["verdict"], rejected["metrics"], rejected["steps"]) == ("rejected", None, [])
     assert rejected["violations"][0]["operands"] == {"gb": 8, "mb": 3, "dp": 2}
@@ -171,7 +172,7 @@ TFLOP/s per GPU
   std: 5.0
 
 Steps counted: 3-4 (n=2), warm-up 1-2 left out
-Capped mean step time: 3.425 s (a step counts as at most 1.1 x the median)
+Step time: 3.425 s (a step counts as at most 1.1 x the median)
 Tokens/s/GPU: 29.2 ±3.7
 Last loss: 3
 Verdict: success

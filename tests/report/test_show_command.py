@@ -58,7 +58,7 @@ def test_a_points_layout_job_and_rounded_numbers(ended: Path) -> None:
     words = " ".join(text.split())
     for fact in ("Layout: mb=2, gb=8", "Ranks: 2 on 1 node: n[1-2]", "Job: 17, COMPLETED", "Times: submitted 20"):
         assert fact in words
-    assert "Step time: 0.5 ±0 s (median 0.5, 0.5 to 0.5)" in words
+    assert "Step time: 0.5 ±0 s (median 0.5, 0.5 to 0.5, plain mean 0.5)" in words
     assert not re.search(r"\d\.\d{8}", text), "no digits beyond the error"
 
 

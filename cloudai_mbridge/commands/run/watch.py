@@ -21,6 +21,7 @@ from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics import Metrics, counted_steps, measure
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.build import build_report
@@ -48,7 +49,7 @@ class Screen(AbstractContextManager["Screen"]):
         self.clock = clock or RunClock(plan)
         self._console, self._plan = console, plan
         self._progress, self._lock = Progress(root), threading.Lock()
-        self._steps: dict[str, StepRecord] = {}
+        self._steps: dict[str, tuple[StepRecord, Metrics]] = {}
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=1 / _REFRESH_S, transient=True
         )
@@ -115,8 +116,9 @@ class Screen(AbstractContextManager["Screen"]):
         steps = self._progress.steps(row.run)
         if not steps:
             return None
-        self._steps[row.run.key] = steps[-1]
-        times = [step.step_time_s for step in steps[row.run.warmup_steps :] or steps if step.step_time_s]
+        self._steps[row.run.key] = steps[-1], measure(steps, row.run.warmup_steps, None, row.run.num_steps)
+        counted = counted_steps(steps, row.run.warmup_steps)
+        times = [step.step_time_s for step in counted or steps if step.step_time_s]
         return (steps[-1].step, median(times)) if times else None
 
     def _table(self, rows: list[RunProgress]) -> Table:
@@ -130,7 +132,7 @@ class Screen(AbstractContextManager["Screen"]):
         return table
 
     def _cells(self, row: RunProgress) -> Iterator[Text]:
-        run, step = row.run, self._steps.get(row.run.key)
+        run, (step, metrics) = row.run, self._steps.get(row.run.key, (None, None))
         several = len({each.test_id for each in self._plan.runs}) > 1
         name = f"{run.test_id}/{run.label}" if several else run.label
         repeats = any(each.iteration for each in self._plan.runs)
@@ -140,8 +142,10 @@ class Screen(AbstractContextManager["Screen"]):
             style = "green" if row.verdict == Verdict.SUCCESS else "red"
         yield Text(visible(row.verdict or (row.status.state if row.status else row.group)), style=style)
         yield Text("" if row.group in ("pending", "waiting") else f"{step.step if step else 0}/{run.num_steps or '?'}")
-        yield _number(step.step_time_s if step else None)
-        yield _number(step.tflops_per_gpu or None if step else None)
+        for number, of_step in (("step_time_s", "step_time_s"), ("tflops_per_gpu", "tflops_per_gpu")):
+            # the report's number so far; before the first counted step, the last step's
+            found = getattr(metrics, number, None)
+            yield _number(found.capped_mean if found else getattr(step, of_step, None) or None)
         yield _number(step.loss if step else None)
 
 

@@ -129,6 +129,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
             "numbers": [] if counts_up else numbers,
             "times": [step.get("step_time_s") for step in steps],
             "losses": [step.get("loss") for step in steps],
+            "left_out": [step["step"] for step in steps if step.get("left_out")],
         },
     }
 

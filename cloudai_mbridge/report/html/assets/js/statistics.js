@@ -27,7 +27,9 @@ function box(values) {
 }
 
 function countedTimes(run) {
-  return run.steps.times.filter((time, i) => run.steps.numbers[i] > run.warmup_steps && isFinal(time));
+  const leftOut = new Set(run.steps.left_out);
+  const isCounted = (step) => step > run.warmup_steps && !leftOut.has(step);
+  return run.steps.times.filter((time, i) => isCounted(run.steps.numbers[i]) && isFinal(time));
 }
 
 const medians = new Map();
