@@ -126,7 +126,7 @@ def tune(
     request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
     if not found.best:
-        raise BadInput(f"no feasible layout: {_why_none(request, found)}")
+        raise BadInput(f"no feasible layout: {why_no_layout(request, found)}")
     if is_measured:
         if system_config is None:
             raise BadInput("--max-trials and --max-gpu-hours measure; give the --system-config to run on")
@@ -158,7 +158,8 @@ def tune(
     return OK
 
 
-def _why_none(request: SearchRequest, found: Ranking) -> str:
+def why_no_layout(request: SearchRequest, found: Ranking) -> str:
+    """Return why no layout was ranked."""
     if not found.num_layouts:
         number = counted(request.num_gpus, "GPU")
         return f"no sizes divide {number} and a batch of {request.gbs}; use another --num-gpus or --gbs"
