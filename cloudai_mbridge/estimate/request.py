@@ -251,7 +251,7 @@ class EstimateRequest:
             return apply_overrides(layout, self.extra)
 
 
-NO_GPU = "neither cmd_args.gpu_type nor the system's gpu_type names the GPU; set one of them, such as gpu_type = 'h100'"
+NO_GPU = "neither cmd_args.gpu_type nor the system's gpu_type names the GPU; set gpu_type, such as 'h100'"
 
 
 def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None = None) -> tuple[Gpu | None, str]:

@@ -26,6 +26,7 @@ from cloudai_mbridge.estimate.memory.estimate import GIB, StageMemory, worst_sta
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
 from cloudai_mbridge.estimate.proxy import render_proxy
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets import (
     Preset,
@@ -116,7 +117,7 @@ def _lines(found: Estimate) -> Iterator[tuple[str, str]]:
         yield "TFLOP/s/GPU", f"{found.tflops_per_gpu:.0f}" + ("" if found.mfu is None else f", MFU {found.mfu:.1%}")
     if found.gpu_hours is not None:
         cost = "" if found.cost is None else f", {found.cost:.2f} {found.currency}"
-        yield f"{found.num_steps} steps", f"{found.gpu_hours:.4g} GPU-hours{cost}"
+        yield f"{found.num_steps} steps", f"{readable(found.gpu_hours)} GPU-hours{cost}"
     for row in found.published:
         rates = f"{row.tokens_per_s_per_gpu:.0f} tokens/s/GPU, {row.tflops_per_gpu:.0f} TFLOP/s/GPU ({row.formula})"
         yield f"published, {row.container}", f"{row.step_time_s:.4g} s, {rates}"
