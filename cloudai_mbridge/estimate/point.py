@@ -261,6 +261,14 @@ def groups_of(request: EstimateRequest) -> StepGroups:
         return times_of(request, model).groups(request.layout_of(model))
 
 
+def has_known_error(request: EstimateRequest) -> bool:
+    """Return whether step times were measured on the point's GPU in its number format, so that their error is known."""
+    try:
+        return times_of(request, request.architecture).error().is_of_device
+    except BadInput:
+        return False
+
+
 def guess_of(request: EstimateRequest) -> EstimateRequest | None:
     """Return the request for a stand-in GPU if the point's device is unknown, else None.
 

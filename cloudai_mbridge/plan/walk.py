@@ -15,7 +15,7 @@ from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
-from cloudai_mbridge.estimate.point import groups_of, guess_of
+from cloudai_mbridge.estimate.point import groups_of, guess_of, has_known_error
 from cloudai_mbridge.estimate.request import not_considered
 from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
@@ -145,8 +145,9 @@ class PointWalk:
         is_calibrated = request.gpu is not None and request.gpu.measured is not None
         peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
         share = peak / given if peak and given else None
+        is_guess = guessed is not None or not has_known_error(request)
         return SearchPlan(
-            groups, share, self.test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
+            groups, share, self.test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=is_guess
         )
 
     def memory_violation(self, point: CheckedPoint) -> Violation:

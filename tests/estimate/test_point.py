@@ -13,7 +13,7 @@ from cloudai_mbridge.estimate.hardware import Price, gpu_named, gpus
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, MemoryLimit, headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import _microbatches, memory_per_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity
-from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, Estimate, estimate_point
+from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, Estimate, estimate_point, has_known_error
 from cloudai_mbridge.estimate.request import EstimateRequest, trained_question
 from cloudai_mbridge.megatron_bridge.presets import find_preset, loop_preset, newest_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -289,3 +289,18 @@ def test_the_moments_of_a_preset_count_with_either_launcher() -> None:
         layout = request.layout_of(request.architecture)
         peaks[launcher] = layout.optimizer_bytes
     assert set(peaks.values()) == {8}
+
+
+@every(
+    ("gpu", "recipe", "is_known"),
+    [
+        ("gb200", "llama3_70b", True),
+        ("gb200", "qwen3_30b_a3b", True),  # rows of this GPU and format, of other recipes
+        ("h200", "llama3_70b", False),
+        ("a100", "llama3_70b", False),
+        ("cpu", "llama3_70b", False),
+        (None, "llama3_70b", False),
+    ],
+)
+def test_a_device_without_published_rows_has_no_known_error(gpu: str | None, recipe: str, is_known: bool) -> None:
+    assert has_known_error(_request(recipe, gpu=gpu)) is is_known

@@ -182,6 +182,7 @@ class HeldOutError:
     median: of the absolute relative errors. log_bound: `LEVEL` of the errors of log(step time) are at most this.
     num_rows: of so many; 0 if there are none. of: which rows they are. why_unknown: no such row was measured, so that
     the errors are only of rows that are treated as if theirs had not been measured either; "" for a known error.
+    is_of_device: steps were measured on the GPU in the number format, maybe of other recipes.
     """
 
     median: float
@@ -189,6 +190,7 @@ class HeldOutError:
     num_rows: int
     of: str
     why_unknown: str = ""
+    is_of_device: bool = True
 
     @property
     def is_known(self) -> bool:
@@ -278,7 +280,8 @@ class Calibration:
             why = f"the published rows of {recipe} on {where} are of other sizes"
         elif not on_device:
             why = f"no published row is of {where}"
-        return HeldOutError(max(map(_median, groups)), max(map(bound_of, groups)), len(like), of, why)
+        bounds = max(map(_median, groups)), max(map(bound_of, groups))
+        return HeldOutError(*bounds, len(like), of, why, is_of_device=bool(on_device))
 
     def _like(self, own: list[HeldOutRow], near: list[HeldOutRow]) -> list[HeldOutRow]:
         """Return the rows of a recipe or near a device; all rows if these are too few for a bound."""
