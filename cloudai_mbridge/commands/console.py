@@ -42,7 +42,7 @@ def new_console(width: int = 140, *, stderr: bool = False) -> SteadyConsole:
     return console if console.is_terminal else SteadyConsole(highlight=False, stderr=stderr, width=width)
 
 
-_T = TypeVar("T")
+_T = TypeVar("_T")
 _PATIENCE_S, _PERIOD_S = 1.0, 0.25
 
 

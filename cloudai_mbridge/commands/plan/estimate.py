@@ -13,7 +13,17 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console, print_json
-from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, PATH
+from cloudai_mbridge.commands.options import (
+    COMPLETE_GPU,
+    COMPLETE_PRECISION,
+    COMPLETE_RECIPE,
+    COMPLETE_RELEASE,
+    FLOPS_FORMULA,
+    JSON,
+    NO_PRESET,
+    PATH,
+    completing,
+)
 from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.constraints import CheckResult, Upstream, check
 from cloudai_mbridge.constraints.engine import with_origins
@@ -23,6 +33,7 @@ from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, precision_named, p
 from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.memory.arguments import expert_tp
 from cloudai_mbridge.estimate.memory.estimate import GIB, StageMemory, worst_stage
+from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_MODULES
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
 from cloudai_mbridge.estimate.proxy import render_proxy
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
@@ -167,14 +178,26 @@ def _count(parameters: int) -> str:
 
 _SIZE = click.IntRange(1, 2**63 - 1)
 DOES_NOT_FIT = 9  # 5 to 8 are for directories of runs, 10 to 14 for the gate
+_GRAPHS = ("none", "local", "transformer_engine")
+_RECOMPUTABLE = ("none", "full", *RECOMPUTE_MODULES)
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 
 
 @click.command()
-@click.option("--recipe", required=True, help="See `mbridge list`.")
-@click.option("--gpu", help="Such as gb200; default: the system's gpu_type. Without one: FLOPs and memory only.")
+@click.option("--recipe", shell_complete=COMPLETE_RECIPE, required=True, help="See `mbridge list`.")
+@click.option(
+    "--gpu",
+    shell_complete=COMPLETE_GPU,
+    help="Such as gb200; default: the system's gpu_type. Without one: FLOPs and memory only.",
+)
 @click.option("--num-gpus", type=_SIZE, help="Default: the preset's, or as few as hold the layout.")
-@click.option("--precision", default="bf16", show_default=True, help="bf16 fp8_cs fp8_ds fp8_mx fp8_sc nvfp4 fp32.")
+@click.option(
+    "--precision",
+    shell_complete=COMPLETE_PRECISION,
+    default="bf16",
+    show_default=True,
+    help="bf16 fp8_cs fp8_ds fp8_mx fp8_sc nvfp4 fp32.",
+)
 @click.option("--seq-length", "seq_length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
 @click.option("--tp", type=_SIZE, help="Tensor parallel size.")
 @click.option("--pp", type=_SIZE, help="Pipeline parallel size.")
@@ -186,19 +209,30 @@ _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 @click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
 @click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
 @click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tmL'.")
-@click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
+@click.option(
+    "--recompute",
+    shell_complete=completing(lambda: _RECOMPUTABLE),
+    help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.",
+)
 @click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
 @click.option(
     "--offload-layers", "activation_offload_layers", type=click.IntRange(0, 2**63 - 1), help="In host memory."
 )
 @click.option("--fsdp/--no-fsdp", "use_megatron_fsdp", default=None, help="Megatron-FSDP.")
-@click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
+@click.option(
+    "--cuda-graph",
+    "cuda_graph_impl",
+    shell_complete=completing(lambda: _GRAPHS),
+    help="none, local or transformer_engine.",
+)
 @click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
 @click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
 @click.option("--task", type=click.Choice(["pretrain", "sft", "lora", "peft"]), help="Default: pretrain.")
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Launcher whose defaults apply.")
 @click.option(
-    "--release", help="Of Megatron-Bridge: its preset fills in what is left out here; none: no preset. Default: newest."
+    "--release",
+    shell_complete=COMPLETE_RELEASE,
+    help="Of Megatron-Bridge: its preset fills in what is left out here; none: no preset. Default: newest.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
 @FLOPS_FORMULA
@@ -238,7 +272,7 @@ def estimate(
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=COMPLETE_RECIPE)
 @click.option("--layers", type=_SIZE, required=True, help="Decoder layers to keep.")
 @click.option("--gpus", "num_gpus", type=_SIZE, default=1, show_default=True, help="Ranks of the definition.")
 @click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps of the definition.")
@@ -290,7 +324,7 @@ def _request(
     label, is_upstream = gpu_label(args, system), args.launcher is not Launcher.EMBEDDED
     if device is not None:
         args = args.model_copy(update={"gpu_type": device.name})
-    elif release not in (None, _NO_PRESET):
+    elif release not in (None, NO_PRESET):
         raise BadInput(f"--release: presets differ by GPU, and {why_not}")
     preset, why_none = _preset_of(release, args, device, label, why_not)
     if preset is not None and is_upstream and recompute == "none" and preset.values.get("recompute_granularity"):
@@ -342,8 +376,8 @@ def _preset_of(
     release: str | None, args: ResolvedCmdArgs, device: Gpu | None, label: str, why_not: str
 ) -> tuple[Preset | None, str]:
     """Return the preset of a point, or None and the reason. label: the GPU of a point of the embedded loop."""
-    if release == _NO_PRESET:
-        return None, f"--release {_NO_PRESET}"
+    if release == NO_PRESET:
+        return None, f"--release {NO_PRESET}"
     if release is not None:
         return _preset(release, args), ""
     if device is None:
@@ -383,7 +417,6 @@ def _of_loop_or_alone(
     )
 
 
-_NO_PRESET = "none"
 _LAID_OUT = (
     *("tp", "pp", "cp", "vp", "ep", "et", "mb", "num_layers", "pipeline_model_parallel_layout", "use_megatron_fsdp"),
     *("recompute_num_layers", "activation_offload_layers", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap"),

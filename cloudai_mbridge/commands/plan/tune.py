@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
-from cloudai_mbridge.commands.options import JSON, PATH, Number
+from cloudai_mbridge.commands.options import COMPLETE_GPU, COMPLETE_PRECISION, COMPLETE_RECIPE, JSON, PATH, Number
 from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
@@ -74,10 +74,18 @@ def _time_limit(context: click.Context, option: click.Parameter, text: str | Non
 
 
 @click.command()
-@click.option("--recipe", help="See `mbridge list`.")
-@click.option("--gpu", help="Such as gb200; default: the system's gpu_type.")
+@click.option("--recipe", shell_complete=COMPLETE_RECIPE, help="See `mbridge list`.")
+@click.option("--gpu", shell_complete=COMPLETE_GPU, help="Such as gb200; default: the system's gpu_type.")
 @click.option("--num-gpus", type=click.IntRange(1, MOST_GPUS), help="GPUs of the job.")
-@click.option("--precision", "precisions", multiple=True, default=["bf16"], show_default=True, help="May be repeated.")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    default=["bf16"],
+    show_default=True,
+    shell_complete=COMPLETE_PRECISION,
+    help="May be repeated.",
+)
 @click.option("--gbs", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
 @click.option("--seq-length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), default=str(Launcher.MEGATRON_BRIDGE))
