@@ -28,7 +28,7 @@ from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.constraints import CheckResult, Upstream, check
 from cloudai_mbridge.constraints.engine import with_origins
 from cloudai_mbridge.constraints.rule_docs import details_hint
-from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.errors import OK, BadInput, NothingFits, counted
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, precision_named, price_of
 from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.memory.arguments import expert_tp
@@ -177,7 +177,7 @@ def _count(parameters: int) -> str:
 
 
 _SIZE = click.IntRange(1, 2**63 - 1)
-DOES_NOT_FIT = 9  # 5 to 8 are for directories of runs, 10 to 14 for the gate
+DOES_NOT_FIT = NothingFits.exit_code
 _GRAPHS = ("none", "local", "transformer_engine")
 _RECOMPUTABLE = ("none", "full", *RECOMPUTE_MODULES)
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
@@ -458,7 +458,7 @@ def _fastest(
 ) -> ResolvedCmdArgs | None:
     """Return the arguments with the layout that `mbridge tune` ranks first; None if no step times are known.
 
-    BadInput: no layout fits. why_none: reason for no preset.
+    NothingFits, BadInput: no layout is feasible. why_none: reason for no preset.
     """
     from cloudai_mbridge.commands.plan.tune import why_no_layout  # slow to import, and seldom needed
     from cloudai_mbridge.tune.ranking import rank
@@ -480,7 +480,8 @@ def _fastest(
         return None
     found = rank(request, 1)
     if not found.best and not found.num_unknown:
-        raise BadInput(
+        is_memory = found.num_too_large > 0 and not found.num_illegal
+        raise (NothingFits if is_memory else BadInput)(
             f"no preset: {why_none}\nno feasible layout on {counted(args.num_gpus, 'GPU')}:"
             f" {why_no_layout(request, found)}; give another --num-gpus, or sizes such as --tp and --pp"
         )
