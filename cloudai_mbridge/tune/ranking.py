@@ -237,7 +237,7 @@ class Predictor:
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
         args = ResolvedCmdArgs.model_validate(cmd_args)
-        preset = loop_preset(args, self._request.gpu.name)
+        preset = loop_preset(args, self._request.gpu.name) or find_preset(args, newest_release())
         recipe = with_preset_of(self._request.recipe, preset)
         return EstimateRequest(recipe, with_recipe(args, recipe, preset=preset), self._request.gpu)
 
