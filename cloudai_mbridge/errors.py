@@ -64,6 +64,12 @@ class OtherVersion(BadInput):
     exit_code = 8
 
 
+class NothingFits(BadInput):
+    """No layout of a model fits into the memory of so many GPUs, by the estimate."""
+
+    exit_code = 9
+
+
 class NonePromoted(BadInput):
     """The baseline file says that none has been promoted yet, and the day until which one must be has not passed."""
 

@@ -6,9 +6,11 @@
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
@@ -38,6 +40,33 @@ def new_console(width: int = 140, *, stderr: bool = False) -> SteadyConsole:
     """Return a console that keeps tables of this width whole if the output is not a terminal."""
     console = SteadyConsole(highlight=False, stderr=stderr)
     return console if console.is_terminal else SteadyConsole(highlight=False, stderr=stderr, width=width)
+
+
+_T = TypeVar("_T")
+_PATIENCE_S, _PERIOD_S = 1.0, 0.25
+
+
+def counting(what: str) -> Callable[[Iterator[_T], int], Iterator[_T]] | None:
+    """Return a function that passes points on and counts them on standard error; None if that is no terminal.
+
+    what: the words before the count. Nothing is shown of a short count.
+    """
+    if not sys.stderr.isatty():
+        return None
+
+    def count(points: Iterator[_T], total: int) -> Iterator[_T]:
+        shown_at, is_shown = time.monotonic() + _PATIENCE_S, False
+        try:
+            for number, point in enumerate(points):
+                if number % 64 == 0 and (now := time.monotonic()) >= shown_at:
+                    click.echo(f"\r{what}: {number:,} of {total:,} points", err=True, nl=False)
+                    shown_at, is_shown = now + _PERIOD_S, True
+                yield point
+        finally:
+            if is_shown:
+                click.echo("\r\x1b[K", err=True, nl=False)
+
+    return count
 
 
 MOST_REJECTED_LINES = 12

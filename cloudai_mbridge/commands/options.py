@@ -3,7 +3,7 @@
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,13 @@ from click.shell_completion import CompletionItem
 
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.hardware import Precision, gpus
 from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.megatron_bridge.release import known_releases
 from cloudai_mbridge.models.loading import HOOK_DIR
 from cloudai_mbridge.pipeline import Request
 from cloudai_mbridge.plan.read import LATEST, find_run, find_runs
+from cloudai_mbridge.recipes import recipe_names
 from cloudai_mbridge.training.flops import Formula
 
 RUN_TEXT = f"RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `{LATEST}`."
@@ -53,6 +56,28 @@ def complete_run(context: click.Context, parameter: click.Parameter, incomplete:
     names = [LATEST, *(run.name for run in find_runs())]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="dir")]
+
+
+_Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def completing(names: Callable[[], Iterable[str]]) -> _Complete:
+    """Return the completion of a parameter by names, in small letters or capitals; they are read only for it."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        wanted = incomplete.lower()
+        return [CompletionItem(name) for name in names() if name.lower().startswith(wanted)]
+
+    return complete
+
+
+def _releases() -> list[str]:
+    return [each["version"] for each in known_releases()] + [NO_PRESET]
+
+
+NO_PRESET = "none"  # of --release
+COMPLETE_RECIPE, COMPLETE_GPU = completing(recipe_names), completing(gpus)
+COMPLETE_PRECISION, COMPLETE_RELEASE = completing(lambda: map(str, Precision)), completing(_releases)
 
 
 # Links are resolved. A circle of links stays, and is not the directory of a run
@@ -114,7 +139,13 @@ def _formula(context: click.Context, option: click.Parameter, name: str) -> Form
 
 
 FLOPS_FORMULA = click.option(
-    "--flops-formula", "formula", default="new", show_default=True, callback=_formula, help="old or new."
+    "--flops-formula",
+    "formula",
+    default="new",
+    show_default=True,
+    callback=_formula,
+    shell_complete=completing(lambda: ("old", "new")),
+    help="old or new.",
 )
 
 

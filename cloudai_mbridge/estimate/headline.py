@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions, StageTotals, kind_of
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
+from cloudai_mbridge.estimate.memory.without_model import WithoutModel
 from cloudai_mbridge.estimate.point import assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 
@@ -41,6 +42,8 @@ class Headline:
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
     is_known_to_fit: a published point that differs in GPUs and batch alone needs as much.
     is_shipped: a preset of the pinned release for this GPU needs as much: it fits, whatever is predicted.
+    why_less: settings that save memory without a model, "" if there are none or the point fits anyway: the peak is then
+    an upper bound, and the memory is as good as unknown.
     """
 
     gpu: str | None
@@ -56,6 +59,7 @@ class Headline:
     why: tuple[str, ...] = ()
     is_known_to_fit: bool = False
     is_shipped: bool = False
+    why_less: str = ""
 
     @property
     def memory_share(self) -> float | None:
@@ -70,6 +74,8 @@ class Headline:
             return False
         if self.memory_share is None or not self.gpu_memory_gib:
             return limit.is_asked_for
+        if self.why_less and not limit.is_asked_for:
+            return False
         share = limit.share if limit.is_asked_for or not self.is_known_to_fit else max(limit.share, 1.0)
         return self.memory_share > share or (self.peak_memory_gib or 0.0) > max(share, 1.0) * self.gpu_memory_gib
 
@@ -124,6 +130,7 @@ def _headline(totals_of: Callable[[Hashable, Assumptions], StageTotals], request
 
     limit = DEFAULT_LIMIT.share * (gpu.memory_gib or 0.0)  # a proof changes nothing below the default limit
     is_over = modelled is not None and (modelled > limit or (peak or 0.0) > (gpu.memory_gib or 0.0))
+    unmodelled = request.without_model(layout) if is_over else WithoutModel()
     return Headline(
         gpu=gpu.name,
         num_gpus=layout.num_gpus,
@@ -135,4 +142,5 @@ def _headline(totals_of: Callable[[Hashable, Assumptions], StageTotals], request
         why=tuple(why),
         is_known_to_fit=is_over and is_proven(published(), (gpu.memory_gib or 0.0) * GIB),
         is_shipped=is_over and is_proven(request.shipped, math.inf),
+        why_less=str(unmodelled) if unmodelled.may_need_less else "",
     )

@@ -83,6 +83,7 @@ class Memory:
     """Of the GPU. share: of its memory, for states and activations. stages: none of a reference estimator.
 
     terms, line: of a reference estimator alone.
+    bound: "at most", "at least" or "about", if settings that change memory have no model; why_bound names them.
     """
 
     estimator: str
@@ -93,6 +94,8 @@ class Memory:
     stages: tuple[StageMemory, ...] = ()
     terms: Mapping[str, float] | None = None
     line: str | None = None
+    bound: str = ""
+    why_bound: str = ""
 
 
 _PUBLISHED = json_object(
@@ -115,8 +118,10 @@ def _as_published(row: PublishedRow) -> dict[str, Any]:
 class Estimate:
     """One point. Times in seconds; None if unknown, with the reason in `missing`. filled_in: by which preset.
 
-    fits: whether the fullest stage fits into the GPU. step_time_terms_s: they add up. step_time_median_error: relative.
-    gpu_hours: of the steps alone. published: of exactly this point. not_considered: set, and read by no estimate.
+    not_filled_in: why by none. fits: whether the fullest stage fits into the GPU; None if settings without a model may
+    make it fit. step_time_terms_s: they add up. step_time_median_error: relative; None if no point like this one was
+    measured. step_time_90_s: bounds of nine of ten such step times. gpu_hours: of the steps alone. published: of
+    exactly this point. not_considered: set, and read by no estimate.
     """
 
     recipe: str
@@ -133,6 +138,7 @@ class Estimate:
     step_time_terms_s: Mapping[str, float] | None
     step_time_median_error: float | None
     step_time_error: str | None
+    step_time_90_s: tuple[float, float] | None
     tokens_per_s_per_gpu: float | None
     tflops_per_gpu: float | None
     mfu: float | None
@@ -143,6 +149,7 @@ class Estimate:
     published: tuple[Annotated[PublishedRow, PlainSerializer(_as_published, return_type=_PUBLISHED)], ...]
     not_considered: tuple[str, ...]
     filled_in: str
+    not_filled_in: str
     missing: Mapping[str, str]
 
 
@@ -179,12 +186,18 @@ def estimate_point(
     if memory is None or memory.gpu_memory_gib is None:
         why = f"the memory of {gpu.name} is not known" if gpu else request.why_no_gpu
         missing["memory_share"] = missing.get("memory") or why
-    published, error = request.published(model), times.held_out_error if times else None
-    fits = None
+    published = request.published(model)
+    error = times.error(is_in_fit=bool(published), task=request.args.task) if times else None
+    unmodelled, fits = request.without_model(layout), None
+    if memory is not None:
+        memory = replace(memory, bound=unmodelled.bound, why_bound=str(unmodelled))
     if published:  # it did fit
         fits = True
     elif memory is not None and memory.gpu_memory_gib is not None:
         fits = memory.peak_memory_gib <= memory.gpu_memory_gib
+        if not fits and unmodelled.may_need_less:
+            fits = None
+            missing["fits"] = str(unmodelled)
     return Estimate(
         recipe=request.recipe.name,
         gpu=gpu.name if gpu else None,
@@ -199,6 +212,7 @@ def estimate_point(
         step_time_terms_s=terms,
         step_time_median_error=error.median if error and error.is_known else None,
         step_time_error=str(error) if error else None,
+        step_time_90_s=error.interval_s(seconds) if error and seconds else None,
         **speed,
         num_steps=num_steps,
         gpu_hours=gpu_hours,
@@ -207,6 +221,7 @@ def estimate_point(
         published=published,
         not_considered=not_considered(request.args, request.extra),
         filled_in=request.filled_in,
+        not_filled_in=request.why_not_filled_in,
         missing=missing,
     )
 
@@ -244,6 +259,14 @@ def groups_of(request: EstimateRequest) -> StepGroups:
     with refusing("the layout cannot be estimated"):
         model = request.architecture
         return times_of(request, model).groups(request.layout_of(model))
+
+
+def has_known_error(request: EstimateRequest) -> bool:
+    """Return whether step times were measured on the point's GPU in its number format, so that their error is known."""
+    try:
+        return times_of(request, request.architecture).error().is_of_device
+    except BadInput:
+        return False
 
 
 def guess_of(request: EstimateRequest) -> EstimateRequest | None:

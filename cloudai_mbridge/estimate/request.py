@@ -19,12 +19,14 @@ from cloudai_mbridge.estimate.memory.layout import (
     Recompute,
     adapters_of,
 )
+from cloudai_mbridge.estimate.memory.without_model import WithoutModel, without_model
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
-from cloudai_mbridge.megatron_bridge.presets import Preset, describe, given_by, with_preset
+from cloudai_mbridge.megatron_bridge.presets import Preset, describe, given_by, newest_release, with_preset
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, ARGUMENTS, NOT_READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes.apply import parse_value
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.recipes.presets import sections_of, with_preset_of
 from cloudai_mbridge.training.flops import NEW, Formula
 
 # key of extra_cmd_args -> field of the layout, and its type
@@ -129,6 +131,7 @@ _NOT_READ = [name for name, argument in ARGUMENTS.items() if argument.estimated 
 _NO_MEMORY = {f"peft.{name}" for name in ("alpha", "lora_A_init_method", "lora_B_init_method", "dropout_position")}
 _SECTIONS = ("model", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "train", "peft")
 _HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", *_NO_MEMORY, *_OF_ADAPTERS})
+_HARMLESS |= {f"optimizer.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "clip_grad")}
 
 
 def not_considered(args: ResolvedCmdArgs, extra: Mapping[str, str], axes: Iterable[str] = ()) -> tuple[str, ...]:
@@ -182,6 +185,7 @@ class EstimateRequest:
     shipped: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
     why_no_layout: the reason for unknown sizes, or "".
     filled_in: arguments filled in by Megatron-Bridge's launcher, with its release, or "".
+    why_not_filled_in: the reason for no preset, or "".
     """
 
     recipe: Recipe
@@ -194,6 +198,7 @@ class EstimateRequest:
     shipped: tuple[tuple[int, int, int], ...] = ()
     why_no_layout: str = ""
     filled_in: str = ""
+    why_not_filled_in: str = ""
 
     @property
     def architecture(self) -> Architecture:
@@ -218,6 +223,12 @@ class EstimateRequest:
         """Return the published rows that agree with this point in all but GPUs and batch."""
         return self._rows(rows_of_shape, model)
 
+    def without_model(self, layout: ParallelLayout) -> WithoutModel:
+        """Return the settings of the point that change memory in a way that is not modelled."""
+        sections = sections_of(self.recipe, self.args, None, ())
+        others = tuple(key for key in not_considered(self.args, self.extra) if not key.startswith("cmd_args."))
+        return without_model(sections, self.extra, layout, others)
+
     def _rows(self, find: Callable[..., tuple[PublishedRow, ...]], model: Architecture) -> tuple[PublishedRow, ...]:
         if self.gpu is None or self.extra:
             return ()
@@ -240,6 +251,9 @@ class EstimateRequest:
             return apply_overrides(layout, self.extra)
 
 
+NO_GPU = "neither cmd_args.gpu_type nor the system's gpu_type names the GPU; set gpu_type, such as 'h100'"
+
+
 def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None = None) -> tuple[Gpu | None, str]:
     """Return the GPU of a point on a system, or None and the reason.
 
@@ -251,7 +265,7 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
         if system is not None and system.gpu_type:
             name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
         elif args.launcher is Launcher.EMBEDDED or (system is not None and system.is_one_machine):
-            return None, "neither cmd_args.gpu_type nor the system's gpu_type names the GPU"
+            return None, NO_GPU
     gpu = find_gpu(name)
     return (gpu_on(gpu, system), "") if gpu else (None, f"{where}: {name!r} is not a GPU with known figures")
 
@@ -281,6 +295,8 @@ def trained_question(
     formula: Formula = NEW,
 ) -> EstimateRequest:
     """Return the estimate request of a point. args: its own, with the sizes of the recipe's model."""
+    if preset is not None and args.task == "pretrain" and preset.release.key == newest_release().key:
+        recipe = with_preset_of(recipe, preset)  # the blocks of recipes are of this release
     resolved = with_preset(args, preset)
     has_experts = recipe.default("model", "num_moe_experts") is not None
     if missing := [name for name in _NEEDED if name in resolved.unknown and (has_experts or name != "ep")]:

@@ -209,6 +209,12 @@ def loop_preset(args: ResolvedCmdArgs, gpu: str) -> Preset | None:
     return _preset(newest_release(), _wanted_by_loop(args, gpu))
 
 
+def has_presets(recipe: str) -> bool:
+    """Return whether the newest release has presets of a recipe, for any GPU."""
+    known = catalog(newest_release())
+    return known is not None and any(row.recipe == recipe.lower() for row in known.rows)
+
+
 def why_no_variant(args: ResolvedCmdArgs, gpu: str) -> str:
     """Return why `loop_preset` returns None for a point that names a variant."""
     if args.use_recipes:

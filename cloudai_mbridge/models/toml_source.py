@@ -28,6 +28,7 @@ MOST_TOML = 128 << 20
 _MOST_SHOWN = 20  # mistakes
 # Former names of keys, from earlier releases of CloudAI and their files
 _RENAMED = {"model_size": "model_recipe_name", "model_name": "model_family_name"}
+_OFTEN_LEFT_OUT = {"model", "size"}
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -178,7 +179,17 @@ def suggest_field(name: str, fields: Mapping[str, FieldInfo]) -> str:
     """Return a remedy for an unknown key: the argument with this name in Megatron, or a key with similar spelling."""
     places = {key: getattr(field.json_schema_extra, "config", None) or "" for key, field in fields.items()}
     same = [key for key, place in places.items() if place.rpartition(".")[2] == name or key == _RENAMED.get(name)]
-    return f"did you mean {same[0]!r}?" if same else suggest(name, list(fields))
+    if same:
+        return f"did you mean {same[0]!r}?"
+    words = set(name[:100].split("_"))  # tensor_parallel is short for tensor_model_parallel_size
+    spelled = {key: set(place.rpartition(".")[2].split("_")) for key, place in places.items() if len(words) > 1}
+    more = {key: len(full - words - _OFTEN_LEFT_OUT) for key, full in spelled.items() if words < full}
+    nearest = [key for key, number in more.items() if number == min(more.values())][:3]
+    if not nearest and name.endswith("_size") and name.removesuffix("_size") in fields:
+        nearest = [name.removesuffix("_size")]
+    if nearest:
+        return f"did you mean {' or '.join(map(repr, nearest))}?"
+    return suggest(name, list(fields))
 
 
 def _fields_at(model: type[BaseModel], path: KeyPath) -> dict[str, FieldInfo]:

@@ -37,7 +37,7 @@ class SearchPlan:
     groups: seconds of a step's parts, as in `StepGroups`; () where nothing is predicted. memory_share: predicted peak
     over what the GPU has; None: not known. max_trials: points that the search may try; None: any number.
     is_again: the run repeats its point if the search wants to know it better. is_calibrated: the prediction was fitted
-    to the cluster. is_guess: it is another GPU's, as nothing is known of this device.
+    to the cluster. is_guess: it is another GPU's, or of a GPU of which no published row is.
     """
 
     groups: tuple[float, ...] = ()

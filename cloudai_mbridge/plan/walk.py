@@ -3,8 +3,10 @@
 Decided are the order, which points are held back for their memory, and which are beyond the limits of the sweep.
 """
 
+import math
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -13,8 +15,9 @@ from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
-from cloudai_mbridge.estimate.point import groups_of, guess_of
+from cloudai_mbridge.estimate.point import groups_of, guess_of, has_known_error
 from cloudai_mbridge.estimate.request import not_considered
+from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.models.loading import LoadedTest, naming_file
 from cloudai_mbridge.models.slurm_values import parse_time_limit
 from cloudai_mbridge.models.system import System
@@ -55,9 +58,13 @@ def price_runs(
 
 
 class PointWalk:
-    """The points of one test on a system. choice: of the points to run, None for all."""
+    """The points of one test on a system.
+
+    choice: of the points to run, None for all. watched: shows how far the walk is; it gets the points and their number.
+    """
 
     choice: PointChoice | None = None
+    watched: Callable[[Iterator[CheckedPoint], int], Iterator[CheckedPoint]] | None = None
 
     def __init__(
         self,
@@ -103,7 +110,10 @@ class PointWalk:
     def __iter__(self) -> Iterator[CheckedPoint]:
         """Yield every point with its decision, in order. The first point that does not fit ends what is run."""
         num_run, beyond = 0, ""
-        points = partial(checked_points, self.sweep, self._system, self.pinned)
+
+        def points() -> Iterator[CheckedPoint]:
+            checked = checked_points(self.sweep, self._system, self.pinned)
+            return checked if self.watched is None else self.watched(checked, self.size)
 
         def speed(point: CheckedPoint) -> float | None:
             headline = self.estimates.of(point)
@@ -135,8 +145,9 @@ class PointWalk:
         is_calibrated = request.gpu is not None and request.gpu.measured is not None
         peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
         share = peak / given if peak and given else None
+        is_guess = guessed is not None or not has_known_error(request)
         return SearchPlan(
-            groups, share, self.test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
+            groups, share, self.test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=is_guess
         )
 
     def memory_violation(self, point: CheckedPoint) -> Violation:
@@ -209,7 +220,7 @@ class PointWalk:
         if self.limits.max_gpu_hours is None or not self._rules[PREDICTED]:
             return None
         counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
-        return f"{self._where}: max_gpu_hours counts {self._gpu_hours:.4g} GPU-hours ({counts})"
+        return f"{self._where}: max_gpu_hours counts {readable(self._gpu_hours)} GPU-hours ({counts})"
 
 
 @dataclass
@@ -219,11 +230,14 @@ class SweepSummary:
     not_considered: what is set and no prediction reads. run_holds_back: `mbridge run` has a limit of memory, too.
     fill_in: what the launcher fills in. lifted: accepted points by what CloudAI has against them.
     left_out: accepted points that were not chosen. within_limits: accepted points, chosen or not, that a limit allows.
+    is_by_time: the examples are the fastest accepted points, by predicted tokens per second and GPU: by the step time,
+    where all have the same batch and GPUs; else they are the first.
     """
 
     test_id: str
     axes: dict[str, int]
     memory_limit: MemoryLimit | None = None
+    is_by_time: bool = False
     points: int = 0
     accepted: int = 0
     held_back: int = 0
@@ -268,8 +282,7 @@ class SweepSummary:
             self.left_out += 1
             return
         self.lifted.update(found.lifted)
-        if len(self.examples) < examples:
-            self.examples.append(found)
+        self._show(found, examples)
         for why in found.headline.why:
             self.why[why if why in self.why or len(self.why) < _MOST_REASONS else "other reasons"] += 1
         if not found.is_run:
@@ -287,11 +300,27 @@ class SweepSummary:
             self.cost = (self.cost or 0.0) + found.cost
             self.currency = price.currency
 
+    def _show(self, found: CheckedPoint, examples: int) -> None:
+        """Keep a point as an example if it is one of so many first points; equally fast ones stay in their order."""
+        if self.is_by_time:
+            insort(self.examples, found, key=_slowness)
+            del self.examples[examples:]
+        elif len(self.examples) < examples:
+            self.examples.append(found)
 
-def summarize_test(walk: PointWalk, examples: int) -> SweepSummary:
-    """Go through every point of a test, keeping only counts and the first points. BadInput names the test's file."""
+
+def _slowness(point: CheckedPoint) -> float:
+    rate = point.headline.tokens_per_s_per_gpu if point.headline else None
+    return math.inf if rate is None else -rate
+
+
+def summarize_test(walk: PointWalk, examples: int, *, is_by_time: bool = False) -> SweepSummary:
+    """Go through every point of a test, keeping only counts and some points. BadInput names the test's file.
+
+    examples, is_by_time: so many of the first points are kept, or of the fastest.
+    """
     axes = {name: len(values) for name, values in walk.sweep.axes.items()}
-    summary = SweepSummary(walk.test_id, axes, walk.memory_limit, not_considered=walk.not_considered)
+    summary = SweepSummary(walk.test_id, axes, walk.memory_limit, is_by_time, not_considered=walk.not_considered)
     summary.run_holds_back = walk.limits.memory_share is not None
     summary.fill_in = fill_in_notes(walk.sweep, walk.pinned)
     with naming_file(walk.test):

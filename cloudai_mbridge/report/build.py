@@ -11,6 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import Damaged, NothingRan, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
+from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.logs import PROFILED, SKIPPED, LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
@@ -377,7 +378,7 @@ def _in_words(search: SearchReport) -> str:
     text = f"test {search.test_id!r}: searched: {len(search.trials)} of {search.points} points tried"
     counts = Counter(trial.outcome for trial in search.trials if trial.outcome != "measured")
     text += f" ({', '.join(f'{count} {outcome}' for outcome, count in counts.items())})" if counts else ""
-    text += f", {search.gpu_hours:.3g} GPU-hours"
+    text += f", {readable(search.gpu_hours, 3)} GPU-hours"
     if search.best is not None:
         text += f"; best: {search.best}, {search.step_time_s:.4g} s ({search.best_definition})"
     if search.runner_up_s and search.step_time_s:

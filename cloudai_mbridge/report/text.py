@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.files.text import readable, visible
 from cloudai_mbridge.metrics import MEASURES, Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
@@ -163,7 +163,7 @@ def cost_text(report: RunReport) -> str:
     hours = gpu_hours(report.points)
     devices = [str(point.environment.get("device")) for point in report.points if point.steps]
     is_on_cpus = devices and all(device.startswith("CPU") for device in devices)
-    return f"{hours:.3g} GPU-hours" if hours and not is_on_cpus else ""
+    return f"{readable(hours, 3)} GPU-hours" if hours and not is_on_cpus else ""
 
 
 def cause_text(points: Sequence[PointReport]) -> str:

@@ -12,6 +12,7 @@ from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS
 from cloudai_mbridge.megatron_bridge.presets import (
     UPSTREAM_DECIDES,
     Preset,
+    has_presets,
     why_no_preset,
     with_loop_preset,
     with_preset,
@@ -85,12 +86,15 @@ def fill_in_notes(sweep: SweepSpace, pinned: Upstream) -> tuple[str, ...]:
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
     gpus: dict[str, bool] = {}
+    has_no_gpu = False
     for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
         preset = pinned.preset_of(args)
         if args.launcher is not Launcher.EMBEDDED:
             gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == own_gpu
             if preset is None and with_preset(args, preset).unknown - set(sweep.grid.names):
                 unknown[why_no_preset(args, pinned.release)] = None
+        elif preset is None and pinned.system is not None and not pinned.system.is_one_machine:
+            has_no_gpu |= has_presets(args.model_recipe_name) and not gpu_label(args, pinned.system)
         elif preset is not None:
             resolved = with_loop_preset(args, preset)
             filled = {name for name in resolved.from_preset if getattr(resolved.args, name) is not None}
@@ -105,6 +109,8 @@ def fill_in_notes(sweep: SweepSpace, pinned: Upstream) -> tuple[str, ...]:
         more = len(names) - _MOST_NAMED
         shown = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         lines.append(f"defaults of {source}: {shown}")
+    if has_no_gpu:
+        lines.append("no preset fills in what is not set: the GPU is not named; set gpu_type in the system")
     if gpus and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += _replaced_variables(sweep, pinned)

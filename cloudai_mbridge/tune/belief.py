@@ -318,6 +318,13 @@ class Prior:
         level = np.full(len(SDS), np.mean(above) if above else 0.0)
         return beliefs(self._log_times, self._where, level, self._prior_sd, shared=_WIDE_SHARED, own=_WIDE_OWN)
 
+    def for_claims(self) -> "Prior":
+        """Return the prior for statements about untried points: without predictions that were made for no such device.
+
+        These say which point to try first, and nothing about how good it is.
+        """
+        return self if self.is_predicted else Prior(self._where, None, self._shares)
+
     def room(self) -> Room | None:
         """Return the memory model; None if memory is unknown, so that every point counts as fitting."""
         return None if self._shares is None else Room(self._shares, 1.0)

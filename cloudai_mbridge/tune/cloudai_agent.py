@@ -51,8 +51,8 @@ class TuneAgent(BaseAgent):
     def select_action(self, observation: list[float] | None = None) -> tuple[int, Action] | None:
         """Return the number of the next step and its point; None if another is not worth its cost."""
         del observation
-        search = self._search()
-        if search.best is not None and (chance := search.chance_of_better()) < CHANCE:
+        search, claims = self._search(self.prior), self._search(self.prior.for_claims())
+        if search.best is not None and (chance := claims.chance_of_better()) < CHANCE:
             best = self.actions[search.best.index]
             logging.info("tune: %s is the best with probability %.1f %%", best, 100 * (1 - chance))
             return None
@@ -73,9 +73,9 @@ class TuneAgent(BaseAgent):
             logging.info("tune: no predictions: %s", error.message)
             return None
 
-    def _search(self) -> Search:
+    def _search(self, prior: Prior) -> Search:
         measured = {index: seconds for index, seconds in self._told if seconds is not None}
-        search = Search(self.prior.beliefs(measured), self.prior.room())
+        search = Search(prior.beliefs(measured), prior.room())
         for index, seconds in self._told:
             if seconds is None:
                 search.exclude(index)

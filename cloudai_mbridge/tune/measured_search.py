@@ -171,8 +171,9 @@ class PointSearch:
         pending = [point for point in points if point.is_pending]
         kept = {run.plan.key for point in pending for run in point.firsts}
         kept |= {run.plan.key for point in points for run in point.again if _is_under_way(run)}
-        search, best = self._search(), self._best()
-        chance = search.chance_of_better() if best else 1.0  # also of points that a limit leaves untried
+        search, best = self._search(self._prior), self._best()
+        claims = search if self._prior.is_predicted else self._search(self._prior.for_claims())
+        chance = claims.chance_of_better() if best else 1.0  # also of points that a limit leaves untried
         for point in points:
             if not point.has_begun and not point.is_free:
                 search.exclude(self._index[point.label])
@@ -215,17 +216,19 @@ class PointSearch:
         return NormalDist().cdf(math.log(other / one) / max(math.hypot(error, other_error), _LEAST_ERROR))
 
     def _ending(self, best: str, chance: float) -> str:
-        text = f"with probability {1 - chance:.1%}, none of the others is over {WORTH:.0%} faster than {best}"
+        """Return what is known about the best point, from measurements and from predictions for this device."""
+        basis = "" if self._prior.is_predicted else " (from the measured points alone)"
+        text = f"with probability {1 - chance:.1%}{basis}, none of the others is over {WORTH:.0%} faster than {best}"
         second = self._best(but=best)
         if second is None:
             return text
         return f"{text}; with {self._certainty(best, second):.1%}, it is faster than {second}"
 
-    def _search(self) -> Search:
+    def _search(self, prior: Prior) -> Search:
         """Return the search that has learned from all points that were tried."""
         trials = [trial for trial in self._outcomes.values() if trial is not None]
         measured = {trial.index: trial.step_time_s for trial in trials if trial.step_time_s}
-        search = Search(self._prior.beliefs(measured), self._prior.room())
+        search = Search(prior.beliefs(measured), prior.room())
         for label, trial in self._outcomes.items():
             if trial is None:
                 search.exclude(self._index[label])

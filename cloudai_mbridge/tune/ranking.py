@@ -43,8 +43,6 @@ from cloudai_mbridge.tune.space import ALL_LAYERS, Options, ParallelSizes, Searc
 # (docs/models.md), the allocator was not
 MEMORY_SD = 0.05
 _CERTAIN = 0.99
-_MEDIAN_TO_SD = 1 / NormalDist().inv_cdf(0.75)
-_INTERVAL = NormalDist().inv_cdf(0.95)
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ class Ranking:
     def interval_s(self, candidate: Candidate) -> tuple[float, float]:
         """Return the bounds between which 90 % of such step times are expected; 0 and infinity if unknown."""
         error = self.errors.get(str(candidate.options.precision))
-        sd = math.log1p(error.median) * _MEDIAN_TO_SD if error else math.inf
-        return candidate.step_time_s * math.exp(-_INTERVAL * sd), candidate.step_time_s * math.exp(_INTERVAL * sd)
+        return (error.interval_s(candidate.step_time_s) if error else None) or (0.0, math.inf)
 
 
 def rank(request: SearchRequest, count: int) -> Ranking:
@@ -206,7 +203,7 @@ class Predictor:
             question = self.question(sizes, options)
             model = question.architecture
             times = times_of(question, model)
-            self.errors[str(options.precision)] = times.held_out_error
+            self.errors[str(options.precision)] = times.error()
             self._bases[key] = question.layout_of(model), times
         return self._bases[key]
 
@@ -240,7 +237,7 @@ class Predictor:
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
         args = ResolvedCmdArgs.model_validate(cmd_args)
-        preset = loop_preset(args, self._request.gpu.name)
+        preset = loop_preset(args, self._request.gpu.name) or find_preset(args, newest_release())
         recipe = with_preset_of(self._request.recipe, preset)
         return EstimateRequest(recipe, with_recipe(args, recipe, preset=preset), self._request.gpu)
 

@@ -12,8 +12,21 @@ from tests.api.conftest import STAND_IN
 
 @pytest.mark.process
 def test_ranked_as_by_the_command(mbridge: Any) -> None:
-    layouts = mb.rank_layouts("llama3_70b", num_gpus=64, gpu="gb200", top=5)
-    done = mbridge("tune", "--recipe", "llama3_70b", "--num-gpus", 64, "--gpu", "gb200", "--top", 5, "--json")
+    layouts = mb.rank_layouts("llama3_70b", num_gpus=64, gpu="gb200", precisions=("fp8_cs",), top=5)
+    done = mbridge(
+        "tune",
+        "--recipe",
+        "llama3_70b",
+        "--num-gpus",
+        64,
+        "--gpu",
+        "gb200",
+        "--precision",
+        "fp8_cs",
+        "--top",
+        5,
+        "--json",
+    )
     best = json.loads(done.stdout)["best"]
     assert [layout.cmd_args for layout in layouts.best] == [layout["args"] for layout in best]
     for row, layout in zip(layouts.table.rows, best, strict=True):

@@ -17,7 +17,7 @@ import csv
 import sys
 import time
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -32,6 +32,7 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import gpu_named, precision_named
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.published import published_row
+from cloudai_mbridge.estimate.time import calibration
 from cloudai_mbridge.estimate.time.calibration import (
     Coefficient,
     Setting,
@@ -49,7 +50,7 @@ from cloudai_mbridge.recipes.apply import recipe_layout
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "cloudai_mbridge" / "estimate" / "data"
-ROWS, CALIBRATION = DATA / "published.csv", DATA / "calibration.toml"
+ROWS, CALIBRATION, HELD_OUT = DATA / "published.csv", DATA / "calibration.toml", DATA / "held_out.csv"
 FOLDS, MIN_GROUP, CLEARLY = 5, 4, 0.05
 SCATTER, SOFT = 0.08, 1.5  # of one row, in log(step time); where the loss turns from squared to linear
 _NOTES_LEFT_OUT = ("tokendrop", "gpt-oss-note")
@@ -237,7 +238,7 @@ def cross_validate(problem: Problem, scheme: str, seeds: int) -> list[np.ndarray
     return [problem.held_out(labels, FOLDS, seed) for seed in range(seeds)]
 
 
-def print_tables(problem: Problem, seeds: int) -> dict[str, list[np.ndarray]]:
+def print_tables(problem: Problem, seeds: int) -> None:
     results = {scheme: cross_validate(problem, scheme, seeds) for scheme in SCHEMES}
     print(f"{len(problem.rows)} rows, {len(_configurations(problem, range(len(problem.rows))))} configurations")
     print("\nheld out           seeds  median |error|  90 % below  in order (pairs > 5 % apart)")
@@ -249,7 +250,16 @@ def print_tables(problem: Problem, seeds: int) -> dict[str, list[np.ndarray]]:
         print(f"{scheme:18} {len(runs):4}   {spread:24} {ninety:6.1%}   {right} of {pairs} = {right / pairs:.1%}")
     _print_models(problem, results)
     _print_groups(problem, results)
-    return results
+    _print_left_out_in_turn(problem)
+
+
+def _print_left_out_in_turn(problem: Problem) -> None:
+    print("\nleft out in turn       median |error|  90 % below   bias")
+    for scheme, errors in held_out_errors(problem).items():
+        sizes = np.abs(np.expm1(errors))
+        print(
+            f"{scheme:20} {np.median(sizes):10.1%} {np.quantile(sizes, 0.9):13.1%} {np.median(np.expm1(errors)):+10.1%}"
+        )
 
 
 def _print_models(problem: Problem, results: dict[str, list[np.ndarray]]) -> None:
@@ -322,20 +332,20 @@ def print_speed(problem: Problem) -> None:
     print(f"\n{(time.process_time() - start) / calls * 1e6:.1f} microseconds of processor time a point")
 
 
-def write_calibration(problem: Problem, theta: np.ndarray, results: dict[str, list[np.ndarray]], newest: str) -> None:
-    lines = [_HEAD.format(newest=newest, rows=len(problem.rows)), *_held_out(problem, results)]
+def write_calibration(problem: Problem, theta: np.ndarray, newest: str) -> None:
+    lines = [_HEAD.format(newest=newest, rows=len(problem.rows))]
     for coefficient, value in zip(problem.coefficients, theta, strict=True):
         value = value if coefficient.is_rate else np.exp(value)
-        lines += [f"\n[coefficients.{coefficient.name}]", f"value = {float(f'{value:.4g}')}"]
+        lines += [f"[coefficients.{coefficient.name}]", f"value = {float(f'{value:.4g}')}"]
         lines += [f'meaning = "{coefficient.meaning}"', f"prior = {coefficient.prior}"]
         lines += [f"prior_sd = {coefficient.prior_sd}"]
         lines += [] if coefficient.lower is None else [f"lower = {coefficient.lower}"]
-        lines += ["is_rate = true"] * coefficient.is_rate + ["is_fixed = true"] * coefficient.is_fixed
-    CALIBRATION.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines += [*["is_rate = true"] * coefficient.is_rate, *["is_fixed = true"] * coefficient.is_fixed, ""]
+    CALIBRATION.write_text("\n".join(lines).rstrip("\n") + "\n", encoding="utf-8")
 
 
 _HEAD = """\
-# Written by `python tests/benchmarks/time_model.py --fit`: values and errors; the rest of a coefficient is its input.
+# Written by `python tests/benchmarks/time_model.py --fit`: values; the rest of a coefficient is its input.
 # A value is a factor on a part's ideal time (is_rate: an exponent, or a rate a year). prior_sd: of its logarithm.
 
 newest_container = "{newest}"
@@ -343,23 +353,45 @@ source = "{rows} rows of Megatron-Bridge's published performance tables; soft-L1
 """
 
 
-def _held_out(problem: Problem, results: dict[str, list[np.ndarray]]) -> list[str]:
-    new = median_error(results["models"][0], problem.measured)
-    lines = ["# median absolute error of rows whose configuration, or for a new model whose whole model, was held out"]
-    lines += ["[held_out]", f"new_model = {{ num_rows = {len(problem.rows)}, median = {new:.3f} }}", ""]
-    lines.append("[held_out.by_recipe]")
-    for name, of in by(problem.rows, lambda row: row.setting.model.recipe).items():
-        error = np.median([median_error(p[of], problem.measured[of]) for p in results["configurations"]])
-        lines.append(f"{name} = {{ num_rows = {len(of)}, median = {error:.3f} }}")
-    lines += ["", "# of all rows of a GPU and number format; recipes: how many rows each has", "[held_out.by_gpu]"]
-    groups = by(problem.rows, lambda row: (row.setting.gpu.name, str(row.setting.precision)))
-    for (gpu, precision), of in sorted(groups.items()):
-        error = np.median([median_error(p[of], problem.measured[of]) for p in results["configurations"]])
-        rows = Counter(problem.rows[i].setting.model.recipe for i in of)
-        recipes = ", ".join(f"{name} = {count}" for name, count in sorted(rows.items()))
-        text = f"num_rows = {len(of)}, median = {error:.3f}, recipes = {{ {recipes} }}"
-        lines.append(f"{gpu}.{precision} = {{ {text} }}")
-    return lines
+def left_out_by(scheme: str) -> Callable[[int, Row], str]:
+    """Return the label of what is left out of the fit that predicts a row, the number of the row given."""
+    gpu, form = (lambda row: row.setting.gpu.name), (lambda row: str(row.setting.precision))
+    label: dict[str, Callable[[int, Row], str]] = {
+        calibration.ROW: lambda number, row: str(number),
+        calibration.CONFIGURATION: lambda number, row: row.configuration,
+        calibration.CELL: lambda number, row: f"{row.setting.model.recipe} {gpu(row)} {form(row)}",
+        calibration.RECIPE: lambda number, row: row.setting.model.recipe,
+        calibration.FORMAT: lambda number, row: f"{gpu(row)} {form(row)}",
+        calibration.GPU: lambda number, row: gpu(row),
+    }
+    return label[scheme]
+
+
+def held_out_errors(problem: Problem) -> dict[str, np.ndarray]:
+    """Return log(predicted / measured) of every row, by what was left out of the fit; each is left out in turn."""
+    found = {}
+    for scheme in calibration.SCHEMES:
+        labels = [left_out_by(scheme)(number, row) for number, row in enumerate(problem.rows)]
+        found[scheme] = problem.held_out(labels, len(set(labels)), 0) - problem.measured
+    return found
+
+
+def render_held_out(problem: Problem) -> str:
+    """Return the text of held_out.csv."""
+    errors, layouts = held_out_errors(problem), list(dict.fromkeys(row.configuration for row in problem.rows))
+    lines = [_HELD_OUT_HEAD + ",".join(("recipe", "gpu", "precision", "layout", *errors))]
+    for i, row in enumerate(problem.rows):
+        setting = row.setting
+        names = setting.model.recipe, setting.gpu.name, setting.precision, layouts.index(row.configuration)
+        lines.append(",".join([*map(str, names), *(f"{found[i]:.4f}" for found in errors.values())]))
+    return "\n".join(lines) + "\n"
+
+
+_HELD_OUT_HEAD = """\
+# Written by `python tests/benchmarks/time_model.py --fit`: log(predicted / measured) of every row of the fit, by fits
+# without this row; without all rows of its configuration; of its recipe, GPU and number format (cell); of its recipe;
+# of its GPU and number format; of its GPU. layout: rows with one number are one configuration in several containers.
+"""
 
 
 def load_problem(path: Path = ROWS) -> Problem:
@@ -373,13 +405,14 @@ def newest_container(rows: Sequence[Row]) -> str:
 
 def main(fit: bool, path: Path, seeds: int) -> None:
     problem = load_problem(path)
-    results = print_tables(problem, seeds)
+    print_tables(problem, seeds)
     everything = np.arange(len(problem.rows))
     theta = problem.fit(everything)
     print(f"\nin the fit: median |error| {median_error(problem.predict(theta, everything), problem.measured):.1%}")
     print_left_out(problem, theta, path)
     if fit:
-        write_calibration(problem, theta, results, newest_container(problem.rows))
+        write_calibration(problem, theta, newest_container(problem.rows))
+        HELD_OUT.write_text(render_held_out(problem), encoding="utf-8")
         tomllib.loads(CALIBRATION.read_text(encoding="utf-8"))
     print_speed(problem)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.commands.table import SECTIONS
+from tests.cases import every
 
 CONTEXT = click.Context(cli)
 NAMES = [name for section in SECTIONS.values() for name in section]
@@ -34,6 +36,39 @@ def test_help_shows_every_command_whole() -> None:
 def test_completion_knows_commands_and_options() -> None:
     assert [item.value for item in cli.shell_complete(CONTEXT, "ver")] == ["verify-configs"]
     assert {item.value for item in cli.shell_complete(CONTEXT, "--")} >= {"--help", "--version"}
+
+
+def completed(*words: str) -> list[str]:
+    """Return what a shell completes the last word to."""
+    return [item.value for item in ShellComplete(cli, {}, "mbridge", "_X").get_completions([*words[:-1]], words[-1])]
+
+
+@every(
+    ("words", "found"),
+    [
+        (("estimate", "--recipe", "llama3_"), ["llama3_70b", "llama3_8b"]),
+        (("tune", "--recipe", "LLAMA3_7"), ["llama3_70b"]),
+        (("init", "--recipe", "gpt_t"), ["gpt_tiny"]),
+        (("proxy", "kimi"), ["kimi_k2"]),
+        (("estimate", "--gpu", "gb"), ["gb200", "gb300"]),
+        (("tune", "--gpu", "h"), ["h100", "h200"]),
+        (("calibrate", "--gpu", "a1"), ["a100"]),
+        (("init", "--gpu", "b3"), ["b300"]),
+        (("rule", "C0"), [f"C0{number}" for number in range(1, 10)]),
+        (("rule", "C01", "m01"), ["M01"]),
+        (("estimate", "--precision", "fp8_m"), ["fp8_mx"]),
+        (("tune", "--precision", "bf"), ["bf16"]),
+        (("estimate", "--release", "0.3"), ["0.3.0", "0.3.1"]),
+        (("estimate", "--release", "n"), ["none"]),
+        (("estimate", "--recompute", "mla"), ["mla_up_proj"]),
+        (("estimate", "--cuda-graph", "l"), ["local"]),
+        (("estimate", "--flops-formula", "o"), ["old"]),
+        (("history", "trend", "--metric", "step_time_s"), ["step_time_s"]),
+        (("estimate", "--recipe", "nothing_like_it"), []),
+    ],
+)
+def test_completion_knows_names(words: tuple[str, ...], found: list[str]) -> None:
+    assert completed(*words) == found
 
 
 @pytest.mark.process

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -97,6 +98,32 @@ def check_mbridge(words: list[str]) -> None:
 
 def test_commands_are_found() -> None:
     assert len(COMMANDS) > 80, "the pages' commands are read"
+
+
+def predictions() -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of the pages that predict, with the output that the page shows."""
+    for page in PAGES:
+        for token in MarkdownIt().parse(page.read_text()):
+            if token.type == "fence" and re.match(r"\$ mbridge (estimate|tune) ", token.content):
+                command, *shown = token.content.splitlines()
+                yield command.removeprefix("$ mbridge "), shown
+
+
+@every(("command", "shown"), list(predictions()))
+def test_predictions_are_what_the_command_prints(command: str, shown: list[str]) -> None:
+    """Every line that is shown is printed; "..." stands for lines, or for the end of one."""
+    done = CliRunner().invoke(cli, shlex.split(command))
+    assert done.exit_code == 0, done.output
+    printed = [line.rstrip() for line in done.output.splitlines()]
+    for line in shown:
+        if line.endswith("..."):
+            assert any(each.startswith(line.removesuffix("...")) for each in printed), line
+        elif line.startswith(("│", "deepseek", "step times", "published", "CUDA")):
+            assert line in printed, line
+
+
+def test_predictions_are_found() -> None:
+    assert len(list(predictions())) == 2
 
 
 @every("page", PAGES)

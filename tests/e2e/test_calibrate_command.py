@@ -69,7 +69,7 @@ def test_predictions_use_the_calibration_and_say_so(system: Path, tmp_path: Path
     found = json.loads(mbridge(*ESTIMATE, "--system-config", system).stdout)
     assert found["step_time_s"] == pytest.approx(1.5 * shipped["step_time_s"], rel=0.05)
     assert "on 12 measured points, held out" in found["step_time_error"]
-    assert "published rows" in shipped["step_time_error"]
+    assert "published row" in shipped["step_time_error"]
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(SCENARIO)
     plan = mbridge("sweep", "plan", "--system-config", system, "--test-scenario", scenario)
@@ -88,7 +88,7 @@ def test_predictions_use_the_calibration_and_say_so(system: Path, tmp_path: Path
 def test_another_gpu_is_predicted_as_before(system: Path, mbridge: Any) -> None:
     for options in ((), ("--system-config", system)):
         found = json.loads(mbridge(*ESTIMATE, "--gpu=gb200", *options).stdout)
-        assert "published rows" in found["step_time_error"]
+        assert "published row" in found["step_time_error"]
 
 
 def test_points_that_are_predicted_well_change_nothing(tmp_path: Path, mbridge: Any) -> None:

@@ -48,6 +48,7 @@ def test_the_table_names_the_terms(mbridge: Any) -> None:
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_what_does_not_fit_is_a_warning_and_an_exit_code(mbridge: Any, form: tuple[str, ...]) -> None:
     point = ("estimate", "--recipe", "llama31_405b", "--gpu", "gb200", "--num-gpus", "8", "--tp", "4", "--gbs", "8")
+    point += ("--release", "none")
     done = mbridge(*point, *form)
     assert done.returncode == 9
     assert done.stderr.startswith("warning: the point does not fit: ")
@@ -160,9 +161,111 @@ def test_a_release_fills_in_what_is_not_said(mbridge: Any) -> None:
     assert (found["layout"]["use_megatron_fsdp"], found["layout"]["mbs"], found["layout"]["gbs"]) == (True, 1, 512)
     said = json.loads(mbridge(*point, "--release", "0.6.0", "--tp", "2", "--gbs", "64").stdout)
     assert (said["layout"]["tp"], said["layout"]["gbs"], said["layout"]["use_megatron_fsdp"]) == (2, 64, True)
-    ours = json.loads(mbridge(*point).stdout)
-    assert not ours.get("filled_in")
+    by_default = json.loads(mbridge(*point).stdout)
+    assert by_default["filled_in"].startswith(
+        "preset llama3_70b pretrain gb200 bf16, 0.6.0 (the newest known release): "
+    )
+    assert by_default["layout"] == found["layout"]
+    ours = json.loads(mbridge(*point, "--release", "none").stdout)
+    assert (ours["filled_in"], ours["not_filled_in"].startswith("--release none; sizes that are not given are 1")) == (
+        "",
+        True,
+    )
     assert not ours["layout"]["use_megatron_fsdp"]
+
+
+def layout_of(found: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(found["layout"][name] for name in ("tp", "pp", "vp", "ep", "gbs"))
+
+
+@every(
+    ("options", "layout", "why"),
+    [
+        # the preset of just this recipe, GPU and count, and of a multiple of its GPUs
+        (("deepseek_v3", "gb200", "--num-gpus", "256"), (1, 4, 4, 64, 4096), ""),
+        (("deepseek_v3", "gb200"), (1, 4, 4, 64, 4096), ""),
+        (("deepseek_v3", "gb200", "--num-gpus", "512", "--precision", "fp8_mx"), (1, 4, 4, 64, 8192), ""),
+        # what is given replaces the preset's
+        (("deepseek_v3", "gb200", "--num-gpus", "256", "--tp", "2", "--gbs", "2048"), (2, 4, 4, 64, 2048), ""),
+        (("deepseek_v3", "gb200", "--ep", "64", "--etp", "1", "--pp", "4", "--vp", "4"), (1, 4, 4, 64, 4096), ""),
+        # a preset with Megatron-FSDP, and sizes that this excludes: the sizes are what was asked for
+        (
+            ("llama3_70b", "gb200", "--num-gpus", "64", "--tp", "2", "--pp", "4", "--vp", "5", "--gbs", "256"),
+            (2, 4, 5, 1, 256),
+            "llama3_70b pretrain gb200 bf16 does not suit 64 GPUs: C06 ",
+        ),
+        # without a preset that suits the GPUs, the fastest layout that fits
+        (("llama3_70b", "gb200", "--num-gpus", "24"), None, "does not suit 24 GPUs: it needs 19"),
+        (("llama3_8b", "a100", "--num-gpus", "16"), None, "has no preset of llama3_8b with gpu = 'a100'"),
+    ],
+)
+def test_a_point_without_sizes_has_those_of_a_preset_or_fits(
+    mbridge: Any, options: tuple[str, ...], layout: tuple[int, ...] | None, why: str
+) -> None:
+    recipe, gpu, *others = options
+    done = mbridge("estimate", "--recipe", recipe, "--gpu", gpu, *others, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["fits"]
+    assert layout is None or layout_of(found) == layout
+    assert why in found["not_filled_in"]
+    assert bool(why) is not found["filled_in"].startswith(f"preset {recipe} pretrain {gpu} ")
+    assert ("the layout is the fastest that fits" in found["not_filled_in"]) is (layout is None)
+
+
+@every(
+    ("options", "code", "words"),
+    [
+        (("deepseek_v3", "h100", "--num-gpus", "32"), 9, "no feasible layout on 32 GPUs: "),
+        (("deepseek_v3", "gb200", "--pp", "1"), 2, "M03 cmd_args.vp: vp = 4 needs pp > 1"),
+        (("deepseek_v3", "gb200", "--pp", "1"), 2, "have the values of preset deepseek_v3 pretrain gb200 bf16, 0.6.0;"),
+        (("deepseek_v3", "gb200", "--recompute", "none"), 2, "cannot switch that off; use --release none"),
+    ],
+)
+def test_no_sensible_point_is_a_clear_word(mbridge: Any, options: tuple[str, ...], code: int, words: str) -> None:
+    recipe, gpu, *others = options
+    done = mbridge("estimate", "--recipe", recipe, "--gpu", gpu, *others)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+
+
+def test_a_saving_without_a_model_leaves_open_whether_it_fits(mbridge: Any) -> None:
+    """The preset offloads activations of experts; with half of its experts' ranks even that may not suffice."""
+    point = ("estimate", "--recipe", "nemotron_3_5_lightning", "--gpu", "h100", "--num-gpus", "8", "--ep", "4")
+    done = mbridge(*point)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: the point may not fit: at most 10")
+    assert "model.fine_grained_activation_offloading saves memory, which is not modelled" in done.stderr
+    assert "at most 10" in done.stdout
+    assert "may not fit" in done.stdout
+    found = json.loads(mbridge(*point, "--json").stdout)
+    assert (found["fits"], found["memory"]["bound"]) == (None, "at most")
+    assert "fine_grained_activation_offloading" in found["missing"]["fits"]
+
+
+@every(
+    ("options", "is_known", "words"),
+    [
+        (("deepseek_v3", "gb200", "--precision", "fp8_mx"), True, "others of its configuration are in the fit"),
+        (("deepseek_v3", "gb200", "--precision", "fp8_mx", "--tp", "2"), True, "held out with its configuration"),
+        (("qwen3_30b_a3b", "h100"), False, "unknown: no published row is of qwen3_30b_a3b on h100 in bf16; of "),
+        (("llama3_8b", "h200", "--num-gpus", "8"), False, "unknown: no published row is of h200 in bf16; of "),
+        (("llama3_8b", "h100", "--precision", "fp8_cs", "--num-layers", "4"), False, "are of other sizes; of "),
+        (("llama3_8b", "h100", "--task", "sft"), False, "unknown: no published row of fine-tuning can be predicted"),
+    ],
+)
+def test_the_error_is_that_of_rows_like_the_point(
+    mbridge: Any, options: tuple[str, ...], is_known: bool, words: str
+) -> None:
+    recipe, gpu, *others = options
+    found = json.loads(mbridge("estimate", "--recipe", recipe, "--gpu", gpu, *others, "--json").stdout)
+    assert words in found["step_time_error"]
+    assert (found["step_time_median_error"] is not None) is is_known
+    if is_known:
+        low, high = found["step_time_90_s"]
+        assert low < found["step_time_s"] < high
+    else:
+        assert found["step_time_90_s"] is None
 
 
 def test_an_unknown_release_is_refused(mbridge: Any) -> None:

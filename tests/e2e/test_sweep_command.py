@@ -1,11 +1,16 @@
 """`mbridge sweep plan` and `mbridge sweep explain`."""
 
 import csv
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudai_mbridge.commands import console
+from cloudai_mbridge.commands.plan.sweep import sweep_plan
+from cloudai_mbridge.estimate.request import NO_GPU
 from tests.cases import every
 
 
@@ -26,7 +31,7 @@ def test_plan_counts_points_and_rules(mbridge: Any, files: list[str]) -> None:
         "C01 rejects 3",
         "C03 rejects 3",
         "C04 rejects 6",
-        "not predicted for 6: neither cmd_args.gpu_type nor the system's gpu_type names the GPU",
+        f"not predicted for 6: {NO_GPU}",
         "details: mbridge rule C01 C03 C04",
         "accepted tp1-pp1-mb1",
         "accepted tp1-pp1-mb2",
@@ -163,6 +168,107 @@ def test_informative_points_come_first(plan: Any) -> None:
     assert speeds == sorted(speeds, reverse=True)
     assert rows[: len(leading)] == leading  # what is held back never leads
     assert rows == _rows(plan("--format", "csv", sweep='order = "informative"'))
+
+
+def _shown(done: Any) -> list[str]:
+    """Return the names of the accepted points in the table, in order."""
+    assert done.returncode == 0, done.stderr
+    return [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│ tp")]
+
+
+def test_the_fastest_points_are_shown_first(plan: Any) -> None:
+    """By the step time; where points differ in tokens or GPUs by tokens/s/GPU. Other orders are those of the walk."""
+    rows = [row for row in _rows(plan("--format", "csv")) if row["status"] == "accepted"]
+    fastest = [row["point"] for row in sorted(rows, key=lambda row: float(row["step_time_s"]))]
+    assert fastest != [row["point"] for row in rows]
+    done = plan("--show", "3")
+    assert _shown(done) == _shown(plan("--show", "3", "--order", "time")) == fastest[:3]
+    assert "  fastest first, by predicted step time:" in done.stdout
+    assert _shown(plan("--show", "3", "--order", "grid")) == [row["point"] for row in rows][:3]
+    document = json.loads(plan("--show", "3", "--json").stdout)
+    assert [each["label"] for each in document["tests"][0]["examples"]][:3] == fastest[:3]
+    leading = [row["point"] for row in _rows(plan("--format", "csv", sweep='order = "informative"'))][:2]
+    assert _shown(plan("--show", "2", sweep='order = "informative"')) == leading
+    refused = plan("--format", "csv", "--order", "time")
+    assert (refused.returncode, "sort by step_time_s" in refused.stderr) == (2, True)
+
+
+def test_steps_of_different_work_are_ordered_by_their_rate(plan: Any) -> None:
+    """The half batch has the shorter step, and the lower rate, as a larger part of it is the bubble."""
+    done = plan("--show", "99", args="seq_length = [4096, 8192]")
+    assert "fastest first, by predicted tokens/s/GPU:" in done.stdout
+    lines = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│ tp")]
+    rates = [int(cells[4]) for cells in lines]
+    assert rates == sorted(rates, reverse=True)
+    times = [float(cells[3]) for cells in lines]
+    assert times != sorted(times)
+
+
+def test_cut_names_show_the_axes_on_which_the_points_differ(plan: Any, mbridge: Any, tmp_path: Path) -> None:
+    more = 'recompute_modules = ["core_attn", "mlp"]\nactivation_offload_layers = [0]\nmoe_a2a_overlap = [false]\n'
+    more += "first_k_dense_replace = [1, 2]\nseq_length = [8192]"
+    done = plan("--show", "4", args=more)
+    assert done.returncode == 0, done.stderr
+    (intro,) = (line for line in done.stdout.splitlines() if ", each with " in line)
+    shared = intro.partition(", each with ")[2].removesuffix(":")
+    assert {"activation_offload_layers=0", "moe_a2a_overlap=false", "seq_length=8192"} <= set(shared.split(","))
+    rows = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│")]
+    assert "tp=" in rows[0]
+    assert not any("activation" in name for name in rows)
+    held = next(line for line in done.stdout.splitlines() if line.startswith("  held back, of "))
+    assert "seq_length=8192" in held
+    axes = dict(part.split("=") for part in shared.split(","))
+    own = {"tp": "4", "pp": "4", "recompute_modules": "mlp", "first_k_dense_replace": "2"}
+    files = ("--system-config", tmp_path / "system.toml", "--test-scenario", tmp_path / "scenario.toml")
+    point = ",".join(f"{name}={value}" for name, value in (axes | own).items())
+    explained = mbridge("sweep", "explain", *files, "a", point)
+    assert explained.stdout.startswith("a/"), explained.stderr
+
+
+def test_a_plan_counts_its_points_on_a_terminal(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal alone, on standard error; the line is gone in the end."""
+    plan()
+    files = ["--system-config", f"{tmp_path}/system.toml", "--test-scenario", f"{tmp_path}/scenario.toml"]
+    monkeypatch.setattr(console, "_PATIENCE_S", 0.0)
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        for options in ((), ("--order", "informative")):
+            assert sweep_plan.main([*files, *options], standalone_mode=False) == 0
+            shown = capsys.readouterr()
+            assert shown.err == ("\ra: 0 of 9 points" + "\r\x1b[K") * is_terminal * (1 + bool(options))
+            assert "of 9 points" not in shown.out
+
+
+def test_templates_name_their_gpu(mbridge: Any, repository: Path, tmp_path: Path) -> None:
+    """Each of the shipped systems predicts and fills in presets; without gpu_type, the plan says what is missing."""
+    (tmp_path / "scenario.toml").write_text(OF_A_TEMPLATE)
+    for name in ("h100", "gb200", "gb300"):
+        system = repository / "systems" / f"{name}.toml"
+        files = ("--test-scenario", tmp_path / "scenario.toml")
+        done = mbridge("sweep", "plan", "--system-config", system, *files)
+        assert f": llama3_70b pretrain {name} bf16" in done.stdout, done.stdout + done.stderr
+        assert "not predicted" not in done.stdout
+        bare = tmp_path / "system.toml"
+        bare.write_text(system.read_text().replace(f'gpu_type = "{name}"', ""))
+        done = mbridge("sweep", "plan", "--system-config", bare, *files)
+        assert "names the GPU; set gpu_type, such as 'h100'" in done.stdout
+        assert "no preset fills in what is not set: the GPU is not named; set gpu_type in the system" in done.stdout
+
+
+OF_A_TEMPLATE = """name = "s"
+[[Tests]]
+id = "a"
+name = "a"
+description = "d"
+test_template_name = "MegatronBridge"
+[Tests.cmd_args]
+launcher = "embedded"
+model_recipe_name = "llama3_70b"
+num_gpus = 64
+max_steps = [20, 40]
+"""
 
 
 def test_max_gpu_hours_counts_what_is_predicted(plan: Any) -> None:

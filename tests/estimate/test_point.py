@@ -10,14 +10,17 @@ from cloudai_mbridge.commands.console import render_json
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Price, gpu_named, gpus
-from cloudai_mbridge.estimate.headline import headline_estimator
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, MemoryLimit, headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import _microbatches, memory_per_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity
-from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, Estimate, estimate_point
-from cloudai_mbridge.estimate.request import EstimateRequest
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, Estimate, estimate_point, has_known_error
+from cloudai_mbridge.estimate.request import EstimateRequest, trained_question
+from cloudai_mbridge.megatron_bridge.presets import find_preset, loop_preset, newest_release
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.recipes.presets import with_preset_of
+from cloudai_mbridge.sweep.checked import with_recipe
 from cloudai_mbridge.training.flops import NEW, OLD, flops_per_token
 from tests.cases import every
 
@@ -165,7 +168,6 @@ def test_a_precision_that_the_gpu_lacks_has_no_time() -> None:
         ({"num_gpus": 60}, "num_gpus"),
         ({"gb": 100}, "gb"),
         ({"compute_dtype": "int4"}, "int4"),
-        ({"recompute_modules": "everything"}, "everything"),
         ({"extra": {"model.num_attention_heads": "0"}}, "model.num_attention_heads = 0 is not a size"),
         ({"extra": {"ddp.grad_reduce_in_fp32": "maybe"}}, "grad_reduce_in_fp32"),
         ({"extra": {"model.recompute_granularity": "some"}}, "'some' is unknown"),
@@ -220,3 +222,85 @@ def test_every_gpu_gives_numbers_or_reasons() -> None:
     for name in gpus():
         found = _estimate(gpu=name)
         assert (found.step_time_s is None) == ("step_time_s" in found.missing)
+
+
+@every(
+    ("given", "bound", "words"),
+    [
+        ({}, "", ""),
+        ({"extra": {"optimizer.lr": "1e-4", "optimizer.adam_beta1": "0.95"}}, "", ""),
+        (
+            {"extra": {"model.fine_grained_activation_offloading": "true"}},
+            "at most",
+            "fine_grained_activation_offloading",
+        ),
+        ({"extra": {"+model.cpu_offloading_weights": "true"}}, "at most", "model.cpu_offloading_weights saves"),
+        ({"extra": {"model.cpu_offloading_weights": "false"}}, "", ""),
+        ({"extra": {"optimizer.exp_avg_dtype": "torch.bfloat16"}}, "at most", "optimizer.exp_avg_dtype saves"),
+        ({"extra": {"optimizer.exp_avg_dtype": "torch.float32"}}, "", ""),
+        ({"recompute_modules": "mhc"}, "at most", "recomputing mhc saves"),
+        ({"extra": {"model.hidden_dropout": "0.1"}}, "at least", "model.hidden_dropout costs"),
+        ({"extra": {"model.some_new_field": "2"}}, "about", "model.some_new_field may change"),
+        (
+            {"extra": {"model.hidden_dropout": "0.1", "model.memory_efficient_layer_norm": "true"}},
+            "about",
+            "saves memory, which is not modelled; model.hidden_dropout costs",
+        ),
+    ],
+)
+def test_a_setting_without_a_model_makes_the_memory_a_bound(given: dict[str, Any], bound: str, words: str) -> None:
+    """On a GPU that is too small, a saving leaves it open whether the point fits; a cost does not."""
+    small, large = (_estimate(tp=tp, pp=pp, **given) for tp, pp in ((1, 1), (4, 4)))
+    assert small.memory is not None
+    assert small.memory.bound == bound
+    assert words in small.memory.why_bound
+    may_fit = "saves" in small.memory.why_bound or "may change" in small.memory.why_bound
+    assert small.fits is (None if may_fit else False)
+    assert large.fits is True
+
+
+def test_a_point_that_may_fit_is_not_held_back() -> None:
+    """By default; a limit that is asked for holds back what it does not know."""
+    extra = {"model.fine_grained_activation_offloading": "true"}
+    may, cannot = (headline_estimator()(_request(tp=1, pp=1, extra=one)) for one in (extra, {}))
+    assert (may.exceeds(DEFAULT_LIMIT), cannot.exceeds(DEFAULT_LIMIT)) == (False, True)
+    assert may.exceeds(MemoryLimit(0.9))
+    assert "fine_grained_activation_offloading" in may.why_less
+
+
+def test_the_moments_of_a_preset_count_with_either_launcher() -> None:
+    """The recipe keeps them in 16 bits on an H100: 4 bytes per weight less."""
+    peaks = {}
+    for launcher in Launcher:
+        args = ResolvedCmdArgs.model_validate(
+            {
+                **{"launcher": launcher, "gpu_type": "h100", "num_gpus": 16, "compute_dtype": "bf16"},
+                **{"model_recipe_name": "nemotron_3_5_lightning", "model_family_name": "nemotron3"},
+            }
+        )
+        recipe, gpu = load_recipe("nemotron_3_5_lightning"), gpu_named("h100")
+        if launcher is Launcher.EMBEDDED:
+            preset = loop_preset(args, "h100")
+            recipe = with_preset_of(recipe, preset)
+            args = with_recipe(args, recipe, preset=preset)
+            request = EstimateRequest(recipe, args, gpu)
+        else:
+            request = trained_question(recipe, args, find_preset(args, newest_release()), "", gpu, "", {})
+        layout = request.layout_of(request.architecture)
+        peaks[launcher] = layout.optimizer_bytes
+    assert set(peaks.values()) == {8}
+
+
+@every(
+    ("gpu", "recipe", "is_known"),
+    [
+        ("gb200", "llama3_70b", True),
+        ("gb200", "qwen3_30b_a3b", True),  # rows of this GPU and format, of other recipes
+        ("h200", "llama3_70b", False),
+        ("a100", "llama3_70b", False),
+        ("cpu", "llama3_70b", False),
+        (None, "llama3_70b", False),
+    ],
+)
+def test_a_device_without_published_rows_has_no_known_error(gpu: str | None, recipe: str, is_known: bool) -> None:
+    assert has_known_error(_request(recipe, gpu=gpu)) is is_known

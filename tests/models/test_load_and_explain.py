@@ -37,6 +37,11 @@ def _load_alone(path: Path) -> Any:
     [
         ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
         ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4, "unknown key; did you mean 'tp'?"),
+        ("[cmd_args]\ntensor_parallel = 1\n", 4, "unknown key; did you mean 'tp'?"),
+        ("[cmd_args]\npipeline_parallel_size = 1\n", 4, "unknown key; did you mean 'pp'?"),
+        ("[cmd_args]\nexpert_parallel = 1\n", 4, "unknown key; did you mean 'ep'?"),
+        ("[cmd_args]\nbatch_size = 1\n", 4, "unknown key; did you mean 'mb' or 'gb'?"),
+        ("[cmd_args]\ncp_size = 1\n", 4, "unknown key; did you mean 'cp'?"),
         ('[cmd_args]\nmodel_size = "8b"\n', 4, "unknown key; did you mean 'model_recipe_name'?"),
         ("[cmd_args]\nmicro_batch_size = 1\n", 4, "unknown key; did you mean 'mb'?"),
         ("[metrics]\nwarmup_step = 1\n", 4, "metrics.warmup_step: unknown key; did you mean 'warmup_steps'?"),

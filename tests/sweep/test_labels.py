@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.files.text import label, slug
+from cloudai_mbridge.files.text import label, labels, readable, slug
 from tests.cases import every
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -85,3 +85,32 @@ def test_two_points_of_one_sweep_get_different_labels(pair: tuple[dict[str, Any]
     assert (label(one) == label(other)) is (repr(one) == repr(other))
     assert SAFE.fullmatch(label(one))
     assert len(label(one)) <= 120
+
+
+def test_labels_of_many_points() -> None:
+    """Short labels are the names; if one is cut, the axes on which the points differ are, and the rest is shared."""
+    short = [{"tp": 1, "pp": 2}, {"tp": 2, "pp": 2}]
+    assert labels(short) == (["tp1-pp2", "tp2-pp2"], "")
+    assert labels([]) == ([], "")
+    tail = {"a_rather_long_name_of_an_axis": 1, "another_rather_long_name": [1, 2], "and_one_more": "x", "last": True}
+    long = [{"tp": tp, **tail, "mb": mb} for tp, mb in ((1, 2), (1, 4))]
+    assert labels(long[:1]) == ([label(long[0])], "")
+    names, shared = labels(long)
+    assert names == ["mb=2", "mb=4"]
+    assert shared == "tp=1,a_rather_long_name_of_an_axis=1,another_rather_long_name=[1, 2],and_one_more=x,last=true"
+    assert labels([*long, {**tail, "tp": 8}])[0][-1] == "tp=8"  # an included point without an axis
+
+
+@every(
+    ("value", "text"),
+    [
+        (59962.4, "59,962"),
+        (1000, "1,000"),
+        (999.94, "999.9"),
+        (1.46382, "1.464"),
+        (0.0, "0"),
+        (5.336e-05, "0.00005336"),
+    ],
+)
+def test_a_readable_number_has_no_exponent(value: float, text: str) -> None:
+    assert readable(value) == text

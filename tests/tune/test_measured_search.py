@@ -126,6 +126,25 @@ def test_another_gpus_predictions_give_the_order(factor: float) -> None:
     assert len(bench.tried) > len(certain.tried)
 
 
+def test_predictions_for_another_gpu_support_no_claim() -> None:
+    """They promise that a larger micro-batch is much faster; here the middle is. One noisy point says nothing of it."""
+    sizes = [(1, mb) for mb in (1, 2, 4, 8, 16)]
+    groups = {size: (4.0 / size[1], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0) for size in sizes}
+
+    def search(*, is_guess: bool) -> tuple[Bench, str]:
+        bench = Bench([plan(*size, groups=groups[size], is_guess=is_guess) for size in sizes])
+        bench.times = {
+            f"t/tp1-mb{mb}/0": seconds for (_, mb), seconds in zip(sizes, (3.0, 2.0, 1.0, 2.0, 3.0), strict=True)
+        }
+        return bench, bench.run()
+
+    bench, ending = search(is_guess=True)
+    assert bench.tried[0] == "tp1-mb16"
+    assert "tp1-mb4" in bench.tried
+    assert "(from the measured points alone), none of the others is over 2% faster than tp1-mb4" in ending
+    assert "measured points alone" not in search(is_guess=False)[1]
+
+
 def test_predictions_that_prove_wrong_are_no_better_than_another_gpus() -> None:
     """All are predicted alike. The first is 240 times slower, the second 100 times: of others little is known."""
     groups = (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)

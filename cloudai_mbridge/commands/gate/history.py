@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
-from cloudai_mbridge.commands.options import JSON, Number, run_argument
+from cloudai_mbridge.commands.options import JSON, Number, completing, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.documents import json_object
 from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, Imported
@@ -153,7 +153,13 @@ def show(path: Path, name: str, last: int, as_json: bool) -> int:
 @history.command()
 @_HISTORY
 @click.argument("pattern", metavar="[POINT GLOB]", default="*")
-@click.option("--metric", default=DEFAULT_METRIC, show_default=True, help=f"One of {', '.join(METRICS)}.")
+@click.option(
+    "--metric",
+    default=DEFAULT_METRIC,
+    show_default=True,
+    shell_complete=completing(lambda: METRICS),
+    help=f"One of {', '.join(METRICS)}.",
+)
 @click.option("--last", type=click.IntRange(min=1), default=1000, show_default=True, help="Good runs to look at.")
 @click.option(
     "--min-effect",

@@ -7,7 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
-from cloudai_mbridge.commands.options import JSON, PATH, run_argument
+from cloudai_mbridge.commands.options import COMPLETE_GPU, JSON, PATH, run_argument
 from cloudai_mbridge.commands.plan import require_new, write_new
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import FACTORS, ClusterFactors, FittedFactors, gpu_named
@@ -19,7 +19,7 @@ _FAR_OFF = 0.9  # a median error: measured ten times as long as predicted, or ab
 
 @click.command()
 @run_argument("results", "RUN...", nargs=-1, required=True)
-@click.option("--gpu", help="GPU type to calibrate, if the runs have several.")
+@click.option("--gpu", shell_complete=COMPLETE_GPU, help="GPU type to calibrate, if the runs have several.")
 @click.option("--output", type=PATH, help="File to write, which a system names as its `calibration`.")
 @JSON
 def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, as_json: bool) -> int:

@@ -1,7 +1,9 @@
 """`mbridge estimate` and `mbridge proxy`."""
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,31 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console, print_json
-from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, PATH
+from cloudai_mbridge.commands.options import (
+    COMPLETE_GPU,
+    COMPLETE_PRECISION,
+    COMPLETE_RECIPE,
+    COMPLETE_RELEASE,
+    FLOPS_FORMULA,
+    JSON,
+    NO_PRESET,
+    PATH,
+    completing,
+)
 from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.constraints import CheckResult, Upstream, check
 from cloudai_mbridge.constraints.engine import with_origins
 from cloudai_mbridge.constraints.rule_docs import details_hint
-from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.estimate.hardware import gpu_named, precision_named, price_of
+from cloudai_mbridge.errors import OK, BadInput, NothingFits, counted
+from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, precision_named, price_of
+from cloudai_mbridge.estimate.headline import headline_estimator
 from cloudai_mbridge.estimate.memory.arguments import expert_tp
 from cloudai_mbridge.estimate.memory.estimate import GIB, StageMemory, worst_stage
+from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_MODULES
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
 from cloudai_mbridge.estimate.proxy import render_proxy
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets import (
     Preset,
@@ -30,8 +45,12 @@ from cloudai_mbridge.megatron_bridge.presets import (
     find_preset,
     given_to_loop,
     loop_preset,
+    newest_release,
+    origin,
     why_no_preset,
+    why_no_variant,
     with_loop_preset,
+    with_preset,
 )
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -40,7 +59,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
-from cloudai_mbridge.recipes.load import recipe_for
+from cloudai_mbridge.recipes.load import Recipe, recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.pinned import overridden_by
 from cloudai_mbridge.training.flops import Formula
@@ -69,11 +88,13 @@ def render_estimate(found: Estimate) -> RenderableType:
             if seconds:
                 table.add_row(name, f"{seconds:.4g}", f"{seconds / total:.1%}")
         parts.append(table)
-    for reason in dict.fromkeys(found.missing.values()):
+    for reason in dict.fromkeys(why for name, why in found.missing.items() if name != "fits"):
         names = [name for name, why in found.missing.items() if why == reason]
         parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
     if found.filled_in:
         parts.append(Text(f"filled in by {found.filled_in}"))
+    if found.not_filled_in:
+        parts.append(Text(f"no preset: {found.not_filled_in}"))
     if found.not_considered:
         parts.append(Text(f"set, but not considered: {', '.join(found.not_considered)}", style="yellow"))
     return Group(*parts)
@@ -91,17 +112,23 @@ def _lines(found: Estimate) -> Iterator[tuple[str, str]]:
         given = "" if memory.gpu_memory_gib is None else f" of {memory.gpu_memory_gib:.0f}"
         worst = "" if memory.worst_stage is None else f" on stage {memory.worst_stage}"
         size, unit = (memory.peak_memory_gib, "GiB") if given else _in_unit(memory.peak_memory_gib * GIB)
-        fits = ": does not fit" if found.fits is False else ""
-        yield "memory", f"{size:.1f}{given} {unit}{worst}{fits}{share} ({memory.estimator})"
+        fits = ": does not fit" if found.fits is False else ": may not fit" if "fits" in found.missing else ""
+        bound = f"{memory.bound} " if memory.bound else ""
+        yield "memory", f"{bound}{size:.1f}{given} {unit}{worst}{fits}{share} ({memory.estimator})"
+        if memory.why_bound:
+            yield f"why {memory.bound}", memory.why_bound
     if found.fits is False:
         yield "if it did fit", ""
     if found.step_time_s is not None:
-        yield "step time", f"{found.step_time_s:.4g} s ({found.step_time_error})"
+        interval = found.step_time_90_s
+        bounds = f", 90 % interval {interval[0]:.3g} - {interval[1]:.3g} s" if interval else ""
+        yield "step time", f"{found.step_time_s:.4g} s{bounds}"
+        yield "its error", found.step_time_error or ""
         yield "tokens/s/GPU", f"{found.tokens_per_s_per_gpu:.0f}"
         yield "TFLOP/s/GPU", f"{found.tflops_per_gpu:.0f}" + ("" if found.mfu is None else f", MFU {found.mfu:.1%}")
     if found.gpu_hours is not None:
         cost = "" if found.cost is None else f", {found.cost:.2f} {found.currency}"
-        yield f"{found.num_steps} steps", f"{found.gpu_hours:.4g} GPU-hours{cost}"
+        yield f"{found.num_steps} steps", f"{readable(found.gpu_hours)} GPU-hours{cost}"
     for row in found.published:
         rates = f"{row.tokens_per_s_per_gpu:.0f} tokens/s/GPU, {row.tflops_per_gpu:.0f} TFLOP/s/GPU ({row.formula})"
         yield f"published, {row.container}", f"{row.step_time_s:.4g} s, {rates}"
@@ -150,15 +177,27 @@ def _count(parameters: int) -> str:
 
 
 _SIZE = click.IntRange(1, 2**63 - 1)
-DOES_NOT_FIT = 9  # 5 to 8 are for directories of runs, 10 to 14 for the gate
+DOES_NOT_FIT = NothingFits.exit_code
+_GRAPHS = ("none", "local", "transformer_engine")
+_RECOMPUTABLE = ("none", "full", *RECOMPUTE_MODULES)
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 
 
 @click.command()
-@click.option("--recipe", required=True, help="See `mbridge list`.")
-@click.option("--gpu", help="Such as gb200; default: the system's gpu_type. Without one: FLOPs and memory only.")
-@click.option("--num-gpus", type=_SIZE, help="Default: as few as hold the layout.")
-@click.option("--precision", default="bf16", show_default=True, help="bf16 fp8_cs fp8_ds fp8_mx fp8_sc nvfp4 fp32.")
+@click.option("--recipe", shell_complete=COMPLETE_RECIPE, required=True, help="See `mbridge list`.")
+@click.option(
+    "--gpu",
+    shell_complete=COMPLETE_GPU,
+    help="Such as gb200; default: the system's gpu_type. Without one: FLOPs and memory only.",
+)
+@click.option("--num-gpus", type=_SIZE, help="Default: the preset's, or as few as hold the layout.")
+@click.option(
+    "--precision",
+    shell_complete=COMPLETE_PRECISION,
+    default="bf16",
+    show_default=True,
+    help="bf16 fp8_cs fp8_ds fp8_mx fp8_sc nvfp4 fp32.",
+)
 @click.option("--seq-length", "seq_length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
 @click.option("--tp", type=_SIZE, help="Tensor parallel size.")
 @click.option("--pp", type=_SIZE, help="Pipeline parallel size.")
@@ -166,24 +205,35 @@ _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 @click.option("--vp", type=_SIZE, help="Virtual pipeline stages per rank.")
 @click.option("--ep", type=_SIZE, help="Expert parallel size.")
 @click.option("--etp", "et", type=_SIZE, help="Expert tensor parallel size; default: 1, embedded: tp.")
-@click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
-@click.option(
-    "--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's, as in a test; `tune`: the preset's."
-)
+@click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the preset's, or the recipe's.")
+@click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
 @click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
 @click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tmL'.")
-@click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
+@click.option(
+    "--recompute",
+    shell_complete=completing(lambda: _RECOMPUTABLE),
+    help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.",
+)
 @click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
 @click.option(
     "--offload-layers", "activation_offload_layers", type=click.IntRange(0, 2**63 - 1), help="In host memory."
 )
 @click.option("--fsdp/--no-fsdp", "use_megatron_fsdp", default=None, help="Megatron-FSDP.")
-@click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
+@click.option(
+    "--cuda-graph",
+    "cuda_graph_impl",
+    shell_complete=completing(lambda: _GRAPHS),
+    help="none, local or transformer_engine.",
+)
 @click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
 @click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
 @click.option("--task", type=click.Choice(["pretrain", "sft", "lora", "peft"]), help="Default: pretrain.")
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Launcher whose defaults apply.")
-@click.option("--release", help="Of Megatron-Bridge, such as 0.6.0: its presets fill in what is left out here.")
+@click.option(
+    "--release",
+    shell_complete=COMPLETE_RELEASE,
+    help="Of Megatron-Bridge: its preset fills in what is left out here; none: no preset. Default: newest.",
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
 @FLOPS_FORMULA
 @click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
@@ -205,6 +255,12 @@ def estimate(
         print_json(found)
     else:
         new_console().print(render_estimate(found))
+    if found.memory is not None and "fits" in found.missing:
+        click.echo(
+            f"warning: the point may not fit: {found.memory.bound} {found.memory.peak_memory_gib:.1f} GiB on the"
+            f" fullest GPU, which has {found.memory.gpu_memory_gib:.1f} GiB; {found.missing['fits']}",
+            err=True,
+        )
     if found.fits is not False or found.memory is None:
         return OK
     click.echo(
@@ -216,7 +272,7 @@ def estimate(
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=COMPLETE_RECIPE)
 @click.option("--layers", type=_SIZE, required=True, help="Decoder layers to keep.")
 @click.option("--gpus", "num_gpus", type=_SIZE, default=1, show_default=True, help="Ranks of the definition.")
 @click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps of the definition.")
@@ -262,53 +318,199 @@ def _request(
     )
     device, why_not = gpu_of(args, system, is_set=gpu is not None)
     if gpu is None and (system is None or not system.gpu_type):
-        device, why_not = None, "no GPU is named; use --gpu"
+        device, why_not = None, "no GPU is named; use --gpu, or a --system-config with gpu_type"
     elif device is None:
         raise BadInput(why_not)
-    label = gpu_label(args, system)
+    label, is_upstream = gpu_label(args, system), args.launcher is not Launcher.EMBEDDED
     if device is not None:
         args = args.model_copy(update={"gpu_type": device.name})
-    elif release:
-        raise BadInput(f"--release: presets differ by GPU, and {why_not}, or a --system-config with gpu_type")
-    preset = _preset(release, args, recompute) if release else loop_preset(args, label)
-    if num_gpus is None:
-        tp, pp = args.tp or 1, args.pp or 1
-        fewest = math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)
-        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else fewest})
-    overridden = overridden_by(extra)
-    if preset is not None and args.launcher is not Launcher.EMBEDDED:
-        args = with_model_facts(args, recipe)
-        _require_passed(check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden)))
-        return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
+    elif release not in (None, NO_PRESET):
+        raise BadInput(f"--release: presets differ by GPU, and {why_not}")
+    preset, why_none = _preset_of(release, args, device, label, why_not)
+    if preset is not None and is_upstream and recompute == "none" and preset.values.get("recompute_granularity"):
+        raise BadInput(
+            f"--recompute none: {preset.name} recomputes, and the launcher cannot switch that off; use --release none"
+        )
+    args = args.model_copy(update={"num_gpus": num_gpus or _fewest(args, recipe, preset)})
+    if preset is not None and release is None and (why := _why_unknown(args, preset)):
+        preset, why_none = None, why
+    options = _Options(recipe, system, formula, device, why_not, extra)
+    if preset is None or not is_upstream:
+        is_free = device is not None and not (preset or release or extra or recompute or _is_laid_out(sizes))
+        return _of_loop_or_alone(options, args, preset, why_none, precision if is_free else None)
+    full = with_model_facts(args, recipe)
+    upstream = Upstream(preset.release, preset, overridden=overridden_by(extra))
+    checked = check(full, system, recipe, None, upstream)
+    request = trained_question(recipe, full, preset, "", device, why_not, extra, formula)
+    if release is not None or (checked.passed and preset.num_gpus == args.num_gpus):
+        _require_passed(checked, preset=preset)
+        return request
+    if not (why := str(checked.violations[0]) if checked.violations else _why_too_large(request)):
+        return request
+    why_none = f"{preset.name} does not suit {counted(args.num_gpus, 'GPU')}: {why}"
+    if not (extra or recompute or _is_laid_out(sizes)):
+        return _of_loop_or_alone(options, args, None, why_none, precision)
+    if checked.passed:
+        return request
+    with suppress(BadInput):  # the options alone make a point that breaks no rule, and fits
+        alone = _of_loop_or_alone(options, args, None, why_none)
+        if not _why_too_large(alone):
+            return alone
+    _require_passed(checked, preset=preset)
+    return request
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of a point that no preset changes."""
+
+    recipe: Recipe
+    system: System | None
+    formula: Formula
+    device: Gpu | None
+    why_not: str
+    extra: dict[str, str]
+
+
+def _preset_of(
+    release: str | None, args: ResolvedCmdArgs, device: Gpu | None, label: str, why_not: str
+) -> tuple[Preset | None, str]:
+    """Return the preset of a point, or None and the reason. label: the GPU of a point of the embedded loop."""
+    if release == NO_PRESET:
+        return None, f"--release {NO_PRESET}"
+    if release is not None:
+        return _preset(release, args), ""
+    if device is None:
+        return None, why_not
+    if args.launcher is Launcher.EMBEDDED:
+        preset = loop_preset(args, label)
+        return preset, "" if preset else why_no_variant(args, label)
+    preset = find_preset(args, newest_release())
+    return preset, "" if preset else why_no_preset(args, newest_release())
+
+
+def _of_loop_or_alone(
+    options: _Options, args: ResolvedCmdArgs, preset: Preset | None, why_none: str, precision: str | None = None
+) -> EstimateRequest:
+    """Return the request of a point of the embedded loop, or of one without a preset.
+
+    precision: of a point whose layout the options leave open, for the fastest one; None takes the point as it is.
+    """
+    recipe, system, extra = options.recipe, options.system, options.extra
+    if precision is not None and (found := _fastest(recipe.name, precision, args, system, why_none)) is not None:
+        args, why_none = found, f"{why_none}; the layout is the fastest that fits, as `mbridge tune` predicts"
+    elif preset is None:
+        why_none = f"{why_none}; sizes that are not given are 1, the batch is the recipe's"
     given, resolved = given_to_loop(args), with_loop_preset(args, preset)
-    recipe = with_preset_of(recipe_for(recipe_name, args.task), preset)
+    recipe = with_preset_of(recipe_for(recipe.name, args.task), preset)
     args = with_recipe_defaults(resolved.args, recipe, but=resolved.from_preset)
-    _require_passed(check(args, system, recipe, overridden=overridden), given, preset)
-    return EstimateRequest(recipe, args, device, why_not, extra, formula, filled_in=describe(resolved))
+    _require_passed(check(args, system, recipe, overridden=overridden_by(extra)), given, preset)
+    return EstimateRequest(
+        recipe,
+        args,
+        options.device,
+        options.why_not,
+        extra,
+        options.formula,
+        filled_in=describe(resolved),
+        why_not_filled_in=why_none,
+    )
+
+
+_LAID_OUT = (
+    *("tp", "pp", "cp", "vp", "ep", "et", "mb", "num_layers", "pipeline_model_parallel_layout", "use_megatron_fsdp"),
+    *("recompute_num_layers", "activation_offload_layers", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap"),
+    "task",
+)
+
+
+def _is_laid_out(sizes: Mapping[str, Any]) -> bool:
+    """Return whether the options say anything about the layout."""
+    return any(sizes[name] is not None for name in _LAID_OUT)
+
+
+def _why_unknown(args: ResolvedCmdArgs, preset: Preset) -> str:
+    """Return which sizes of a preset are unknown on so many GPUs, such as a batch that the launcher does not scale."""
+    unknown = sorted(with_preset(args, preset).unknown & {"tp", "pp", "cp", "ep", "mb", "gb"})
+    return f"{', '.join(unknown)} of {preset.name} on {counted(args.num_gpus, 'GPU')}: not known" if unknown else ""
+
+
+def _why_too_large(request: EstimateRequest) -> str:
+    """Return why a point does not fit into the GPU's memory; "" if it does, or this is not known."""
+    found = headline_estimator()(request)
+    needed, given = found.peak_memory_gib, found.gpu_memory_gib
+    if not needed or not given or needed <= given or found.why_less or request.published(request.architecture):
+        return ""
+    return f"it needs {needed:.1f} of {given:.0f} GiB"
+
+
+def _fewest(args: ResolvedCmdArgs, recipe: Recipe, preset: Preset | None) -> int:
+    """Return the number of GPUs of a preset; if it does not suit the sizes, or without one, the fewest for these."""
+    if preset is not None:
+        args = with_preset(args.model_copy(update={"num_gpus": preset.num_gpus}), preset).args
+    tp, pp = args.tp or 1, args.pp or 1
+    fewest = math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)
+    return preset.num_gpus if preset is not None and preset.num_gpus % fewest == 0 else fewest
+
+
+def _fastest(
+    recipe: str, precision: str, args: ResolvedCmdArgs, system: System | None, why_none: str
+) -> ResolvedCmdArgs | None:
+    """Return the arguments with the layout that `mbridge tune` ranks first; None if no step times are known.
+
+    NothingFits, BadInput: no layout is feasible. why_none: reason for no preset.
+    """
+    from cloudai_mbridge.commands.plan.tune import why_no_layout  # slow to import, and seldom needed
+    from cloudai_mbridge.tune.ranking import rank
+    from cloudai_mbridge.tune.space import search_request
+
+    try:
+        request = search_request(
+            system,
+            recipe=recipe,
+            gpu=args.gpu_type,
+            num_gpus=args.num_gpus,
+            precisions=(precision,),
+            gbs=args.gb,
+            seq_length=args.seq_length,
+            launcher=str(args.launcher),
+            max_steps=args.max_steps or 1,
+        )
+    except BadInput:
+        return None
+    found = rank(request, 1)
+    if not found.best and not found.num_unknown:
+        is_memory = found.num_too_large > 0 and not found.num_illegal
+        raise (NothingFits if is_memory else BadInput)(
+            f"no preset: {why_none}\nno feasible layout on {counted(args.num_gpus, 'GPU')}:"
+            f" {why_no_layout(request, found)}; give another --num-gpus, or sizes such as --tp and --pp"
+        )
+    return (
+        ResolvedCmdArgs.model_validate(args.model_dump(exclude_unset=True) | found.best[0].cmd_args)
+        if found.best
+        else None
+    )
 
 
 def _require_passed(checked: CheckResult, given: Container[str] = (), preset: Preset | None = None) -> None:
-    """Raise BadInput if a point breaks rules. given, preset: of a point of the embedded loop."""
+    """Raise BadInput if a point breaks rules. given: its own arguments. preset: with the others, or None."""
     if checked.violations:
-        found = (str(with_origins(each, given, preset)) for each in checked.violations)
+        found = [str(with_origins(each, given, preset)) for each in checked.violations]
+        if preset is not None:
+            found.append(
+                f"options that are not given have the values of {origin(preset)}; --release none leaves it out"
+            )
         raise BadInput("\n".join([*found, details_hint(each.rule_id for each in checked.violations)]))
 
 
-def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:
-    """Return the preset of a release for a point.
-
-    Raise BadInput if the preset is missing, the release is unknown, or the preset cannot satisfy `recompute`.
-    """
+def _preset(version: str, args: ResolvedCmdArgs) -> Preset:
+    """Return the preset of a release for a point; BadInput if it is missing, or the release is unknown."""
     release = find_release(f"v{version.removeprefix('v')}")
     if release is None:
         known = ", ".join(each["version"] for each in known_releases())
         raise BadInput(f"--release: {version!r} is not known; use one of {known}")
     if (preset := find_preset(args, release)) is None:
-        raise BadInput(f"--release: {why_no_preset(args, release)}; give all sizes, without --release")
-    if recompute == "none" and preset.values.get("recompute_granularity"):
-        raise BadInput(
-            f"--recompute none: {preset.name} recomputes, and the launcher cannot switch that off; leave --release out"
-        )
+        raise BadInput(f"--release: {why_no_preset(args, release)}; give all sizes, with --release none")
     return preset
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console, print_json
-from cloudai_mbridge.commands.options import JSON
+from cloudai_mbridge.commands.options import JSON, completing
 from cloudai_mbridge.constraints.rule_docs import LiftedIn, RuleDoc, documents
 from cloudai_mbridge.errors import OK, BadInput, shown
 from cloudai_mbridge.files.documents import fill, json_object
@@ -88,7 +88,7 @@ RULE_DOCS = json_object("RuleDocs", "The documentation of the requested rules.",
 
 
 @click.command()
-@click.argument("rule_id", nargs=-1, required=True)
+@click.argument("rule_id", nargs=-1, required=True, shell_complete=completing(documents))
 @JSON
 def rule(rule_id: tuple[str, ...], as_json: bool) -> int:
     """Explain rules: what must hold, why, an example of each verdict, the source, the releases."""

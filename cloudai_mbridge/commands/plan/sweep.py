@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.console import new_console, print_json
+from cloudai_mbridge.commands.console import counting, new_console, print_json
 from cloudai_mbridge.commands.options import FAILED_OF, FLOPS_FORMULA, JSON, ONLY, Number, scenario_options
 from cloudai_mbridge.commands.plan.sweep_documents import EXPLANATION, SWEEP_PLAN, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
@@ -21,8 +21,8 @@ from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 from cloudai_mbridge.estimate.hardware import calibration_note
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, MemoryLimit
-from cloudai_mbridge.files.text import label
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
+from cloudai_mbridge.files.text import label, labels, readable
 from cloudai_mbridge.megatron_bridge.presets import describe, with_loop_preset, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, Warn, load_scenario, load_system, naming_file
@@ -35,7 +35,7 @@ from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import NEW, Formula
 
-_MOST_LABELS = 8
+_MOST_LABELS, _BY_TIME = 8, "time"
 _SHARE = Number(min=0, min_open=True)
 _CSV = (
     *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
@@ -67,7 +67,11 @@ _INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold 
 )
 @_MEMORY_SHARE
 @_INCLUDE_OOM_RISK
-@click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
+@click.option(
+    "--order",
+    type=click.Choice(["time", "grid", "informative"]),
+    help="Of the points; default: the sweep's, and the fastest by prediction are shown.",
+)
 @FLOPS_FORMULA
 @ONLY
 @FAILED_OF
@@ -88,10 +92,14 @@ def sweep_plan(
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
     if form == "csv" and as_json:
         raise BadInput("--json: is not for --format csv; leave one of them out")
+    if form == "csv" and order == _BY_TIME:
+        raise BadInput("--order time: is not for --format csv, which has every point as it comes; sort by step_time_s")
+    is_by_time = order == _BY_TIME
     selection = selection_of(only, failed_of)
     system, loaded = _load(**options)
     plans: Iterable[PointWalk] = (
-        _walk(test, system, rules, memory_share, include_oom_risk, order, formula) for test in loaded.tests
+        _walk(test, system, rules, memory_share, include_oom_risk, None if is_by_time else order, formula)
+        for test in loaded.tests
     )
     choice = None
     if selection:
@@ -100,8 +108,15 @@ def sweep_plan(
         for plan in plans:
             plan.choice = choice
     if form == "csv":
-        return _write_csv(list(plans), choice)
-    summaries: Iterable[SweepSummary] = (summarize_test(plan, show if form == "table" else 0) for plan in plans)
+        return _write_csv(list(plans if sys.stdout.isatty() else _watched(plans)), choice)
+    summaries: Iterable[SweepSummary] = (
+        summarize_test(
+            plan,
+            show if form == "table" else 0,
+            is_by_time=is_by_time or (order is None and plan.limits.order != "informative"),
+        )
+        for plan in _watched(plans)
+    )
     if choice is not None:  # nothing is printed before the choice has been checked
         summaries = list(summaries)
         choice.check()
@@ -110,6 +125,13 @@ def sweep_plan(
         tests = [as_test(each, list(_notes(each))) for each in totals]
         print_json({"calibration": calibration_note(system), "tests": tests}, SWEEP_PLAN)
     return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
+
+
+def _watched(plans: Iterable[PointWalk]) -> Iterator[PointWalk]:
+    """Yield the plans, each with a count of its points on a terminal."""
+    for plan in plans:
+        plan.watched = counting(plan.test_id)
+        yield plan
 
 
 def _walk(
@@ -145,15 +167,22 @@ def _show(summaries: Iterable[SweepSummary], system: System, *, with_points: boo
         if not with_points:
             continue
         known = [look.headline for look in summary.examples if look.headline is not None]
-        if any(each.step_time_s is not None or each.peak_memory_gib is not None for each in known):
-            console.print(_table(summary.examples))
+        names, shared = labels([look.coordinates for look in summary.examples])
+        has_times = any(each.step_time_s is not None for each in known)
+        if (intro := _intro(summary, shared, is_by_time=summary.is_by_time and has_times)) and known:
+            console.print_line(f"  {intro}:")
+        if has_times or any(each.peak_memory_gib is not None for each in known):
+            console.print(_table(summary.examples, names, has_rates=_differ_in_work(known)))
         else:
-            for look in summary.examples:
-                console.print_line(f"  accepted {look.label}")
+            for name in names:
+                console.print_line(f"  accepted {name}")
         if (more := summary.accepted - summary.left_out - len(summary.examples)) > 0:
             console.print(f"  ... and {more} more")
-        for look, terms in summary.held_examples:
-            console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
+        names, shared = labels([look.coordinates for look, _ in summary.held_examples])
+        if shared:
+            console.print_line(f"  held back, of {shared}:")
+        for name, (look, terms) in zip(names, summary.held_examples, strict=True):
+            console.print_line(f"  held back {name}: {_why_held_back(look, terms)}")
         if (more := summary.held_back - len(summary.held_examples)) > 0:
             console.print(f"  ... and {more} more held back")
     if len(found) > 1 and any(summary.predicted for summary in found):
@@ -163,7 +192,7 @@ def _show(summaries: Iterable[SweepSummary], system: System, *, with_points: boo
             if each.cost is not None:
                 costs[each.currency] = costs.get(each.currency, 0.0) + each.cost
         cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
-        console.print_line(f"all tests: {counted(points, 'point')}, {hours:.4g} GPU-hours of steps{cost}")
+        console.print_line(f"all tests: {counted(points, 'point')}, {readable(hours)} GPU-hours of steps{cost}")
     return found
 
 
@@ -201,11 +230,11 @@ def _notes(summary: SweepSummary) -> Iterator[str]:
 
 def _price(summary: SweepSummary) -> str:
     if summary.cost is None:
-        return f"{summary.gpu_hours:.4g} GPU-hours of steps, no cost: {summary.why_no_cost}"
+        return f"{readable(summary.gpu_hours)} GPU-hours of steps, no cost: {summary.why_no_cost}"
     cost = f"{summary.cost:.2f} {summary.currency}"
     if summary.priced < summary.predicted:
         cost += f" for {summary.priced} of {summary.predicted} points ({summary.why_no_cost})"
-    return f"{summary.gpu_hours:.4g} GPU-hours of steps, {cost}"
+    return f"{readable(summary.gpu_hours)} GPU-hours of steps, {cost}"
 
 
 def _why_held_back(look: CheckedPoint, terms: str) -> str:
@@ -226,17 +255,36 @@ def _memory(look: CheckedPoint) -> str:
     return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
-def _table(looks: list[CheckedPoint]) -> Table:
-    table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
-    for look in looks:
+def _differ_in_work(known: Sequence[Headline]) -> bool:
+    """Return whether the steps of points are of different numbers of tokens or GPUs: their times compare to nothing."""
+    work = {
+        (each.num_gpus, round(each.tokens_per_s_per_gpu * each.step_time_s))
+        for each in known
+        if each.tokens_per_s_per_gpu is not None and each.step_time_s is not None
+    }
+    return len(work) > 1
+
+
+def _intro(summary: SweepSummary, shared: str, *, is_by_time: bool) -> str:
+    """Return the words before the points that are shown. shared: coordinates that all of them have."""
+    known = [look.headline for look in summary.examples if look.headline is not None]
+    by = "by predicted tokens/s/GPU" if _differ_in_work(known) else "by predicted step time"
+    return ", ".join([*[f"fastest first, {by}"] * is_by_time, *[f"each with {shared}"] * bool(shared)])
+
+
+def _table(looks: list[CheckedPoint], names: Sequence[str], *, has_rates: bool) -> Table:
+    rates = ["tokens/s/GPU"] * has_rates
+    table = Table("accepted", "memory", "step time, s", *rates, "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
+    for look, name in zip(looks, names, strict=True):
         if (headline := look.headline) is not None:
             table.add_row(
-                Text(look.label, overflow="fold"),
+                Text(name, overflow="fold"),
                 _memory(look),
                 _number(headline.step_time_s, ".4g"),
+                *[_number(headline.tokens_per_s_per_gpu, ".0f")] * has_rates,
                 _number(headline.tflops_per_gpu, ".0f"),
                 _number(headline.mfu, ".1%"),
-                _number(look.gpu_hours, ".4g"),
+                "-" if look.gpu_hours is None else readable(look.gpu_hours),
                 _number(look.cost, ".2f"),
                 "" if look.is_run else "over the limits",
             )

@@ -45,8 +45,8 @@ _TEST_PLAN = json_object(
     """Counts over all points of a test. predicted, gpu_hours, priced, cost: over those that would run.
 
     axes: name -> number of values. rejected: by a rule. rules: rule -> points that break it. why: reasons why nothing
-    is predicted -> points. examples: the first accepted points, then the first that are held back. left_out: accepted
-    points that were not chosen.
+    is predicted -> points. examples: the fastest accepted points by prediction, or the first, then the first that are
+    held back. left_out: accepted points that were not chosen.
     """,
     test_id=str,
     axes=Mapping[str, int],

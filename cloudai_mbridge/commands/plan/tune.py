@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_json
-from cloudai_mbridge.commands.options import JSON, PATH, Number
+from cloudai_mbridge.commands.options import COMPLETE_GPU, COMPLETE_PRECISION, COMPLETE_RECIPE, JSON, PATH, Number
 from cloudai_mbridge.commands.plan import write_new
 from cloudai_mbridge.commands.run.drive import drive, write
 from cloudai_mbridge.errors import OK, BadInput, counted
@@ -74,10 +74,18 @@ def _time_limit(context: click.Context, option: click.Parameter, text: str | Non
 
 
 @click.command()
-@click.option("--recipe", help="See `mbridge list`.")
-@click.option("--gpu", help="Such as gb200; default: the system's gpu_type.")
+@click.option("--recipe", shell_complete=COMPLETE_RECIPE, help="See `mbridge list`.")
+@click.option("--gpu", shell_complete=COMPLETE_GPU, help="Such as gb200; default: the system's gpu_type.")
 @click.option("--num-gpus", type=click.IntRange(1, MOST_GPUS), help="GPUs of the job.")
-@click.option("--precision", "precisions", multiple=True, default=["bf16"], show_default=True, help="May be repeated.")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    default=["bf16"],
+    show_default=True,
+    shell_complete=COMPLETE_PRECISION,
+    help="May be repeated.",
+)
 @click.option("--gbs", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
 @click.option("--seq-length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), default=str(Launcher.MEGATRON_BRIDGE))
@@ -126,7 +134,7 @@ def tune(
     request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
     if not found.best:
-        raise BadInput(f"no feasible layout: {_why_none(request, found)}")
+        raise BadInput(f"no feasible layout: {why_no_layout(request, found)}")
     if is_measured:
         if system_config is None:
             raise BadInput("--max-trials and --max-gpu-hours measure; give the --system-config to run on")
@@ -158,7 +166,8 @@ def tune(
     return OK
 
 
-def _why_none(request: SearchRequest, found: Ranking) -> str:
+def why_no_layout(request: SearchRequest, found: Ranking) -> str:
+    """Return why no layout was ranked."""
     if not found.num_layouts:
         number = counted(request.num_gpus, "GPU")
         return f"no sizes divide {number} and a batch of {request.gbs}; use another --num-gpus or --gbs"

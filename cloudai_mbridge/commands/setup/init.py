@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.options import COMPLETE_GPU, COMPLETE_RECIPE, PATH
 from cloudai_mbridge.commands.setup.schema import schema_files, schema_line
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
@@ -198,8 +198,12 @@ class _WithCommands(click.Group):
 @click.option("--partition", help="Slurm's partition; default: its default one.")
 @click.option("--account", help="Slurm's account.")
 @click.option("--nodes", "num_nodes", type=click.IntRange(min=1), help="Nodes of a run; default: 1.")
-@click.option("--recipe", help="See `mbridge list`; default: llama3_8b on a known GPU, else gpt_tiny.")
-@click.option("--gpu", help="Such as gb200; default: from sinfo.")
+@click.option(
+    "--recipe",
+    shell_complete=COMPLETE_RECIPE,
+    help="See `mbridge list`; default: llama3_8b on a known GPU, else gpt_tiny.",
+)
+@click.option("--gpu", shell_complete=COMPLETE_GPU, help="Such as gb200; default: from sinfo.")
 @FORCE
 def init(
     directory: Path,

@@ -27,6 +27,7 @@ def adapters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Rank
     """Return the parameters of adapters on a rank of every pipeline stage. BadInput: unsupported, or indivisible."""
     if layout.adapters is None:
         return (RankParameters({}),) * layout.pp
+    layout.adapters.require_model()
     arch, split = padded_for(arch, layout.tp), split_of(layout)
     found = []
     for chunks in chunks_of(arch, layout):
@@ -38,6 +39,7 @@ def adapters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Rank
 
 def active_adapters(arch: Architecture, adapters: Adapters) -> int:
     """Return the weights of adapters that a token is multiplied by. BadInput as `adapters_per_stage`."""
+    adapters.require_model()
     (chunk,) = pipeline_chunks(arch, 1, 1, None)[0]
     met = arch.moe_router_topk
     return sum(

@@ -33,6 +33,8 @@ def layout_of(
         given |= _of_loop(recipe, precision)
     else:
         given |= {"use_distributed_optimizer": True, "fp32_logits": False}
+        if recipe.chosen:  # with the settings of the preset
+            given["optimizer_bytes"] = _optimizer_bytes(recipe)
         given |= preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp))
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))

@@ -30,33 +30,50 @@ class Adapters:
     sequence_parallel_input_regather: bool = False
 
     def __post_init__(self) -> None:
-        """Raise BadInput if the adapters are not modelled."""
-        if self.kind not in (LORA, DORA, CANONICAL):
-            raise BadInput(
-                f"peft: adapters of the kind {self.kind!r} are not modelled; use LoRA, DoRA or CanonicalLoRA"
-            )
+        """Raise BadInput for values that no adapters have."""
         if not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 1:
             raise BadInput(f"peft.dim = {self.dim!r} is not a rank; use at least 1")
         for name in ("normalize_moe_lora", "share_expert_adapters", "sequence_parallel_input_regather"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(f"peft.{name} = {getattr(self, name)!r} is not true or false; correct it")
-        for name in (*self.target_modules, *self.exclude_modules):
+
+    @property
+    def of_single_layers(self) -> tuple[str, ...]:
+        """The targets that are modules of some layers only; they are counted in all layers."""
+        return tuple(name for name in self.target_modules if "*" in name or "." in name)
+
+    def require_model(self) -> None:
+        """Raise BadInput if the memory of the adapters is not modelled."""
+        if self.kind not in (LORA, DORA, CANONICAL):
+            raise BadInput(
+                f"peft: adapters of the kind {self.kind!r} are not modelled; use LoRA, DoRA or CanonicalLoRA"
+            )
+        for name in self.exclude_modules:
             if "*" in name or "." in name:
-                raise BadInput(f"peft: adapters of single layers ({name!r}) are not modelled; name modules alone")
+                raise BadInput(f"peft: exclusion of single layers ({name!r}) is not modelled; name modules alone")
+        for name in self.of_single_layers:
+            if "*" in _module(name):
+                raise BadInput(f"peft: {name!r} may be any module, which is not modelled; name modules alone")
 
     def parts_of(self, linear: str, parts: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the parts of a linear layer that have an adapter each: a layer in one piece itself; () for none.
 
         parts: names of the parts of a fused layer, which only `CanonicalLoRA` adapts one by one.
         """
-        if not self.target_modules:
+        targets = tuple(map(_module, self.target_modules))
+        if not targets:
             is_left = linear not in self.exclude_modules and linear != "router"
             return () if not is_left else parts if self.kind == CANONICAL and parts else (linear,)
         if self.kind == CANONICAL and parts:
-            return tuple(part for part in parts if part in self.target_modules)
-        if self.kind == CANONICAL and any(part in self.target_modules for part in _PARTS.get(linear, ())):
+            return tuple(part for part in parts if part in targets)
+        if self.kind == CANONICAL and any(part in targets for part in _PARTS.get(linear, ())):
             return (linear,)  # in one piece, whichever of its parts is named
-        return (linear,) if linear in self.target_modules else ()
+        return (linear,) if linear in targets else ()
+
+
+def _module(target: str) -> str:
+    """Return the module that a target names, whatever its layers."""
+    return target.rpartition(".")[2]
 
 
 # Fields that `extra_cmd_args` may set
@@ -117,9 +134,6 @@ class Recompute:
 
     def __post_init__(self) -> None:
         """Raise BadInput for settings that Megatron-Core does not support."""
-        if unknown := sorted(self.modules - set(RECOMPUTE_MODULES)):
-            known = ", ".join(RECOMPUTE_MODULES)
-            raise BadInput(f"recompute_modules: {unknown[0]!r} cannot be recomputed; use {known}")
         if self.method not in RECOMPUTE_METHODS:
             raise BadInput(f"recompute_method: {self.method!r} is unknown; use uniform or block")
         if self.granularity is Granularity.FULL and self.num_layers < 1:

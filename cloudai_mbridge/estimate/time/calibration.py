@@ -5,19 +5,22 @@ The time of a part is its ideal time times the product of its coefficients. Most
 software's: an older container is slower, and a point that is predicted for no container gets the newest.
 """
 
+import csv
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from statistics import NormalDist, median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import ClusterFactors, Gpu, Precision, StepFactors
+from cloudai_mbridge.estimate.hardware import ClusterFactors, Gpu, Precision, StepFactors, find_gpu
 from cloudai_mbridge.estimate.time.parts import IdealTimes
 
 # From this container on, Megatron-Bridge's MXFP8 recipes for gated experts on Blackwell run one fused kernel for a
@@ -44,7 +47,7 @@ class Setting(NamedTuple):
     @property
     def is_blackwell(self) -> bool:
         """Whether the GPU computes in 4 bits; older GPUs are calibrated as Hopper."""
-        return "fp4" in self.gpu.peak_tflops
+        return _computes_in_4_bits(self.gpu)
 
     @property
     def is_fused(self) -> bool:
@@ -123,7 +126,8 @@ def _beside(part: str, setting: Setting) -> Iterator[str]:
         yield "unfused_activation"
 
 
-_DATA = resources.files("cloudai_mbridge.estimate") / "data" / "calibration.toml"
+_FILES = resources.files("cloudai_mbridge.estimate") / "data"
+_DATA, _HELD_OUT = _FILES / "calibration.toml", _FILES / "held_out.csv"
 
 
 @dataclass(frozen=True)
@@ -149,55 +153,84 @@ class Coefficient:
         return self.value if self.is_rate else math.log(self.value)
 
 
-@dataclass(frozen=True)
-class HeldOutError:
-    """Median absolute error on published rows whose configuration was not in the fit.
+# Columns of held_out.csv: what was left out of the fit that predicted a row
+SCHEMES = tuple(f"without_{name}" for name in ("row", "configuration", "cell", "recipe", "format", "gpu"))
+ROW, CONFIGURATION, CELL, RECIPE, FORMAT, GPU = SCHEMES
+LEVEL = 0.9
+_LEAST_ROWS = 9  # the largest error of 9 is a bound at LEVEL
 
-    recipe: None if the rows lack the recipe; the error is then of rows whose whole model was held out.
-    median: the larger of that of the recipe's rows and that of all rows of the GPU and number format; infinite where
-    no row is of these. is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
-    device: GPU and number format. device_rows, own_rows: published rows of these, and how many are of the recipe.
-    why_none: reason for no accuracy in spite of published rows.
+
+class HeldOutRow(NamedTuple):
+    """A published row with log(predicted / measured) of fits that did not see it.
+
+    layout: number of its configuration, which rows of other containers share. errors: by what was left out:
+    the row; all rows of its configuration; of its cell (recipe, GPU and number format); of its recipe; of its GPU and
+    number format; of its GPU.
     """
 
-    recipe: str | None
-    num_rows: int
+    recipe: str
+    gpu: str
+    precision: str
+    layout: int
+    errors: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class HeldOutError:
+    """The error of step times on rows like a point that were held out of the fit; or of the nearest to such rows.
+
+    median: of the absolute relative errors. log_bound: `LEVEL` of the errors of log(step time) are at most this.
+    num_rows: of so many; 0 if there are none. of: which rows they are. why_unknown: no such row was measured, so that
+    the errors are only of rows that are treated as if theirs had not been measured either; "" for a known error.
+    is_of_device: steps were measured on the GPU in the number format, maybe of other recipes.
+    """
+
     median: float
-    is_of_cluster: bool = False
-    device: str = ""
-    device_rows: int = 0
-    own_rows: int = 0
-    why_none: str = ""
+    log_bound: float
+    num_rows: int
+    of: str
+    why_unknown: str = ""
+    is_of_device: bool = True
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was measured on the GPU in the number format."""
-        return math.isfinite(self.median)
+        """Whether points like this one were measured."""
+        return not self.why_unknown
+
+    def interval_s(self, step_time_s: float) -> tuple[float, float] | None:
+        """Return the bounds between which `LEVEL` of such step times are; None if the error is unknown."""
+        if not self.is_known:
+            return None
+        return step_time_s * math.exp(-self.log_bound), step_time_s * math.exp(self.log_bound)
 
     def __str__(self) -> str:
         """Return a one-line summary."""
-        if self.is_of_cluster:
-            return f"calibrated: median error {100 * self.median:.0f} % on {self.num_rows} measured points, held out"
-        if not self.is_known:
-            return f"accuracy: none, as {self.why_none or f'no published row is of {self.device}'}"
-        rows, own = f"{self.device_rows} published rows of {self.device}", self.own_rows or "none"
-        return f"median error {100 * self.median:.0f} % on {rows}, {own} of this recipe, held out"
+        if self.is_known:
+            return f"median error {100 * self.median:.0f} % on {self.of}"
+        if not self.num_rows:
+            return f"unknown: {self.why_unknown}"
+        within = f"{100 * LEVEL:.0f} % within {100 * math.expm1(self.log_bound):.0f} %"
+        return f"unknown: {self.why_unknown}; {self.of}: median error {100 * self.median:.0f} %, {within}"
+
+
+def bound_of(errors: Iterable[float]) -> float:
+    """Return the bound that the next error exceeds with a probability of 1 - `LEVEL`, if it is like these.
+
+    Of the sorted absolute errors, number (n + 1) * `LEVEL` (split conformal prediction); of fewer than nine, the
+    largest.
+    """
+    found = sorted(map(abs, errors))
+    return found[min(math.ceil((len(found) + 1) * LEVEL), len(found)) - 1]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All coefficients by name, the newest container, and the errors on held-out rows.
-
-    errors: by recipe. device_errors: of all recipes by GPU, then by number format: `num_rows`, their `median` absolute
-    error, and the rows of each of `recipes`.
-    """
+    """All coefficients by name, the newest container, and the errors on held-out rows."""
 
     coefficients: Mapping[str, Coefficient]
     newest_container: str
     source: str
-    errors: Mapping[str, HeldOutError]
-    new_model_error: HeldOutError
-    device_errors: Mapping[str, Mapping[str, Any]]
+    held_out: tuple[HeldOutRow, ...]
 
     def part_coefficients(self, setting: Setting) -> tuple[float, ...]:
         """Return the coefficient of every part, in order."""
@@ -214,42 +247,106 @@ class Calibration:
         precision: Precision,
         measured: ClusterFactors | None = None,
         *,
-        is_frozen: bool = False,
+        is_changed: bool = False,
+        is_in_fit: bool = False,
+        why_unlike: str = "",
     ) -> HeldOutError:
         """Return the error to expect for a recipe on a GPU in a number format, on a cluster of these factors.
 
-        is_frozen: only adapters are trained; the one published row of this kind is not in the fit.
+        is_changed: the model has other sizes than the recipe's. is_in_fit: the very configuration was published.
+        why_unlike: reason for no row to be like the point, such as another kind of training.
         """
         if measured is not None and measured.step_time != StepFactors():
-            return HeldOutError(None, measured.points, measured.held_out.calibrated, is_of_cluster=True)
-        error, device = self.errors.get(recipe, self.new_model_error), f"{gpu} in {precision}"
-        if is_frozen:
-            return replace(error, median=math.inf, device=device, why_none="one published row is of adapters (5 % off)")
-        if (there := self.device_errors.get(gpu, {}).get(str(precision))) is None:
-            return replace(error, median=math.inf, device=device)
-        median, own = max(error.median, there["median"]), there["recipes"].get(recipe, 0)
-        return replace(error, median=median, device=device, device_rows=there["num_rows"], own_rows=own)
+            median = measured.held_out.calibrated
+            normal = math.log1p(median) * _BOUND_OF_MEDIAN
+            return HeldOutError(median, normal, measured.points, f"{measured.points} measured points, held out")
+        where = f"{gpu} in {precision}"
+        if why_unlike:
+            return HeldOutError(math.inf, math.inf, 0, "", why_unlike)
+        on_device = [row for row in self.held_out if (row.gpu, row.precision) == (gpu, str(precision))]
+        own = [] if is_changed else [row for row in self.held_out if row.recipe == recipe]
+        cell = [row for row in on_device if row in own]
+        if cell:
+            return self._of_known(cell, own, on_device, where, is_in_fit=is_in_fit)
+        on_gpu = [row for row in self.held_out if row.gpu == gpu]
+        more = ([] if own else [RECIPE]) + ([] if on_device else [FORMAT if on_gpu else GPU])
+        near = on_device or on_gpu or [row for row in self.held_out if _is_blackwell(row.gpu) == _is_blackwell(gpu)]
+        like = self._like(own, near)
+        groups = [[row.errors[scheme] for row in rows] for scheme in (CELL, *more) for rows in (like, near) if rows]
+        left_out = " and all of its ".join(_LEFT_OUT[scheme] for scheme in more or [CELL])
+        of = f"of {len(like)} rows, each held out with all rows of its {left_out}"
+        why = f"no published row is of {recipe} on {where}"
+        if is_changed and any(row.recipe == recipe for row in on_device):
+            why = f"the published rows of {recipe} on {where} are of other sizes"
+        elif not on_device:
+            why = f"no published row is of {where}"
+        bounds = max(map(_median, groups)), max(map(bound_of, groups))
+        return HeldOutError(*bounds, len(like), of, why, is_of_device=bool(on_device))
+
+    def _like(self, own: list[HeldOutRow], near: list[HeldOutRow]) -> list[HeldOutRow]:
+        """Return the rows of a recipe or near a device; all rows if these are too few for a bound."""
+        like = [row for row in self.held_out if row in own or row in near]
+        return like if len(like) >= _LEAST_ROWS else list(self.held_out)
+
+    def _of_known(
+        self, cell: list[HeldOutRow], own: list[HeldOutRow], near: list[HeldOutRow], where: str, *, is_in_fit: bool
+    ) -> HeldOutError:
+        """Return the error of a recipe with published rows on this device.
+
+        Of a configuration that is in the fit, rows count whose configuration stayed there: in another container.
+        """
+        scheme, like, rows = CONFIGURATION, self._like(own, near), cell
+        if is_in_fit:
+            number = Counter(row.layout for row in self.held_out)
+            twins = [row for row in like if number[row.layout] > 1]
+            if len(twins) >= _LEAST_ROWS:
+                scheme, like, rows = ROW, twins, [row for row in cell if number[row.layout] > 1]
+        groups = [[row.errors[scheme] for row in group] for group in (like, rows) if group]
+        held = "alone: others of its configuration are in the fit" if scheme == ROW else "with its configuration"
+        which = f"this recipe or {where}" if len(like) < len(self.held_out) else "all recipes"
+        of = f"{len(like)} published rows of {which} ({len(cell)} of both), each held out {held}"
+        return HeldOutError(max(map(_median, groups)), max(map(bound_of, groups)), len(like), of)
 
     def _logarithm(self, product: Powers) -> float:
         return sum(exponent * self.coefficients[name].logarithm for name, exponent in product)
 
 
+_LEFT_OUT = {CELL: "recipe, GPU and number format", RECIPE: "recipe", FORMAT: "GPU and number format", GPU: "GPU"}
+# Of normal errors, the bound at `LEVEL` over the median
+_BOUND_OF_MEDIAN = NormalDist().inv_cdf((1 + LEVEL) / 2) / NormalDist().inv_cdf(0.75)
+
+
+def _is_blackwell(gpu: str) -> bool:
+    known = find_gpu(gpu)
+    return known is not None and _computes_in_4_bits(known)
+
+
+def _computes_in_4_bits(gpu: Gpu) -> bool:
+    return "fp4" in gpu.peak_tflops
+
+
+def _median(errors: Iterable[float]) -> float:
+    return median(abs(math.expm1(error)) for error in errors)
+
+
 @cache
 def load_calibration() -> Calibration:
     """Read the calibration that comes with the package."""
-    return parse_calibration(tomllib.loads(_DATA.read_text(encoding="utf-8")))
+    return parse_calibration(tomllib.loads(_DATA.read_text("utf-8")), _HELD_OUT.read_text("utf-8"))
 
 
-def parse_calibration(data: Mapping[str, Any]) -> Calibration:
-    """Return the calibration in the data of its TOML."""
+def parse_calibration(data: Mapping[str, Any], held_out: str) -> Calibration:
+    """Return the calibration in the data of its TOML. held_out: the text of held_out.csv."""
     coefficients = {name: Coefficient(name=name, **table) for name, table in data["coefficients"].items()}
-    held_out = data["held_out"]
-    errors = {name: HeldOutError(name, **table) for name, table in held_out["by_recipe"].items()}
-    return Calibration(
-        coefficients=MappingProxyType(coefficients),
-        newest_container=data["newest_container"],
-        source=data["source"],
-        errors=MappingProxyType(errors),
-        new_model_error=HeldOutError(None, **held_out["new_model"]),
-        device_errors=held_out.get("by_gpu", {}),
+    lines = (line for line in held_out.splitlines() if not line.startswith("#"))
+    rows = (
+        HeldOutRow(
+            columns["recipe"],
+            columns["gpu"],
+            columns["precision"],
+            int(columns["layout"]),
+            {scheme: float(columns[scheme]) for scheme in SCHEMES},
+        )
+        for columns in csv.DictReader(lines)
     )
+    return Calibration(MappingProxyType(coefficients), data["newest_container"], data["source"], tuple(rows))

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from operator import attrgetter
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, Precision
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.time import parts as ideal
@@ -20,6 +21,7 @@ from cloudai_mbridge.estimate.time.parts import (
     together_s,
 )
 from cloudai_mbridge.estimate.time.work import Work, work_of
+from cloudai_mbridge.recipes import load_recipe, recipe_names
 
 # The terms of a step's time, and the parts that each adds up. Communication terms are what is left after overlap, on
 # average over the rows of the calibration: a coefficient below 1 there is the share that was not hidden. overhead:
@@ -45,17 +47,10 @@ _TERMS = {
 
 
 class TimeModel:
-    """Step times of one model on one GPU type in one precision, for any number of layouts.
-
-    held_out_error: error on published rows of this recipe, GPU and number format that were not in the fit.
-    """
+    """Step times of one model on one GPU type in one precision, for any number of layouts."""
 
     def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
         measured = device.gpu.measured
-        recipe, gpu = setting.model.recipe, setting.gpu.name
-        self.held_out_error: HeldOutError = calibration.error_of(
-            recipe, gpu, setting.precision, measured, is_frozen=setting.is_frozen
-        )
         self._setting, self._device, self._calibration = setting, device, calibration
         self._coefficients = calibration.part_coefficients(setting)
         self._launch = calibration.coefficients["launches"].value
@@ -65,6 +60,26 @@ class TimeModel:
             self._launch *= measured.step_time.launches
         self._works: dict[tuple[int, int, int], Work] = {}
         self._other_lengths: dict[int, TimeModel] = {}
+
+    def error(self, *, is_in_fit: bool = False, task: str = "pretrain") -> HeldOutError:
+        """Return the error of such step times on published rows that were not in the fit.
+
+        is_in_fit: the very configuration was published. task: of the training.
+        """
+        setting, why = self._setting, ""
+        if setting.is_frozen:
+            why = "one published row is of adapters (5 % off)"
+        elif task != "pretrain":
+            why = "no published row of fine-tuning can be predicted: the lengths of its packed sequences are not known"
+        return self._calibration.error_of(
+            setting.model.recipe,
+            setting.gpu.name,
+            setting.precision,
+            setting.gpu.measured,
+            is_changed=_is_changed(setting.model),
+            is_in_fit=is_in_fit,
+            why_unlike=why,
+        )
 
     def step_time_s(self, layout: ParallelLayout) -> float:
         """Return the seconds of a step.
@@ -117,6 +132,18 @@ class TimeModel:
         if work is None:
             work = self._works[key] = work_of(self._setting.model, *key)
         return work
+
+
+_SIZES = attrgetter(
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"),
+)
+
+
+@cache
+def _is_changed(model: Architecture) -> bool:
+    """Return whether a model has other sizes than its recipe's, or the recipe is not known."""
+    return model.recipe not in recipe_names() or _SIZES(model) != _SIZES(architecture(load_recipe(model.recipe)))
 
 
 def why_no_time(gpu: Gpu, precision: Precision) -> str | None:

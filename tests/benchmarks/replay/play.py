@@ -63,10 +63,12 @@ def search_in(case: Case, *, with_prior: bool = True) -> Search:
 def play(case: Case, *, with_prior: bool = True) -> Score:
     """Search until nothing more can be learned about the search. with_prior: as of `search_in`."""
     search = search_in(case, with_prior=with_prior)
+    claims = search_in(case, with_prior=False) if with_prior and case.is_guess else search  # as the product's search
     num_trials, picked = 0, None
     while (index := search.next()) is not None:
-        search.learn(Trial(index, case.times[index]))
-        if not num_trials and search.chance_of_better() < CHANCE:
+        for each in dict.fromkeys((search, claims)):
+            each.learn(Trial(index, case.times[index]))
+        if not num_trials and claims.chance_of_better() < CHANCE:
             num_trials, picked = len(search.trials), search.best.index if search.best else None
         if num_trials and _is_within(case, search, min(TOLERANCES)):
             break

@@ -9,6 +9,7 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.memory.adapter_parameters import active_adapters, adapters_per_stage
 from cloudai_mbridge.estimate.memory.estimate import memory_per_stage
 from cloudai_mbridge.estimate.memory.layout import Adapters, Implementation, ParallelLayout, adapters_of
+from cloudai_mbridge.estimate.memory.without_model import without_model
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.container import container_data
 
@@ -96,7 +97,8 @@ def test_states_of_frozen_weights() -> None:
 @pytest.mark.parametrize(
     ("recipe", "section", "tp", "words"),
     [
-        ("llama3_8b", {"target_modules": ["*.layers.0.mlp.linear_fc1"]}, 1, "adapters of single layers"),
+        ("llama3_8b", {"target_modules": ["*.layers.0.*"]}, 1, "may be any module"),
+        ("llama3_8b", {"target_modules": None, "exclude_modules": ["*.0.linear_qkv"]}, 1, "exclusion of single layers"),
         ("llama3_8b", {"_target_": "a.VLMLoRA"}, 1, "'VLMLoRA' are not modelled"),
         ("llama3_8b", {"dim": 6}, 4, "peft.dim = 6 cannot be split over 4 tensor-parallel ranks"),
         ("llama3_8b", {"dim": "many"}, 1, "peft.dim = 'many' is not a rank"),
@@ -109,3 +111,13 @@ def test_what_is_not_modelled(recipe: str, section: dict[str, Any], tp: int, wor
     model = architecture(load_recipe(recipe), mtp_num_layers=0)
     with pytest.raises(BadInput, match=words):
         memory_per_stage(model, ParallelLayout(num_gpus=tp, tp=tp, adapters=adapters_of(section)))
+
+
+def test_adapters_of_single_layers_are_counted_in_all() -> None:
+    model = architecture(load_recipe("llama3_8b"), mtp_num_layers=0)
+    single, everywhere = (adapters_of({"target_modules": [name]}) for name in ("*.layers.0.*.linear_qkv", "linear_qkv"))
+    assert active_adapters(model, single) == active_adapters(model, everywhere) > 0
+    layouts = (ParallelLayout(adapters=adapters) for adapters in (single, everywhere))
+    at_most, known = (without_model({}, {}, layout) for layout in layouts)
+    assert (at_most.bound, known.bound) == ("at most", "")
+    assert "peft of single layers (*.layers.0.*.linear_qkv) saves memory" in str(at_most)

@@ -1,6 +1,7 @@
 import math
 import tomllib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,9 +9,13 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named, gpus
 from cloudai_mbridge.estimate.time.calibration import (
+    CELL,
+    CONFIGURATION,
+    SCHEMES,
     HeldOutError,
     Setting,
     age,
+    bound_of,
     load_calibration,
     parse_calibration,
     powers,
@@ -24,9 +29,6 @@ from tests.cases import every
 _TOML = """
 newest_container = "26.08"
 source = "a test"
-held_out.new_model = { num_rows = 9, median = 0.2 }
-held_out.by_recipe.llama3_8b = { num_rows = 6, median = 0.05 }
-held_out.by_gpu.gb200.fp8_mx = { num_rows = 4, median = 0.08, recipes = { llama3_8b = 1, x = 3 } }
 [coefficients.tp_comm]
 value = 0.5
 meaning = "a factor"
@@ -42,21 +44,85 @@ is_rate = true
 
 
 def test_a_factor_counts_by_its_logarithm_and_a_rate_as_it_is() -> None:
-    coefficients = parse_calibration(tomllib.loads(_TOML)).coefficients
+    coefficients = parse_calibration(tomllib.loads(_TOML), _HEAD).coefficients
     assert coefficients["tp_comm"].logarithm == math.log(0.5)
     assert coefficients["power"].logarithm == 1.5
 
 
-def test_error_of_a_recipe_and_of_another_model() -> None:
-    calibration = parse_calibration(tomllib.loads(_TOML))
-    on = "gb200", Precision.FP8_MX
-    found = calibration.error_of("llama3_8b", *on)
-    assert found == HeldOutError("llama3_8b", 6, 0.08, device="gb200 in fp8_mx", device_rows=4, own_rows=1)
-    assert str(found) == "median error 8 % on 4 published rows of gb200 in fp8_mx, 1 of this recipe, held out"
-    text = "median error 20 % on 4 published rows of gb200 in fp8_mx, none of this recipe, held out"
-    assert str(calibration.error_of("mine", *on)) == text
-    none = calibration.error_of("llama3_8b", "gb200", Precision.BF16)
-    assert (none.is_known, str(none)) == (False, "accuracy: none, as no published row is of gb200 in bf16")
+_HEAD = "recipe,gpu,precision,layout," + ",".join(SCHEMES)
+
+
+def rows_of(*cells: tuple[str, str, str, int, float]) -> str:
+    """Return a table of rows: recipe, GPU, number format, how many, the error; more is left out, the larger it is.
+
+    The rows of a cell are of one configuration.
+    """
+    lines = [_HEAD]
+    for layout, (recipe, gpu, precision, number, error) in enumerate(cells):
+        errors = [f"{error * factor}" for factor in (1, 2, 3, 4, 5, 6)]
+        lines += [",".join([recipe, gpu, precision, str(layout), *errors])] * number
+    return "\n".join(lines)
+
+
+def error_in(table: str, recipe: str, gpu: str, precision: Precision, **options: Any) -> HeldOutError:
+    return parse_calibration(tomllib.loads(_TOML), table).error_of(recipe, gpu, precision, **options)
+
+
+MX, BF16 = Precision.FP8_MX, Precision.BF16
+
+
+@every(
+    ("asked", "options", "median", "why"),
+    [
+        # rows of the recipe or of the device
+        (("a", "gb200", MX), {}, math.expm1(0.04), ""),
+        # others of the configuration are in the fit
+        (("a", "gb200", MX), {"is_in_fit": True}, math.expm1(0.02), ""),
+        (("a", "gb200", BF16), {}, math.expm1(0.8), ""),  # of two in the cell itself, larger than of all alike
+        (("b", "gb200", BF16), {}, math.expm1(0.6 * 2), "no published row is of b on gb200 in bf16"),
+        (("new", "gb200", MX), {}, math.expm1(0.02 * 4), "no published row is of new on gb200 in fp8_mx"),
+        (("a", "gb200", MX), {"is_changed": True}, math.expm1(0.02 * 4), "rows of a on gb200 in fp8_mx are of other"),
+        (("a", "h100", MX), {}, None, "no published row is of h100 in fp8_mx"),
+        (("a", "gb200", Precision.NVFP4), {}, None, "no published row is of gb200 in nvfp4"),
+        (("a", "gb200", MX), {"why_unlike": "another task"}, math.inf, "another task"),
+    ],
+)
+def test_the_error_is_that_of_rows_alike(
+    asked: tuple[str, str, Precision], options: dict[str, Any], median: float | None, why: str
+) -> None:
+    table = rows_of(
+        ("a", "gb200", "fp8_mx", 18, 0.02), ("b", "gb200", "fp8_mx", 2, 0.04), ("a", "gb200", "bf16", 2, 0.4)
+    )
+    found = error_in(table, *asked, **options)
+    assert found.is_known is (why == "")
+    assert why in found.why_unknown
+    assert median is None or found.median == pytest.approx(median)
+    assert (found.interval_s(1.0) is not None) is found.is_known
+
+
+def test_nine_of_ten_errors_are_within_the_bound() -> None:
+    assert bound_of([0.01 * number for number in range(1, 10)]) == 0.09  # of nine the largest
+    assert bound_of([0.01 * number for number in range(1, 20)]) == 0.18
+    assert bound_of([-0.3, 0.1]) == 0.3
+    low, high = HeldOutError(0.1, math.log(1.25), 9, "nine rows").interval_s(10.0) or (0, 0)
+    assert (low, high) == (pytest.approx(8), pytest.approx(12.5))
+
+
+def test_the_shipped_bounds_hold_for_rows_that_they_have_not_seen() -> None:
+    """Each row is asked of a table without its configuration, or without its cell for the error of unseen cells."""
+    calibration = load_calibration()
+    for scheme, named in ((CONFIGURATION, "layout"), (CELL, "cell")):
+        within = []
+        for row in calibration.held_out:
+            cell = (row.recipe, row.gpu, row.precision)
+            others = tuple(
+                other
+                for other in calibration.held_out
+                if (other.layout != row.layout if named == "layout" else (other[:3]) != cell)
+            )
+            found = replace(calibration, held_out=others).error_of(row.recipe, row.gpu, Precision(row.precision))
+            within.append(abs(row.errors[scheme]) <= found.log_bound)
+        assert sum(within) / len(within) >= 0.88, scheme
 
 
 def test_every_coefficient_is_used_and_every_used_one_is_there(dense: Architecture, experts: Architecture) -> None:
@@ -79,9 +145,10 @@ def test_coefficients_keep_to_physics() -> None:
 
 
 def test_errors_name_recipes() -> None:
-    calibration = load_calibration()
-    assert set(calibration.errors) <= set(recipe_names())
-    assert all(0 < error.median < 0.5 for error in (*calibration.errors.values(), calibration.new_model_error))
+    rows = load_calibration().held_out
+    assert {row.recipe for row in rows} <= set(recipe_names())
+    assert {row.gpu for row in rows} <= set(gpus())
+    assert {Precision(row.precision) for row in rows} <= set(Precision)
 
 
 def test_coefficients_of_parts_are_products(dense: Architecture) -> None:

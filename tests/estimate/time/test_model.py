@@ -1,3 +1,5 @@
+import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named, gpus
 from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.time.calibration import Setting, load_calibration
+from cloudai_mbridge.estimate.time.calibration import GPU, Setting, load_calibration
 from cloudai_mbridge.estimate.time.model import TimeModel, time_model, why_no_time
 from cloudai_mbridge.estimate.time.parts import bubble, device_of
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -136,8 +138,8 @@ def test_adapters_train_faster_than_all_weights(dense: Architecture, layout: Par
     adapters = time_model(dense, GB200, BF16, is_frozen=True).step_time(layout)
     assert 2 / 3 * everything < sum(adapters.values()) < everything
     assert (adapters["dp_comm"], adapters["optimizer"]) == (0, 0)
-    error = time_model(dense, GB200, BF16, is_frozen=True).held_out_error
-    assert (error.is_known, str(error)) == (False, "accuracy: none, as one published row is of adapters (5 % off)")
+    error = time_model(dense, GB200, BF16, is_frozen=True).error()
+    assert (error.is_known, str(error)) == (False, "unknown: one published row is of adapters (5 % off)")
 
 
 def test_newest_software_is_the_default(experts: Architecture, expert_layout: ParallelLayout) -> None:
@@ -149,22 +151,32 @@ def test_newest_software_is_the_default(experts: Architecture, expert_layout: Pa
 
 
 def test_says_how_wrong_it_was(dense: Architecture) -> None:
-    calibration = load_calibration()
-    error = time_model(dense, GB200, BF16).held_out_error
-    assert error == calibration.error_of("llama3_70b", "gb200", BF16)
-    assert error.median == max(
-        calibration.errors["llama3_70b"].median, calibration.device_errors["gb200"]["bf16"]["median"]
-    )
-    assert " published rows of gb200 in bf16, " in str(error)
+    times = time_model(dense, GB200, Precision.FP8_CS)
+    error = times.error()
+    assert error == load_calibration().error_of("llama3_70b", "gb200", Precision.FP8_CS)
+    assert str(error).startswith("median error ")
+    assert " published rows of this recipe or gb200 in fp8_cs (2 of both), each held out with " in str(error)
+    assert times.error(is_in_fit=True) != error
 
 
-def test_where_nothing_was_published_the_accuracy_is_none(dense: Architecture) -> None:
+def test_another_model_of_the_same_name_is_not_the_recipes(dense: Architecture) -> None:
+    error = time_model(replace(dense, num_layers=4), GB200, Precision.FP8_CS).error()
+    assert not error.is_known
+    assert str(error).startswith("unknown: the published rows of llama3_70b on gb200 in fp8_cs are of other sizes; of ")
+    shorter = time_model(replace(dense, seq_length=4096), GB200, Precision.FP8_CS).error()
+    assert shorter.is_known
+
+
+def test_where_nothing_was_published_the_error_is_unknown(dense: Architecture) -> None:
     """Of H100 in BF16 there are three rows, of other models; in NVFP4 none, nor of any H200."""
-    error = time_model(dense, gpu_named("h100"), BF16).held_out_error
-    assert str(error) == "median error 14 % on 3 published rows of h100 in bf16, none of this recipe, held out"
+    error = time_model(dense, gpu_named("h100"), BF16).error()
+    assert not error.is_known
+    assert error.interval_s(1.0) is None
+    assert str(error).startswith("unknown: no published row is of llama3_70b on h100 in bf16; of ")
     none = load_calibration().error_of("llama3_70b", "h200", BF16)
-    assert not none.is_known
-    assert str(none) == "accuracy: none, as no published row is of h200 in bf16"
+    assert str(none).startswith("unknown: no published row is of h200 in bf16; of ")
+    hopper = [row for row in load_calibration().held_out if row.gpu == "h100"]
+    assert none.median >= statistics.median(abs(math.expm1(row.errors[GPU])) for row in hopper)
 
 
 @pytest.mark.parametrize(
