@@ -192,7 +192,8 @@ def _read_run(
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
         outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
-        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks, run["num_steps"])
+        stacks, has_records = directory / POINT_FILES.stacks, launcher.has_records
+        outcome = with_failure(outcome, last.status, log, logs, stacks, run["num_steps"], has_records=has_records)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return log, log_name, metrics, outcome

@@ -176,6 +176,51 @@ def test_a_program_that_an_image_lacks_is_no_nodes_failure(bench: Any) -> None:
     assert any("not retried: the image is the same on other nodes" in notice for notice in notes.notices)
 
 
+def _lacks(node: str) -> JobStatus:
+    """The job's container could not be set up there, which the catalogue takes for the application's failure."""
+    return JobStatus("FAILED", JobClass.FAILED, exit_code=1, nodes=node, reason=f"suspect {node}", run_time_s=1.0)
+
+
+def test_what_could_not_start_on_a_node_is_tried_on_another(bench: Any) -> None:
+    bench.scheduler.usable = 2
+    bench.script(a=[[_lacks("n2")], [COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
+    assert bench.verdicts() == {"a/0/0": "success", "b/0/0": "success"}
+    assert bench.excluded() == {"n2": "failed in a/0/0"}
+    assert [submission.exclude_nodes for submission in bench.scheduler.submissions] == [(), ("n2",), ("n2",)]
+
+
+def test_a_failure_of_every_node_is_none_of_theirs(bench: Any) -> None:
+    bench.scheduler.usable = 2
+    bench.script(a=[[_lacks("n1")], [_lacks("n2")], [COMPLETED]])
+    notes = bench.drive(bench.run("a"), bench.run("a", 1), bench.run("b", num_nodes=2), max_parallel=1, retries=5)
+    assert bench.states() == {**dict.fromkeys(("a/0/0", "a/1/0"), ["FAILED"] * 2), "b/0/0": ["COMPLETED"]}
+    assert bench.excluded() == {}
+    assert any("not retried: the same failure on every node that it could have: n1, n2" in n for n in notes.notices)
+
+
+def test_a_suspicion_costs_a_larger_run_no_node(bench: Any) -> None:
+    """The smaller run avoids the node, until it has run elsewhere and no run needs the node any more."""
+    bench.scheduler.usable = 2
+    bench.script(a=[[_lacks("n2")], [COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b", num_nodes=2), max_parallel=1)
+    assert bench.verdicts() == {"a/0/0": "success", "b/0/0": "success"}
+    assert dict(zip(bench.tests("submit"), [s.exclude_nodes for s in bench.scheduler.submissions], strict=True)) == {
+        "a": ("n2",),
+        "b": (),
+    }
+    assert bench.excluded() in ({}, {"n2": "failed in a/0/0, which ran elsewhere"})
+
+
+@pytest.mark.parametrize("keys", [{"nodes": ("n2",)}, {"num_nodes": 2}])
+def test_what_cannot_go_elsewhere_is_not_tried_again(bench: Any, keys: dict[str, Any]) -> None:
+    bench.scheduler.usable = 2
+    bench.script(a=[_lacks("n2")])
+    bench.drive(bench.run("a", **keys))
+    assert bench.states() == {"a/0/0": ["FAILED"]}
+    assert bench.excluded() == {}
+
+
 # Hangs
 
 
