@@ -67,14 +67,16 @@ class Verdict(StrEnum):
 class RunOutcome:
     """A run's verdict with every reason against it, and for a failure its evidence and its name.
 
-    is_unstarted: it could not start on the failure's nodes, by the evidence, and might have on others.
+    evidence: the lines that show the failure. last_lines: of its logs, whatever they are about. is_unstarted: it could
+    not start on the failure's nodes, by the evidence, and might have on others.
     """
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    evidence: tuple[str, ...]
+    evidence: tuple[str, ...] = ()
     failure: Failure | None = None
     is_unstarted: bool = False
+    last_lines: tuple[str, ...] = ()
 
 
 def judge(
@@ -82,7 +84,7 @@ def judge(
     log: LogSummary,
     metrics: Metrics,
     num_steps: int,
-    evidence: Sequence[str],
+    last_lines: Sequence[str],
     *,
     needs_losses: bool = True,
 ) -> RunOutcome:
@@ -110,8 +112,8 @@ def judge(
         named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
         reasons += [f"{name} could not be measured" for name, is_there in named.items() if not is_there]
     if not reasons:
-        return RunOutcome(Verdict.SUCCESS, (), ())
-    return RunOutcome(Verdict.FAILED, tuple(reasons), tuple(evidence))
+        return RunOutcome(Verdict.SUCCESS, ())
+    return RunOutcome(Verdict.FAILED, tuple(reasons), last_lines=tuple(last_lines))
 
 
 def _job_reasons(status: JobStatus | None) -> list[str]:
@@ -167,9 +169,15 @@ def with_failure(
             failure = replace(failure, remedy=_HUNG_BEFORE_ITS_RANKS)
     others = outcome.reasons[:1] if not log.steps and has_never_started(status) else outcome.reasons  # the job's end
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
-    tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
-    evidence = (*failure.evidence, *tail) or outcome.evidence
-    return replace(outcome, reasons=reasons, evidence=evidence, failure=failure, is_unstarted=is_unstarted)
+    last = tuple(line for path in reversed(paths) for line in last_lines(path, _TAIL)) if failure.evidence else None
+    return replace(
+        outcome,
+        reasons=reasons,
+        evidence=failure.evidence,
+        failure=failure,
+        is_unstarted=is_unstarted,
+        last_lines=outcome.last_lines if last is None else last,
+    )
 
 
 def _is_unstarted(failure: Failure, status: JobStatus, log: LogSummary, *, has_records: bool) -> bool:
@@ -214,7 +222,7 @@ def _stacks(directory: Path) -> Iterator[str]:
         main_thread = text.rpartition(_STACK_HEAD)[
             2
         ]  # Python writes it last; a slow start may have left earlier stacks
-        ranks_at.setdefault(_ADDRESS.sub("0x", main_thread.strip()), []).append(path)
+        ranks_at.setdefault(_ADDRESS.sub("0x", main_thread.strip("\n")), []).append(path)
     total = sum(map(len, ranks_at.values()))
     for text, paths in sorted(ranks_at.items(), key=lambda item: len(item[1]))[:_STACKS]:
         where = f"{directory.name}/{paths[0].name} ({len(paths)} of {counted(total, 'rank')})"

@@ -59,7 +59,7 @@ def test_the_whole_table(status: str, steps: str, loss: str) -> None:
     is_good = (status, steps) == ("good", "good") and loss == "good"
     assert (outcome.verdict is Verdict.SUCCESS) is is_good
     assert bool(outcome.reasons) is not is_good
-    assert outcome.evidence == (() if is_good else ("the last line",))
+    assert (outcome.evidence, outcome.last_lines) == ((), () if is_good else ("the last line",))
 
 
 def test_a_rate_that_the_launcher_does_not_know_is_no_failure() -> None:
@@ -227,11 +227,11 @@ def test_the_stack_of_the_odd_rank_is_shown_first(tmp_path: Path) -> None:
     waiting = {rank: _stack(WAITS, f" {rank}") for rank in range(1000)}
     lines = _hang(tmp_path, waiting | {517: _stack(LOADS), 4: _stack(SAVES), 9: _stack(SAVES)})
     assert lines == [
-        'stacks/rank-517.txt (1 of 1000 ranks): File "loader.py", line 9 in __next__',
+        'stacks/rank-517.txt (1 of 1000 ranks):   File "loader.py", line 9 in __next__',
         'stacks/rank-517.txt (1 of 1000 ranks):   File "/x/train.py", line 7 in main',
-        'stacks/rank-4.txt (2 of 1000 ranks): File "save.py", line 1 in save',
+        'stacks/rank-4.txt (2 of 1000 ranks):   File "save.py", line 1 in save',
         'stacks/rank-4.txt (2 of 1000 ranks):   File "/x/train.py", line 7 in main',
-        'stacks/rank-0.txt (997 of 1000 ranks): File "dist.py", line 3 in all_reduce',
+        'stacks/rank-0.txt (997 of 1000 ranks):   File "dist.py", line 3 in all_reduce',
         'stacks/rank-0.txt (997 of 1000 ranks):   File "/x/train.py", line 7 in main',
     ]
 
@@ -251,3 +251,18 @@ def test_a_hang_before_the_ranks_names_no_stacks(tmp_path: Path) -> None:
     failure = with_failure(_judge("hung", "none"), hung, LogSummary(), (), tmp_path / "stacks", NUM_STEPS).failure
     assert failure is not None
     assert "no rank left a stack" in failure.remedy
+
+
+@every(
+    ("text", "evidence"),
+    [
+        ("W1129 a warning\nValueError: num_layers is odd\nmore\n", ("stderr.txt:2: ValueError: num_layers is odd",)),
+        ("W1129 a warning\nmore\n", ()),
+    ],
+)
+def test_the_last_lines_are_no_evidence(tmp_path: Path, text: str, evidence: tuple[str, ...]) -> None:
+    log = tmp_path / "stderr.txt"
+    log.write_text(text)
+    outcome = with_failure(_judge("failed", "cut"), STATUSES["failed"], LogSummary(), [log], tmp_path / "stacks")
+    assert outcome.evidence == evidence
+    assert outcome.last_lines == (tuple(text.splitlines()) if evidence else ("the last line",))
