@@ -12,6 +12,9 @@ from cloudai_mbridge.verdict import PROGRAM_MISSING, Judgement
 
 _ASK_AGAIN_S = 30.0
 _CANCEL_AGAIN_S = 10.0
+# Of nodes on which a test could not start for one reason: how many are excluded for it before it has run elsewhere, and
+# how many show that it is not theirs
+_MOST_ACCUSED, _ENOUGH_NODES = 3, 8
 INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 
 
@@ -26,6 +29,7 @@ class Finalizer:
         self._asked_at = float("-inf")
         # test, failure -> nodes on which none of the test's jobs could start because of it
         self._unstarted: dict[tuple[str, str], set[str]] = {}
+        self._ran: set[str] = set()  # tests of which a run succeeded
 
     def end(self, endings: Iterable[tuple[Tracked, JobStatus]]) -> None:
         """Cancel jobs, all in one call; each will then count as its ending."""
@@ -125,7 +129,8 @@ class Finalizer:
                 return
             note = f"not retried: {why}"
             self._context.observer.notice(f"{run.plan.key}: {note}")
-        if judgement.is_success and run.avoids:
+        if judgement.is_success:
+            self._ran.add(run.plan.test_id)
             self._exclude_avoided(run)
         self._context.journal.decided(run.plan.key, judgement.verdict, judgement.reasons, note)
         self._context.observer.decided(run.plan, judgement.verdict, tuple(judgement.reasons))
@@ -161,23 +166,32 @@ class Finalizer:
             return ""
         suspects = _own_nodes(run, judgement.nodes)
         seen = self._unstarted.setdefault((run.plan.test_id, failure), set())
-        is_first = not seen
         seen.update(suspects)
-        if judgement.is_infrastructure or (is_first and self._can_all_spare(suspects)):
-            self.blame(run, failure, judgement.nodes, are_suspects=True)
+        self.blame(run, failure, judgement.nodes if self._are_few(seen) else (), are_suspects=True)
         if self._has_others(run, {*self.excluded, *run.avoids, *suspects}):
             run.avoids |= dict.fromkeys(suspects, failure)
-        if judgement.is_infrastructure:  # it may pass, so the last nodes are tried again
+        is_everywhere = len(seen) >= _ENOUGH_NODES and run.plan.test_id not in self._ran
+        if suspects and not is_everywhere and self._has_others(run, {*self.excluded, *seen}):
             return ""
-        if suspects and self._has_others(run, {*self.excluded, *seen}):
-            return ""
-        self._readmit(f"{failure} in {run.plan.test_id}/", f"no node is left on which {run.plan.test_id} could start")
-        return f"the same failure on every node that it could have: {', '.join(sorted(seen)) or 'unknown'}"
+        why = f"{failure} was the same on every node tried: {', '.join(sorted(seen)) or 'unknown'}"
+        self._readmit(f"{failure} in {run.plan.test_id}/", why)
+        run.avoids.clear()
+        return "" if judgement.is_infrastructure else why  # it may pass, so the last nodes are tried again
+
+    def _are_few(self, nodes: Collection[str]) -> bool:
+        """Return whether nodes on which a test could not start are few, so that the others are no worse without them.
+
+        The runs that have not ended, the largest of them too, have enough others.
+        """
+        total, left = self._num_usable(()), self._num_usable({*self.excluded, *nodes})
+        ongoing = (run.plan.num_nodes for run in self._context.runs if run.phase is not Phase.ENDED)
+        is_enough = left is not None and left >= max(ongoing, default=1)
+        return is_enough and total is not None and 2 * len(nodes) <= total and len(nodes) <= _MOST_ACCUSED
 
     def _exclude_avoided(self, run: Tracked) -> None:
         """Exclude the nodes on which a run could not start, now that it has run elsewhere."""
         for node, failure in run.avoids.items():
-            if self._can_all_spare([node]):
+            if self._are_few([node]):
                 self.exclude(node, f"{failure} in {run.plan.key}, which ran elsewhere")
 
     def _readmit(self, prefix: str, why: str) -> None:
@@ -226,12 +240,6 @@ class Finalizer:
             return False
         usable = self._num_usable(nodes)
         return usable is not None and usable >= run.plan.num_nodes
-
-    def _can_all_spare(self, nodes: Iterable[str]) -> bool:
-        """Return whether the runs that have not ended, the largest of them too, have enough nodes other than these."""
-        usable = self._num_usable({*self.excluded, *nodes})
-        ongoing = (run.plan.num_nodes for run in self._context.runs if run.phase is not Phase.ENDED)
-        return usable is not None and usable >= max(ongoing, default=1)
 
     def _num_usable(self, exclude: Collection[str]) -> int | None:
         """Return how many nodes are left without some, None if unknown."""
