@@ -13,6 +13,7 @@ from cloudai_mbridge.launch.claim import LAUNCHER_ID, LOCAL_ID, SIXTEEN_HEX, cla
 from cloudai_mbridge.models.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.training.process.hang import SINCE_VARIABLE, TIMEOUT_VARIABLE
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
@@ -20,7 +21,7 @@ TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_c
 
 
 def render_local_script(plan: RunPlan, system: System) -> str:
-    start = (f"# mbridge run {plan.key}", *LOCAL_START, *_preamble(plan, system))
+    start = (f"# mbridge run {plan.key}", *LOCAL_START, *_preamble(plan, system, "$(date +%s)"))
     return _script(*start, *_one_machine(plan, indent=""), *EPILOGUE)
 
 
@@ -30,7 +31,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         *map(directive, sbatch_options(plan, system)),
         f"# mbridge run {plan.key}",
         *SLURM_START,
-        *_preamble(plan, system),
+        *_preamble(plan, system, "${SLURM_JOB_START_TIME:-$(date +%s)}"),
         *_node_commands(plan),
         *(_FIRST_NODE if plan.num_nodes > 1 else ()),
         CPUS_LINE,
@@ -186,15 +187,20 @@ def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
     """
     env = dict(plan.env)
     if plan.hang_timeout_s is not None:
-        env["MBRIDGE_HANG_TIMEOUT_S"] = f"{0.9 * plan.hang_timeout_s:g}"
+        env[TIMEOUT_VARIABLE] = f"{0.9 * plan.hang_timeout_s:g}"
     lines = {name: f"export {name}={shell_word(env[name])}" for name in env}
     for name, value in plan.recipe_env.items():
         lines.setdefault(name, f'[ "${{{name}+set}}" ] || export {name}={shell_word(value)}')
     return [lines[name] for name in sorted(lines) if name not in without]
 
 
-def _preamble(plan: RunPlan, system: System) -> Iterable[str]:
-    return "set -u", *exports(plan), interpreter(plan, system)
+def _preamble(plan: RunPlan, system: System, begun: str) -> Iterable[str]:
+    """Return the lines that set up a script. begun: when its job began, a shell expression.
+
+    The runner counts a hang from there, so the ranks do, too: a container's import may take most of that time.
+    """
+    since = [] if plan.hang_timeout_s is None else [f'export {SINCE_VARIABLE}="{begun}"']
+    return "set -u", *exports(plan), *since, interpreter(plan, system)
 
 
 def interpreter(plan: RunPlan, system: System) -> str:

@@ -27,6 +27,8 @@ from cloudai_mbridge.logs.pairing import StepLine, numbered
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 20
+# A line without these tells nothing of a step or a run; colours may stand inside of a word
+_WORDS = (b"iteration", b"step time", RUN_MARK.lower().encode(), STEP_MARK.lower().encode(), b"\x1b")
 _MOST_STEPS = 10**15
 _MOST_RESTARTS = 10
 # The optimizer skipped the step for its gradients: it did less work, and its loss is printed as 0
@@ -88,6 +90,8 @@ class LogParser:
         """Parse more of the log; an unfinished last line is kept until its end arrives."""
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
+            if not _may_tell(line):
+                continue
             for part in line.decode("utf-8", errors="replace").split("\r"):  # a progress bar overwrites its line
                 self._take(part)
         self._rest = rest[:_LONGEST_LINE]
@@ -290,6 +294,12 @@ _MARK = re.compile(rf"({STEP_MARK}|{RUN_MARK}) (?={{)")
 _MOST_RECORDS = 8  # per line
 _COLOUR = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _SAME = 0.001  # between two ranks' clocks, for one step
+
+
+def _may_tell(line: bytes) -> bool:
+    """Return whether a line is to be read. Most are not, and looking for bytes is much faster than reading."""
+    lower = line.lower()
+    return any(word in lower for word in _WORDS)
 
 
 def match_step_time(line: str) -> tuple[float, float] | None:

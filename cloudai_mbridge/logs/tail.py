@@ -1,4 +1,4 @@
-"""The last lines of a log: as evidence, and for `mbridge logs`."""
+"""The last lines of a log: of a failed run, and for `mbridge logs`."""
 
 import re
 import time
@@ -17,6 +17,16 @@ _FOLLOW_S = 0.5
 # torchrun names the failed rank and its error, and then reports at length on itself
 # With the label of its rank; another rank may have written before it on the same line
 _RECORD = re.compile(rf"(?:^(?: {{0,5}}\d{{1,6}}:|\[[\w-]{{1,40}}\]:))?\s*(?:{RUN_MARK}|{STEP_MARK}) \{{.*")
+_NOISE = re.compile(
+    r"\*{10,}$|/run\.py:\d+\]$|Setting OMP_NUM_THREADS environment variable for each process"
+    r"|absl(?:::InitializeLog|\.logging is not installed|\.logging)|^WARNING: All log messages before absl"
+    r"|Setting rerun_state_machine\.\w+ to |destroy_process_group\(\) was not called"
+    r"|Received (?:2|15|Signals\.\w+) death signal|Sending process \d+ closing signal SIG"
+)
+# How torchrun ends when its job is ended: by mbridge or by Slurm, and for another reason
+_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: \d+\s*$")
+_TRACEBACK = "Traceback (most recent call last):"
+_OF_TRACEBACK = re.compile(r"^\s+|^During handling of|^The above exception")
 _RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
 
@@ -24,8 +34,8 @@ def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible, and possible
     credentials are redacted. A log that cannot be read has no lines.
 
-    torchrun's output after the name of the first failed rank is about torchrun and is left out, and so are the loop's
-    records, which are machine-readable.
+    Left out: the loop's records, which are machine-readable; torchrun's output on itself, after the name of the first
+    failed rank or because it was told to end; warnings that every run prints.
     """
     try:
         with open_regular(path) as log:
@@ -35,9 +45,24 @@ def last_lines(path: Path, count: int) -> list[str]:
     except OSError:
         return []
     found = (_RECORD.sub("", printable(line.rstrip())) for line in text.splitlines())
-    lines = [line for line in redacted_lines("\n".join(found)) if line]
+    lines = [line for line in redacted_lines("\n".join(found)) if line and not _NOISE.search(line)]
+    lines = _without_signals(lines)
     end = next((i + 1 for i, line in enumerate(lines) if _RANK_FAILED.search(line)), len(lines))
     return lines[:end][-count:]
+
+
+def _without_signals(lines: list[str]) -> list[str]:
+    """Return lines without tracebacks that a signal caused."""
+    kept: list[str] = []
+    for line in lines:
+        kept.append(line)
+        if _SIGNALLED.search(line):
+            kept.pop()
+            while kept and _OF_TRACEBACK.match(kept[-1]):
+                kept.pop()
+            if kept and kept[-1].endswith(_TRACEBACK):
+                kept.pop()
+    return kept
 
 
 def printable(line: str) -> str:

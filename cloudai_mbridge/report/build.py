@@ -31,7 +31,7 @@ from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
 from cloudai_mbridge.version import __version__
 
-EVIDENCE_LINES = 15
+LAST_LINES = 15
 
 
 def build_report(root: Path, held_by: str | None = None) -> RunReport:
@@ -185,17 +185,18 @@ def _read_run(
         log,
         metrics,
         run["num_steps"] or 0,
-        [line for path in reversed(logs) for line in last_lines(path, EVIDENCE_LINES)],
+        [line for path in reversed(logs) for line in last_lines(path, LAST_LINES)],
         needs_losses=launcher.has_records or any(step.loss is not None for step in log.steps),
     )
     if entry is not None and entry.verdict in (Verdict.SKIPPED, Verdict.UNFINISHED):
-        outcome = RunOutcome(Verdict(entry.verdict), entry.reasons, ())
+        outcome = RunOutcome(Verdict(entry.verdict), entry.reasons)
     elif outcome.verdict is not Verdict.SUCCESS and (reasons := _cancelled(entry)):
-        outcome = RunOutcome(Verdict.CANCELLED, reasons, ())
+        outcome = RunOutcome(Verdict.CANCELLED, reasons)
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
         outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
-        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks, run["num_steps"])
+        stacks, has_records = directory / POINT_FILES.stacks, launcher.has_records
+        outcome = with_failure(outcome, last.status, log, logs, stacks, run["num_steps"], has_records=has_records)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return log, log_name, metrics, outcome
@@ -256,6 +257,7 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         verdict=outcome.verdict,
         reasons=outcome.reasons,
         evidence=outcome.evidence,
+        last_lines=outcome.last_lines,
         world_size=_world_size(run),
         job=job,
         run=log.run,

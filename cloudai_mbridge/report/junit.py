@@ -13,6 +13,7 @@ from datetime import datetime
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import MEASURES, TABLE_MEASURES, Statistic
 from cloudai_mbridge.report.model import PointReport, RunReport
+from cloudai_mbridge.report.text import shown_lines
 from cloudai_mbridge.verdict import Verdict
 
 _DEFINITIONS = ("memory_kind", "flops_formula", "flops_per_step", "first_loss")
@@ -96,7 +97,7 @@ def _case(point: PointReport, classname: str, *, is_skipped: bool) -> ET.Element
     elif point.verdict is Verdict.FAILED:
         kind = point.failure["id"] if point.failure else "failed"
         failure = ET.SubElement(case, "failure", message=message, type=visible(str(kind)))
-        failure.text = visible("\n".join([*point.reasons, *map(clipped, point.evidence)]))
+        failure.text = visible("\n".join([*point.reasons, *map(clipped, shown_lines(point, mark=""))]))
     return case
 
 

@@ -12,7 +12,7 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.metrics import TABLE_MEASURES
 from cloudai_mbridge.report.model import PointReport, RunReport
-from cloudai_mbridge.report.text import count_text, evidence_title, measure_text, windows_text
+from cloudai_mbridge.report.text import count_text, failure_title, measure_text, shown_lines, windows_text
 from cloudai_mbridge.verdict import Verdict
 
 # All characters of Markdown markup, and the starts of a list. An entity is never markup, and shows as itself
@@ -106,8 +106,8 @@ def _cells(point: PointReport) -> Iterator[str]:
 def _failures(report: RunReport) -> str:
     def block(point: PointReport) -> str:
         remedy = [f"remedy: {point.failure['remedy']}"] if point.failure else []
-        lines = [*point.reasons, *(f"  | {line}" for line in point.evidence), *remedy]
-        return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
+        lines = [*point.reasons, *shown_lines(point), *remedy]
+        return folded(f"{point.key}: {failure_title(point)}", preformatted(lines))
 
     failed = [point for point in report.points if point.verdict is Verdict.FAILED]
     return f"## Failures\n\n{_fitting(map(block, failed), _FAILURES, len(failed), 'failures')}" if failed else ""

@@ -24,7 +24,8 @@ class PointReport:
     """One run of a point, or one rejected point.
 
     key: the run's directory below the root. job: what the scheduler said. run: what the training said of itself.
-    failure: what made it fail, by the catalogue of failures. attempts: its jobs, of which `job` is the last.
+    failure: what made it fail, by the catalogue of failures. evidence: the lines that show it. last_lines: of its logs.
+    attempts: its jobs, of which `job` is the last.
     is_pre_test: it checked a node; its failure excludes the node and does not fail the scenario.
     violations: the broken rules of a rejected point. metrics, steps and environment are empty for it.
     comparability: {"id", "fields"}, what must be equal for two results to be compared; None for a rejected point, and
@@ -40,6 +41,7 @@ class PointReport:
     verdict: Verdict
     reasons: tuple[str, ...]
     evidence: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
     violations: tuple[Mapping[str, Any], ...] = ()
     args: Mapping[str, Any] = field(default_factory=dict)
     num_nodes: StrictInt | None = None

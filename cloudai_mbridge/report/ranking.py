@@ -148,7 +148,7 @@ def excerpt(point: PointReport) -> tuple[str, ...]:
     They are the first one that shows a known failure, or where each rank hung; else the last two.
     """
     if not point.failure:
-        return point.evidence[-2:]
+        return (point.last_lines or point.evidence)[-2:]  # an earlier report has both in `evidence`
     stacks = (line for line in point.evidence if line.startswith("stacks/"))
     innermost = {name: next(lines) for name, lines in groupby(stacks, lambda line: line.partition(":")[0])}
     return tuple(innermost.values()) or point.evidence[:1]

@@ -18,10 +18,11 @@ from cloudai_mbridge.report.text import (
     cause_text,
     cost_text,
     count_text,
-    evidence_title,
+    failure_title,
     fastest_text,
     measure_text,
     rejected_text,
+    shown_lines,
     windows_text,
 )
 from cloudai_mbridge.verdict import Verdict
@@ -93,9 +94,9 @@ def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableT
         _add_row(table, point, name)
     evidence = []
     for point in report.points:
-        if point.evidence:
-            evidence.append(_text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
-            evidence += [_text(f"  | {line}", style="dim") for line in point.evidence]
+        if lines := shown_lines(point):
+            evidence.append(_text(f"{point.key}: {failure_title(point)}", style=_STYLE[point.verdict]))
+            evidence += [_text(line, style="dim") for line in lines]
     broken = {violation["rule_id"] for point in report.points for violation in point.violations}
     return Group(
         table,

@@ -51,8 +51,9 @@ def _result(point: PointReport) -> Iterator[str]:
     """Yield the verdict with its reasons and evidence, and the attempts if there were several."""
     yield f"Verdict: {point.verdict}"
     yield from (f"  - {reason}" for reason in point.reasons)
-    if point.evidence:
-        yield from ("Evidence:", *(f"  | {line}" for line in point.evidence))
+    for title, lines in (("Evidence", point.evidence), (_LAST_LINES.capitalize(), point.last_lines)):
+        if lines:
+            yield from (f"{title}:", *(f"  | {line}" for line in lines))
     if len(point.attempts) > 1:
         yield "Attempts:"
         for attempt in point.attempts:
@@ -134,8 +135,17 @@ def with_error(value: float, error: float) -> str:
     return " ±".join(f"{round(number, -place):.{max(0, -place)}f}" for number in (value, error))
 
 
-def evidence_title(point: PointReport) -> str:
-    return str(point.failure["title"]) if point.failure else "the last lines of its logs"
+_LAST_LINES = "the last lines of its logs"
+
+
+def failure_title(point: PointReport) -> str:
+    return str(point.failure["title"]) if point.failure else _LAST_LINES
+
+
+def shown_lines(point: PointReport, mark: str = "  | ") -> list[str]:
+    """Return the lines to show below the title of a failed run: those that show its failure, then the last ones."""
+    evidence, last = ([f"{mark}{line}" for line in lines] for lines in (point.evidence, point.last_lines))
+    return [*evidence, *([f"{_LAST_LINES}:"] if last and point.failure else []), *last]
 
 
 def windows_text(report: RunReport) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +42,8 @@ class Tracked:
     ending: what the attempt will count as when its job, which is being cancelled, has ended. not_before, submitted_at,
     odd_since, unknown_since, late_since: on the monotonic clock. odd_since: since when its job is to end, or is
     hopeless. unknown_since: since when its state is unknown. late_since: since when its job has ended and files are
-    missing. num_doubtful: submissions that failed with an unknown error.
+    missing. num_doubtful: submissions that failed with an unknown error. avoids: node -> the failure because of which
+    an attempt could not start there.
     """
 
     plan: RunPlan
@@ -60,6 +61,7 @@ class Tracked:
     unknown_since: float | None = None
     late_since: float | None = None
     gpu_s: float = 0.0
+    avoids: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_started(self) -> bool:

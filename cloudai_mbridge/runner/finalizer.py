@@ -1,7 +1,7 @@
 """End runs: cancel jobs, judge attempts, exclude nodes, and retry infrastructure failures."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, counted
@@ -12,6 +12,9 @@ from cloudai_mbridge.verdict import PROGRAM_MISSING, Judgement
 
 _ASK_AGAIN_S = 30.0
 _CANCEL_AGAIN_S = 10.0
+# Of nodes on which a test could not start for one reason: how many are excluded for it before it has run elsewhere, and
+# how many show that it is not theirs
+_MOST_ACCUSED, _ENOUGH_NODES = 3, 8
 INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 
 
@@ -24,6 +27,9 @@ class Finalizer:
         self.excluded = context.journal.excluded()  # node -> reason
         self._usable: int | None = None
         self._asked_at = float("-inf")
+        # test, failure -> nodes on which none of the test's jobs could start because of it
+        self._unstarted: dict[tuple[str, str], set[str]] = {}
+        self._ran: set[str] = set()  # tests of which a run succeeded
 
     def end(self, endings: Iterable[tuple[Tracked, JobStatus]]) -> None:
         """Cancel jobs, all in one call; each will then count as its ending."""
@@ -107,18 +113,14 @@ class Finalizer:
                 self._conclude(run, judgement)
 
     def _conclude(self, run: Tracked, judgement: Judgement) -> None:
-        """Retry infrastructure failures; record the verdict of everything else."""
+        """Retry infrastructure failures, and elsewhere what could not start; record the verdict of everything else."""
         run.phase = Phase.ENDED
         if run.status is not None and run.status.state == INTERRUPTED.state and self._context.stop is None:
             run.phase = Phase.WAITING  # an earlier process was stopped, this one continues the run
             return
         note = ""
-        if judgement.is_infrastructure:
-            if judgement.failure == PROGRAM_MISSING and run.plan.container_image:
-                why = "the image is the same on other nodes"
-            else:
-                self.blame(run, judgement.failure, judgement.nodes, are_suspects=judgement.are_suspects)
-                why = self._why_not_retried(run)
+        if judgement.is_infrastructure or judgement.are_suspects:
+            why = self._why_the_same(run, judgement) or self._why_not_retried(run)
             if not why:
                 run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0**run.num_retries
                 run.num_retries += 1
@@ -129,6 +131,9 @@ class Finalizer:
                 return
             note = f"not retried: {why}"
             self._context.observer.notice(f"{run.plan.key}: {note}")
+        if judgement.is_success:
+            self._ran.add(run.plan.test_id)
+            self._exclude_avoided(run)
         self._context.journal.decided(run.plan.key, judgement.verdict, judgement.reasons, note)
         self._context.observer.decided(run.plan, judgement.verdict, tuple(judgement.reasons))
         if not judgement.is_success and (run.status is None or run.status.state != INTERRUPTED.state):
@@ -153,6 +158,58 @@ class Finalizer:
             return f"runner.retries = {most}"
         return self.shortage_for(run)
 
+    def _why_the_same(self, run: Tracked, judgement: Judgement) -> str:
+        """Accuse the nodes of a failed attempt; return why it would fail on any other node too, "" if it might not."""
+        failure = judgement.failure
+        if failure == PROGRAM_MISSING and run.plan.container_image:
+            return "the image is the same on other nodes"
+        if not judgement.are_suspects:
+            self.blame(run, failure, judgement.nodes)
+            return ""
+        suspects = _own_nodes(run, judgement.nodes)
+        seen = self._unstarted.setdefault((run.plan.test_id, failure), set())
+        seen.update(suspects)
+        self.blame(run, failure, judgement.nodes if self._are_few(seen) else (), are_suspects=True)
+        if self._has_others(run, {*self.excluded, *run.avoids, *suspects}):
+            run.avoids |= dict.fromkeys(suspects, failure)
+        is_everywhere = len(seen) >= _ENOUGH_NODES and run.plan.test_id not in self._ran
+        if suspects and not is_everywhere and self._has_others(run, {*self.excluded, *seen}):
+            return ""
+        why = f"{failure} was the same on every node tried: {', '.join(sorted(seen)) or 'unknown'}"
+        self._readmit(f"{failure} in {run.plan.test_id}/", why)
+        run.avoids.clear()
+        return "" if judgement.is_infrastructure else why  # it may pass, so the last nodes are tried again
+
+    def _are_few(self, nodes: Collection[str]) -> bool:
+        """Return whether nodes on which a test could not start are few, so that the others are no worse without them.
+
+        The runs that have not ended, the largest of them too, have enough others.
+        """
+        total, left = self._num_usable(()), self._num_usable({*self.excluded, *nodes})
+        ongoing = (run.plan.num_nodes for run in self._context.runs if run.phase is not Phase.ENDED)
+        is_enough = left is not None and left >= max(ongoing, default=1)
+        return is_enough and total is not None and 2 * len(nodes) <= total and len(nodes) <= _MOST_ACCUSED
+
+    def _exclude_avoided(self, run: Tracked) -> None:
+        """Exclude the nodes on which a run could not start, now that it has run elsewhere."""
+        for node, failure in run.avoids.items():
+            if self._are_few([node]):
+                self.exclude(node, f"{failure} in {run.plan.key}, which ran elsewhere")
+
+    def _readmit(self, prefix: str, why: str) -> None:
+        """Use the nodes again that were excluded for a reason with this prefix."""
+        for node in [node for node, reason in self.excluded.items() if reason.startswith(prefix)]:
+            del self.excluded[node]
+            self._asked_at = float("-inf")
+            self._context.journal.readmit(node, why)
+            self._context.observer.notice(f"node {node} is used again: {why}")
+
+    def excluded_for(self, runs: Sequence[Tracked]) -> tuple[str, ...]:
+        """Return the nodes that a submission of runs excludes. runs: they avoid the same nodes."""
+        avoided = {*self.excluded, *runs[0].avoids}
+        is_enough = not runs[0].avoids or all(self._has_others(run, avoided) for run in runs)
+        return tuple(sorted(avoided if is_enough else self.excluded))
+
     def exclude(self, node: str, reason: str) -> None:
         """Exclude a node from further jobs."""
         if node not in self.excluded:
@@ -167,9 +224,7 @@ class Finalizer:
         are_suspects: on the named nodes a job could not start. If it could start nowhere, nodes are left to try.
         """
         key = run.plan.key
-        own = _names(run.status.nodes) if run.status is not None else []
-        blamed = {name for nodes in named for full in _names(nodes) for name in (full, full.partition(".")[0])}
-        bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may contain anything
+        bad = dict.fromkeys(_own_nodes(run, named), f"{failure} in {key}")
         unhealthy: dict[str, str] = {}
         if run.status is not None and run.status.nodes:
             try:
@@ -178,18 +233,22 @@ class Finalizer:
                 self._context.observer.notice(f"{error}; it is unknown which node failed {key}")
         bad |= {node: f"{state} after {failure} in {key}" for node, state in unhealthy.items()}
         for node, reason in bad.items():
-            if not are_suspects or node in unhealthy or self._can_spare(run, node):
+            if not are_suspects or node in unhealthy or self._has_others(run, {*self.excluded, node}):
                 self.exclude(node, reason)
 
-    def _can_spare(self, run: Tracked, node: str) -> bool:
-        """Return whether a run has enough other nodes."""
-        if node in {name for nodes in run.plan.nodes for name in expand_hostlist(nodes)}:
+    def _has_others(self, run: Tracked, nodes: Collection[str]) -> bool:
+        """Return whether a run has enough nodes other than these; False if unknown."""
+        if not {name for named in run.plan.nodes for name in expand_hostlist(named)}.isdisjoint(nodes):
             return False
-        try:
-            usable = self._context.scheduler.num_usable_nodes([*self.excluded, node])
-        except ToolFailure:
-            return False
+        usable = self._num_usable(nodes)
         return usable is not None and usable >= run.plan.num_nodes
+
+    def _num_usable(self, exclude: Collection[str]) -> int | None:
+        """Return how many nodes are left without some, None if unknown."""
+        try:
+            return self._context.scheduler.num_usable_nodes(exclude)
+        except ToolFailure:
+            return None
 
     def shortage_for(self, run: Tracked) -> str:
         """Return why a run cannot have the nodes that it needs, "" if it can."""
@@ -209,6 +268,13 @@ class Finalizer:
         excluded = "; ".join(f"{node} ({reason})" for node, reason in sorted(self.excluded.items()))
         left = f"{counted(usable, 'node')} {'is' if usable == 1 else 'are'} left"
         return f"{left} of the {run.plan.num_nodes} it needs; excluded: {excluded}"
+
+
+def _own_nodes(run: Tracked, named: Iterable[str]) -> list[str]:
+    """Return the nodes of a run's job that a log names: it may contain anything."""
+    own = _names(run.status.nodes) if run.status is not None else []
+    blamed = {name for nodes in named for full in _names(nodes) for name in (full, full.partition(".")[0])}
+    return [node for node in own if node in blamed]
 
 
 def _names(nodes: str) -> list[str]:

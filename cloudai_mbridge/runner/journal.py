@@ -173,6 +173,12 @@ class Journal:
             self._db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?)", (node, reason, _now()))
             self._event(None, f"node {node} excluded: {reason}")
 
+    def readmit(self, node: str, why: str) -> None:
+        """Take back that a node is excluded."""
+        with self.transaction():
+            self._db.execute("DELETE FROM nodes WHERE name = ?", (node,))
+            self._event(None, f"node {node} is used again: {why}")
+
     def note(self, text: str) -> None:
         """Record an event that concerns no single run."""
         with self.transaction():

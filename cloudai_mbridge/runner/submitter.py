@@ -84,12 +84,11 @@ class Submitter:
         except ToolFailure as error:
             self._context.tolerate(error)
             return
-        for batch in batches:
+        for wanted in (part for batch in batches for part in self._alike(batch)):
             interrupts.check()
             slots = self._free_slots()
             if self._context.stop is not None or (slots is not None and slots <= 0):
                 return
-            wanted = [self._context.by_key[plan.key] for plan in batch]
             runs = affordable(self._context.runs, self._context.config.max_gpu_hours, wanted)[: self._most]
             if not runs and not self._context.active() and not self._context.unsure:  # nothing ever will be
                 reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
@@ -150,6 +149,14 @@ class Submitter:
             and (run.plan.test_id not in self._choosers or run.number or run.plan.key in chosen)
         ]
 
+    def _alike(self, batch: Iterable[RunPlan]) -> list[list[Tracked]]:
+        """Return the runs of a batch, those together that avoid the same nodes: a submission excludes them for all."""
+        alike: dict[frozenset[str], list[Tracked]] = {}
+        for plan in batch:
+            run = self._context.by_key[plan.key]
+            alike.setdefault(frozenset(run.avoids), []).append(run)
+        return list(alike.values())
+
     def _submit(self, runs: list[Tracked], parallel: int | None) -> bool:
         """Submit runs together; return whether the scheduler takes more."""
         token = secrets.token_hex(8)
@@ -165,7 +172,7 @@ class Submitter:
         self._context.log.submitting(token, attempts)
         if parallel is not None:
             self._parallel_of[token] = parallel
-        excluded = tuple(sorted(self._finalizer.excluded)) if not runs[0].plan.is_pre_test else ()
+        excluded = self._finalizer.excluded_for(runs) if not runs[0].plan.is_pre_test else ()
         submission = Submission(token, tuple(run.plan for run in runs), excluded, parallel, self._keep_open)
         try:
             ids = self._context.scheduler.submit(submission, self._context.root)

@@ -3,12 +3,13 @@
 import argparse
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
 from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.process.hang import hang_timeout_s, hang_watch
+from cloudai_mbridge.training.process.hang import hang_timeout_s, hang_watch, seconds_before
 from cloudai_mbridge.training.startup.variables import bind, dump_variables, set_variables_of_file
 
 
@@ -26,7 +27,7 @@ def main() -> int:
         return _refuse(error)
     if reason := why_unusable():
         return _refuse(ConfigError(reason))
-    with hang_watch(timeout_s):
+    with hang_watch(timeout_s, seconds_before(os.environ, time.time())):
         warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN reports it once
         # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.
         from cloudai_mbridge.training.cpu import import_megatron

@@ -4,15 +4,14 @@ Success has three conditions: the job ended well, the log contains every request
 """
 
 import math
+import re
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import SKIPPED, LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
@@ -20,19 +19,34 @@ from cloudai_mbridge.metrics import Metrics, counted_steps, implausible, missing
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
-from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, has_never_started, load_catalogue, triage
+from cloudai_mbridge.verdict.triage import (
+    Failure,
+    FailureKind,
+    accuses_its_node,
+    failure_of,
+    has_never_started,
+    is_of_the_script,
+    load_catalogue,
+    triage,
+)
 
 _HUNG_AT_ITS_END = "all steps were made, and the ranks did not end; see the ranks' stacks in stacks/"
+_HUNG_BEFORE_ITS_RANKS = (
+    "no rank left a stack: see in the log how far its start came (container, imports, rendezvous);"
+    " raise runner.hang_timeout_s if the start is that slow"
+)
 LOST = "LOST"  # a job that was given up, and never started
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 _OUT_OF_MEMORY = ("OUT_OF_MEMORY", 125)  # a Slurm code in place of a signal
 # A program that could not be executed is a failure of the node or of the image
 PROGRAM_MISSING = "program_missing"
-_NOT_STARTED = (PROGRAM_MISSING, "job_not_launched", "job_launch_failed")
 _TAIL = 5
-_STACK_FILES = 4
+_STACKS = 4
+_LONGEST_RANK = 10  # digits
 _STACK_LINES = 12
 _STACK_HEAD = "(most recent call first):\n"
+_NO_STACK = "no stack was written"
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class Verdict(StrEnum):
@@ -51,12 +65,18 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run's verdict with every reason against it, and for a failure its evidence and its name."""
+    """A run's verdict with every reason against it, and for a failure its evidence and its name.
+
+    evidence: the lines that show the failure. last_lines: of its logs, whatever they are about. is_unstarted: it could
+    not start on the failure's nodes, by the evidence, and might have on others.
+    """
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    evidence: tuple[str, ...]
+    evidence: tuple[str, ...] = ()
     failure: Failure | None = None
+    is_unstarted: bool = False
+    last_lines: tuple[str, ...] = ()
 
 
 def judge(
@@ -64,7 +84,7 @@ def judge(
     log: LogSummary,
     metrics: Metrics,
     num_steps: int,
-    evidence: Sequence[str],
+    last_lines: Sequence[str],
     *,
     needs_losses: bool = True,
 ) -> RunOutcome:
@@ -93,8 +113,8 @@ def judge(
         named = {"step time": metrics.step_time_s is not None, "TFLOP/s per GPU": is_known}
         reasons += [f"{name} could not be measured" for name, is_there in named.items() if not is_there]
     if not reasons:
-        return RunOutcome(Verdict.SUCCESS, (), ())
-    return RunOutcome(Verdict.FAILED, tuple(reasons), tuple(evidence))
+        return RunOutcome(Verdict.SUCCESS, ())
+    return RunOutcome(Verdict.FAILED, tuple(reasons), last_lines=tuple(last_lines))
 
 
 def _job_reasons(status: JobStatus | None) -> list[str]:
@@ -127,25 +147,57 @@ def with_failure(
     paths: Sequence[Path],
     stacks: Path,
     num_steps: int | None = None,
+    *,
+    has_records: bool = True,
 ) -> RunOutcome:
     """Return the outcome of a failed run with its cause, if the catalogue or a bad loss gives one.
 
     paths: its logs. stacks: the directory of its ranks' stacks, if they hung. num_steps: as in `judge`.
+    has_records: False for a launcher that does not record the start of its ranks.
     """
     failure = triage(status, paths) or _bad_loss(log)
     if failure is None:
         return outcome
-    if failure.id in _NOT_STARTED and not failure.nodes and status is not None:
-        with suppress(BadInput):  # a job's script runs on the first of its nodes
-            failure = replace(failure, nodes=tuple(expand_hostlist(status.nodes)[:1]))
+    is_unstarted = status is not None and _is_unstarted(failure, status, log, has_records=has_records)
+    if is_unstarted and not failure.nodes and status is not None:
+        failure = replace(failure, nodes=_where_it_failed(failure, status))
     if status is not None and status.state == "HUNG":
-        failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
+        shown = tuple(_stacks(stacks))
+        failure = replace(failure, evidence=(*shown, *failure.evidence))
         if num_steps and not missing_steps(log.steps, num_steps):
             failure = replace(failure, remedy=_HUNG_AT_ITS_END)
+        elif not shown and has_records:
+            failure = replace(failure, remedy=_HUNG_BEFORE_ITS_RANKS)
     others = outcome.reasons[:1] if not log.steps and has_never_started(status) else outcome.reasons  # the job's end
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
-    tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
-    return replace(outcome, reasons=reasons, evidence=(*failure.evidence, *tail) or outcome.evidence, failure=failure)
+    last = tuple(line for path in reversed(paths) for line in last_lines(path, _TAIL)) if failure.evidence else None
+    return replace(
+        outcome,
+        reasons=reasons,
+        evidence=failure.evidence,
+        failure=failure,
+        is_unstarted=is_unstarted,
+        last_lines=outcome.last_lines if last is None else last,
+    )
+
+
+def _is_unstarted(failure: Failure, status: JobStatus, log: LogSummary, *, has_records: bool) -> bool:
+    """Return whether a job could not start on a node, by the evidence: its script never began, or no rank wrote the
+    record of its start, and the cause is one that a node may have for itself."""
+    if has_never_started(status):
+        return failure.kind is FailureKind.INFRASTRUCTURE
+    if log.run or log.steps or status.job_class not in (JobClass.FAILED, JobClass.INFRASTRUCTURE):
+        return False
+    return accuses_its_node(failure, needs_starter=not has_records)
+
+
+def _where_it_failed(failure: Failure, status: JobStatus) -> tuple[str, ...]:
+    """Return the node of a job that could not start, if it has one only, or its script failed, which its first runs."""
+    try:
+        nodes = tuple(expand_hostlist(status.nodes))
+    except BadInput:
+        return ()
+    return nodes[:1] if len(nodes) == 1 or has_never_started(status) or is_of_the_script(failure) else ()
 
 
 def _bad_loss(log: LogSummary) -> Failure | None:
@@ -158,15 +210,31 @@ def _bad_loss(log: LogSummary) -> Failure | None:
 
 
 def _stacks(directory: Path) -> Iterator[str]:
-    """Yield the last stacks of the main threads of a few ranks. A slow start may have left earlier stacks."""
-    for path in islice(sorted(directory.glob("*.txt")), _STACK_FILES):
+    """Yield the last stacks of the main threads, those that the fewest ranks share first, with how many these are.
+
+    Ranks that wait for another all stand in the same call; the one that they wait for stands elsewhere.
+    """
+    ranks_at: dict[str, list[Path]] = {}
+    for path in sorted(directory.glob("*.txt"), key=_rank):
         try:
             text = read_regular(path).decode(errors="replace")
         except OSError:
             continue
-        main_thread = text.rpartition(_STACK_HEAD)[2]  # Python writes it last
-        for line in main_thread.splitlines()[:_STACK_LINES]:
-            yield f"{directory.name}/{path.name}: {redacted(printable(line))}"
+        main_thread = text.rpartition(_STACK_HEAD)[
+            2
+        ]  # Python writes it last; a slow start may have left earlier stacks
+        ranks_at.setdefault(_ADDRESS.sub("0x", main_thread.strip("\n")), []).append(path)
+    total = sum(map(len, ranks_at.values()))
+    for text, paths in sorted(ranks_at.items(), key=lambda item: len(item[1]))[:_STACKS]:
+        where = f"{directory.name}/{paths[0].name} ({len(paths)} of {counted(total, 'rank')})"
+        for line in text.splitlines()[:_STACK_LINES] or [_NO_STACK]:
+            yield f"{where}: {redacted(printable(line))}"
+
+
+def _rank(path: Path) -> tuple[int, str]:
+    """Return the place of a stack's file in the order of ranks."""
+    number = path.stem.rpartition("-")[2]
+    return (int(number) if number.isascii() and number.isdigit() and len(number) < _LONGEST_RANK else 0), path.name
 
 
 @dataclass(frozen=True)
@@ -174,8 +242,8 @@ class Judgement:
     """Result of an ended attempt for the runner. verdict: as in the report.
 
     failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. are_suspects: all
-    that is known of them is that a job could not start there. step_time_s: the capped mean. step_time_error: its
-    standard error as a share, by the scatter of the steps; None if unknown.
+    that is known of them is that a job could not start there, as it might elsewhere. step_time_s: the capped mean.
+    step_time_error: its standard error as a share, by the scatter of the steps; None if unknown.
     """
 
     verdict: str
@@ -207,7 +275,7 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         failure=(failure.id if failure else unnamed) if outcome.reasons else "",
         is_infrastructure=is_infrastructure,
         nodes=failure.nodes if failure else (),
-        are_suspects=failure is not None and failure.id in _NOT_STARTED,
+        are_suspects=outcome.is_unstarted and failure is not None and bool(failure.nodes),
         step_time_s=times.capped_mean if times else None,
         step_time_error=error,
     )

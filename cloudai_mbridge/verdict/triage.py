@@ -37,12 +37,21 @@ _WORDS = tuple(
         b"segmentation|due to |cancelled at|prolog|launch|command not found|no such file|no module named|no space|"
         b"stale|in use|endpoint|assert|quota|found nan|found inf|unexpected result|training stopped|timed out|"
         b"timeout|retry counter|connection |got completion|got async|too old|no kernel image|toomany|curl:|"
-        b"can't open|no cuda|: not found|cannot execute"
+        b"can't open|no cuda|: not found|cannot execute|pyxis: |enroot|duplicate gpu|mismatched|no socket interface|"
+        b"heartbeat monitor|watchdog|broken pipe|connect call|not working|httpx|srun: |ncclinvalid"
     ).split(b"|")
 )
 _RECORD = re.compile(rf"(?:{RUN_MARK}|{STEP_MARK}) \{{.*", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _LABELS = re.compile(r"^(?: {0,5}\d{1,6}:\s|\[[\w-]{1,40}\]:\s?)+")
+# A line of what starts the ranks: Slurm on the node, pyxis and enroot, the job's script, the shell that starts torchrun
+_STARTER = re.compile(
+    r"^(?:slurmstepd|slurmd)(?:-(?P<node>[\w.-]{1,64}))?: (?:error|fatal): (?!\*\*\* )"
+    r"|^(?:pyxis: |enroot[\w-]{0,20}: |\[ERROR\] |node: line \d|\S{0,300}/slurm_script: line \d)"
+    r"|^srun: (?:fatal: |unrecognized option |error: (?:pyxis: |(?:Task|Application|task \S{1,40}) launch ))"
+)
+_PLACE = re.compile(r"^[^:]{1,300}:\d+: ")  # of a line of evidence
+_TASKS = "rank_failed"  # the entry whose lines are srun's about tasks that failed, with their nodes
 
 
 class FailureKind(StrEnum):
@@ -80,7 +89,7 @@ class Entry(KnownFailure):
     patterns: tuple[re.Pattern[str], ...]
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
-    nodes_of: str = ""
+    everywhere: re.Pattern[str] | None = None
 
     def search(self, text: str) -> re.Match[str] | None:
         """Return the match of the entry in a line without colours and labels."""
@@ -138,7 +147,9 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
                     if len(lines) < _MAX_EVIDENCE:
                         lines.append(_evidence(path, number, text, match))
                     named = nodes.setdefault(entry.id, {})
-                    if (node := match.groupdict().get("node")) and len(named) < _MAX_NODES:
+                    starter = _STARTER.search(text)
+                    node = match.groupdict().get("node") or (starter and starter["node"])
+                    if node and len(named) < _MAX_NODES:
                         named[node] = None
                     break
     state = _state_of(status)
@@ -146,7 +157,9 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
         if state is not None and (state.wins or entry.id == state.topic):
             break  # it overrides this entry and all below
         if entry.id in evidence:
-            return failure_of(entry, evidence[entry.id], nodes[entry.id] or nodes.get(entry.nodes_of, ()))
+            lines = evidence[entry.id]
+            of_tasks = nodes.get(_TASKS, ()) if any(map(_is_of_a_starter, lines)) else ()
+            return failure_of(entry, lines, nodes[entry.id] or of_tasks)
     if state is None:
         return None
     return failure_of(state, evidence.get(state.topic, ()), nodes.get(state.topic, ()))
@@ -188,6 +201,8 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[EndState, ...]]
             more: dict[str, Any] = {key: tuple(table[key]) for key in ("examples", "counterexamples") if key in table}
             if kind is Entry:
                 more["patterns"] = tuple(map(re.compile, table["patterns"]))
+                if "everywhere" in table:
+                    more["everywhere"] = re.compile(table["everywhere"])
             elif "reason" in table:
                 more["reason"] = re.compile(table["reason"])
             return kind(**{**table, **more, "kind": FailureKind(table["kind"])})
@@ -218,6 +233,33 @@ def has_never_started(status: JobStatus | None) -> bool:
     """Return whether a job's final state shows that it never started."""
     state = _state_of(status)
     return state is not None and state.never_started
+
+
+def accuses_its_node(failure: Failure, *, needs_starter: bool = False) -> bool:
+    """Return whether a job that could not start because of a failure might have started on another node.
+
+    An infrastructure failure accuses the node of any line; an application failure only if it was what starts the ranks
+    that wrote it: a mount or a file may be missing on one node. needs_starter: so must an infrastructure failure.
+    """
+    entry = next((entry for entry in load_catalogue() if entry.id == failure.id), None)
+    if entry is None or any(entry.everywhere and entry.everywhere.search(_text(line)) for line in failure.evidence):
+        return False
+    is_enough = failure.kind is FailureKind.INFRASTRUCTURE and not needs_starter
+    return is_enough or any(map(_is_of_a_starter, failure.evidence))
+
+
+def is_of_the_script(failure: Failure) -> bool:
+    """Return whether the job's script wrote the evidence: it runs on the first of the job's nodes."""
+    return any("/slurm_script: line " in line for line in failure.evidence)
+
+
+def _is_of_a_starter(line: str) -> bool:
+    return _STARTER.search(_text(line)) is not None
+
+
+def _text(line: str) -> str:
+    """Return the text of a line of evidence."""
+    return _PLACE.sub("", line, count=1)
 
 
 def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:

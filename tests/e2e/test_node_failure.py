@@ -23,12 +23,72 @@ def four(new_cluster: Callable[..., Any]) -> Any:
 def test_a_node_that_lacks_the_interpreter_fails_no_point(four: Any, start_run: Any, stand_in_test: Any) -> None:
     """It is the first to be free again, and would get most of the points."""
     text = "slurmstepd: error: execve(): /opt/venv/bin/python: No such file or directory"
-    told = {"bad_nodes": ["gb200-2"], "say": text, "exit": 2, "step_s": 0.1}
+    told = {"bad_nodes": ["gb200-2"], "say": text, "exit": 2, "step_s": 0.1, "unstarted": True}
     test = stand_in_test("one", told, num_gpus=4, args="gb = 64\nmb = [1, 2, 4, 8]\nseq_length = [64, 128]")
     run = start_run(four, [test]).finish(0)
     assert {point["verdict"] for point in run.points().values()} == {"success"}
     assert list(run.report["excluded_nodes"]) == ["gb200-2"]
     assert "program_missing in one/" in run.report["excluded_nodes"]["gb200-2"]
+
+
+# What pyxis 0.24 and enroot 4.1 print of a node whose store is full, that lacks a mount, whose image file is damaged
+STORE_FULL = """\
+slurmstepd: error: pyxis: child 5171 failed with error code: 1
+slurmstepd: error: pyxis: failed to create container filesystem for image: /images/nemo.sqsh
+slurmstepd: error: pyxis: printing enroot log file:
+slurmstepd: error: pyxis:     write_file: failed to write file /raid/pyxis_12.0/libfoo.so: No space left on device
+slurmstepd: error: pyxis: couldn't start container
+slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"""
+NO_MOUNT = """\
+slurmstepd: error: pyxis: --container-mounts: source path does not exist: /scratch/data
+slurmstepd: error: pyxis: couldn't start container
+slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"""
+BROKEN_IMAGE = """\
+slurmstepd: error: pyxis: child 5171 failed with error code: 1
+slurmstepd: error: pyxis: failed to create container filesystem for image: /images/nemo.sqsh
+slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected
+slurmstepd: error: pyxis: couldn't start container"""
+UNKNOWN = """\
+slurmstepd: error: pyxis: words of a later version
+slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"""
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        (STORE_FULL, "disk_full"),
+        (NO_MOUNT, "container_mount_failed"),
+        (BROKEN_IMAGE, "image_broken"),
+        (UNKNOWN, "container_failed"),
+    ],
+    ids=["store_full", "no_mount", "broken_image", "unknown"],
+)
+def test_a_node_that_cannot_start_a_container_fails_no_point(
+    four: Any, start_run: Any, stand_in_test: Any, text: str, failure: str
+) -> None:
+    """Of two nodes: the other one trains every point."""
+    told = {"bad_nodes": ["gb200-2"], "say": text, "exit": 1, "step_s": 0.1, "unstarted": True}
+    test = stand_in_test("one", told, num_gpus=4, args="gb = 64\nmb = [1, 2, 4, 8, 16]")
+    only_two = 'extra_sbatch_args = ["--exclude=gb200-3,gb200-4"]'
+    run = start_run(four, [test], system=only_two, runner="retries = 1").finish(0)
+    assert {point["verdict"] for point in run.points().values()} == {"success"}
+    assert list(run.report["excluded_nodes"]) == ["gb200-2"]
+    assert f"{failure} in one/" in run.report["excluded_nodes"]["gb200-2"]
+    failures = {attempt["failure"] for point in run.points().values() for attempt in point["attempts"]}
+    assert failures == {failure, ""}
+
+
+def test_what_no_node_can_start_is_the_applications_failure(four: Any, start_run: Any, stand_in_test: Any) -> None:
+    told = {"say": NO_MOUNT, "exit": 1, "unstarted": True}
+    wrong = stand_in_test("wrong", told, num_gpus=4, args="gb = 64\nmb = [1, 2, 4]")
+    large = stand_in_test("large", num_nodes=4, run='dependencies = [{ type = "start_post_comp", id = "wrong" }]')
+    run = start_run(four, [wrong, large], runner="retries = 5").finish(1)
+    points = run.points()
+    assert {point["verdict"] for key, point in points.items() if key.startswith("wrong/")} == {"failed"}
+    assert run.point("large")["verdict"] == "success", "the nodes are sound"
+    assert run.report["excluded_nodes"] == {}
+    assert "container_mount_failed was the same on every node tried: gb200-1, gb200-2, gb200-3, gb200-4" in run.words
+    assert "check that the sources of the mounts exist on every node" in run.words
 
 
 @pytest.fixture(scope="module")

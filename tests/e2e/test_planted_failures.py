@@ -31,6 +31,24 @@ if os.environ.get("RANK") == "1":
 
     hang.step_done = planted_sleep
 """
+# Rank 1 starts slowly, as out of a container on a busy file system, and then hangs
+SLOW_START = """
+import os, sys
+
+if os.environ.get("RANK") == "1":
+    import threading, time
+
+    class Finder:
+        def find_spec(self, name, path, target=None):
+            if name == "torch":
+                planted_sleep()
+
+    def planted_sleep():
+        time.sleep(1000)
+
+    time.sleep(5)
+    sys.meta_path.insert(0, Finder())
+"""
 REAL = """
 [[Tests]]
 id = "{id}"
@@ -108,6 +126,18 @@ def test_a_rank_that_sleeps(start_run: Any, tmp_path: Path) -> None:
     assert "planted_sleep" in (stacks / "rank-1.txt").read_text()
     assert "planted_sleep" not in (stacks / "rank-0.txt").read_text(), "rank 0 waits for it elsewhere"
     assert not processes_below(run.directory)
+
+
+def test_a_hang_in_a_slow_start_leaves_its_stack(start_run: Any, tmp_path: Path) -> None:
+    """The rank began when a tenth of the time was over: its timer has to end before the runner's."""
+    pytest.importorskip("torch")
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    asleep = REAL.format(id="asleep", num_gpus=2, args="", env=f'PYTHONPATH = "{tmp_path}"')
+    run = start_run(None, [asleep], whole_system=LOCAL, runner="hang_timeout_s = 40").finish(1)
+    point = run.point("asleep")
+    assert (point["job"]["state"], point["failure"]["id"]) == ("HUNG", "hang")
+    assert "planted_sleep" in (run.root / point["key"] / "stacks" / "rank-1.txt").read_text()
+    check_evidence(run, "asleep", "planted_sleep")
 
 
 def test_a_loss_that_is_not_a_number(start_run: Any) -> None:

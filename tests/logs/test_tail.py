@@ -62,3 +62,42 @@ def test_what_torchrun_says_of_itself_is_left_out(tmp_path: Path) -> None:
     assert lines[0] == '  File "x.py", line 1'
     assert lines[1] == "ValueError: the reason"
     assert "failed (exitcode: 1) local_rank: 0" in lines[2]
+
+
+SIGNALLED = b"""\
+W1129 13:00:00.1 77 torch/distributed/elastic/agent/server/api.py:725] Received 15 death signal, shutting down workers
+W1129 13:00:00.2 77 torch/distributed/elastic/multiprocessing/api.py:910] Sending process 88 closing signal SIGTERM
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 931, in main
+    run(args)
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 374, in launch_agent
+    result = agent.run()
+             ^^^^^^^^^^^
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 77 got signal: 15
+"""
+
+
+@every(
+    "noise",
+    [
+        SIGNALLED,
+        SIGNALLED[SIGNALLED.index(b"    run(args)") :],  # its begin is not in the last 64 KiB
+        b"W1129 13:00:00.1 77 torch/distributed/run.py:851] \nW1129 13:00:00.1 77 torch/distributed/run.py:851] "
+        + b"*" * 41
+        + b"\nW1129 13:00:00.1 77 torch/distributed/run.py:851] Setting OMP_NUM_THREADS environment variable for each"
+        b" process to be 1 in default, to avoid your system being overloaded\n",
+        b"absl.logging is not installed, logs go to stderr\n",
+        b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n",
+        b"Setting rerun_state_machine.current_iteration to 0...\n",
+        b"[rank0]:[W1129 13:00:00.1 ProcessGroupNCCL.cpp:1538] Warning: WARNING: destroy_process_group() was not called"
+        b" before program exit\n",
+    ],
+)
+def test_what_explains_no_failure_is_left_out(tmp_path: Path, noise: bytes) -> None:
+    assert last_lines(_log(tmp_path, b"the cause\n" + noise), 9) == ["the cause"]
+    assert last_lines(_log(tmp_path, noise + b"the cause\n"), 9) == ["the cause"]
+
+
+def test_a_traceback_with_a_cause_stays(tmp_path: Path) -> None:
+    cause = b'Traceback (most recent call last):\n  File "x.py", line 1, in f\nKeyError: 1\n'
+    assert last_lines(_log(tmp_path, cause + SIGNALLED), 9) == cause.decode().splitlines()

@@ -94,8 +94,8 @@ def test_a_killed_run_has_the_end_of_its_logs(root: Path) -> None:
     assert str(point.verdict) == "failed"
     assert "SIGKILL" in point.reasons[0]
     assert "3 of 6 steps are in the log; the first missing is 4" in point.reasons
-    assert "Killed by the test" in point.evidence
-    assert not any("MBRIDGE_STEP" in line for line in point.evidence)
+    assert (point.evidence, "Killed by the test" in point.last_lines) == ((), True)
+    assert not any("MBRIDGE_STEP" in line for line in point.last_lines)
 
 
 def test_a_run_that_was_never_submitted_is_no_success(root: Path) -> None:
@@ -173,7 +173,9 @@ def test_a_hang_comes_with_the_stacks_of_its_ranks(root: Path) -> None:
     point = build_report(root).points[0]
     assert str(point.verdict) == "failed"
     assert any("no step for 1801 s after step 3" in reason for reason in point.reasons)
-    assert point.evidence[:2] == ("stacks/rank0.txt:   File all_reduce", "stacks/rank0.txt:   File main")
+    assert point.evidence[:2] == tuple(
+        f"stacks/rank0.txt (1 of 1 rank):   File {name}" for name in ("all_reduce", "main")
+    )
 
 
 # What the runner is told

@@ -418,3 +418,9 @@ def test_the_accounting_of_a_requeued_job_ends_with_its_last_row() -> None:
     first, second = parse_sacct("\n".join(rows))
     assert (first.status.state, first.status.nodes) == ("COMPLETED", "n1")
     assert second.status.state == "FAILED"
+
+
+def test_a_job_that_root_cancelled_says_so() -> None:
+    """Slurm cancels as root, an administrator too: nobody who waits for the job has done it."""
+    rows = "17|CANCELLED by 0|0:15|node1|12|a\n18|CANCELLED by 1000|0:15|node1|12|b\n19|CANCELLED by 10|0:0|node1|0|c\n"
+    assert [seen.status.reason for seen in parse_sacct(rows)] == ["by root", "", ""]

@@ -10,6 +10,7 @@ what the variable STAND_IN says, a JSON object:
     file        a file whose content, if it exists, replaces this object
     at          step after which the rest happens (default: before the first)
     say         text for stderr
+    unstarted   say and exit before the record of the start: no rank has begun
     exit        exit code; without it, the run goes on
     signal      number of a signal that it sends itself
     signal_job  number of a signal that the job's batch script gets
@@ -40,6 +41,9 @@ def main() -> int:
         told = {"step_s": told.get("step_s", 0), "varies": told.get("varies", 0)}
     if "late_s" in told and os.environ.get("PET_NODE_RANK", "0") == "0":
         hide(told["late_s"])
+    if told.get("unstarted"):
+        print(told["say"], file=sys.stderr, flush=True)
+        return int(told["exit"])
     level = random.gauss(1, told.get("varies", 0))
     if os.environ.get("PET_NODE_RANK", "0") != "0":
         time.sleep(told.get("step_s", 0) * steps() + 0.2)

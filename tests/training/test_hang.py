@@ -14,7 +14,7 @@ import pytest
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.process.hang import hang_timeout_s, hang_watch, step_done
+from cloudai_mbridge.training.process.hang import hang_timeout_s, hang_watch, seconds_before, step_done
 from tests.cases import every
 from tests.training.conftest import processes_in
 
@@ -102,10 +102,11 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     (tmp_path / "training.json").write_text(json.dumps(container_data(CONFIG)))
     (tmp_path / "plant").mkdir()
 
-    def run(argv: list[str], timeout: str, plant: str = "") -> "subprocess.Popen[str]":
+    def run(argv: list[str], timeout: str, plant: str = "", **more: str) -> "subprocess.Popen[str]":
         (tmp_path / "plant" / "sitecustomize.py").write_text(plant)
         path = os.pathsep.join([str(tmp_path / "plant"), str(repository)])
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MBRIDGE_HANG_TIMEOUT_S": timeout}
+        env |= more
         pipe = subprocess.PIPE
         started.append(
             subprocess.Popen([sys.executable, *argv], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, env=env)
@@ -158,6 +159,24 @@ def test_a_rank_that_hangs_before_its_first_step(tmp_path: Path, start: Start) -
     pytest.importorskip("torch")
     process = start(TWO_RANKS, "10", PLANT.format(hang_in_import=True, sleep=SLEEP))
     wait_for_stacks(tmp_path, process, ("0:00:10)!",), ("0:00:10)!", " in planted_sleep\n", " in main\n"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("age_s", [594, 5000])  # of the job: the container was imported first
+def test_a_rank_that_begins_late_has_only_the_rest_of_the_time(tmp_path: Path, start: Start, age_s: int) -> None:
+    pytest.importorskip("torch")
+    since = {"MBRIDGE_HANG_SINCE": f"{time.time() - age_s:.0f}"}
+    process = start(TWO_RANKS, "600", PLANT.format(hang_in_import=True, sleep=SLEEP), **since)
+    wait_for_stacks(tmp_path, process, (), (" in planted_sleep\n", " in main\n"))
+
+
+@every(
+    ("since", "seconds"),
+    [("100", 900.0), ("999.5", 0.5), ("1000", 0.0), ("2000", 0.0), ("", 0.0), ("x", 0.0), ("nan", 0.0), ("-inf", 0.0)],
+)
+def test_the_seconds_before_a_rank(since: str, seconds: float) -> None:
+    assert seconds_before({"MBRIDGE_HANG_SINCE": since}, 1000.0) == seconds
+    assert seconds_before({}, 1000.0) == 0
 
 
 @pytest.mark.process

@@ -59,7 +59,7 @@ def test_the_whole_table(status: str, steps: str, loss: str) -> None:
     is_good = (status, steps) == ("good", "good") and loss == "good"
     assert (outcome.verdict is Verdict.SUCCESS) is is_good
     assert bool(outcome.reasons) is not is_good
-    assert outcome.evidence == (() if is_good else ("the last line",))
+    assert (outcome.evidence, outcome.last_lines) == ((), () if is_good else ("the last line",))
 
 
 def test_a_rate_that_the_launcher_does_not_know_is_no_failure() -> None:
@@ -197,3 +197,72 @@ def test_a_run_that_hangs_after_its_last_step_is_not_called_slow(tmp_path: Path,
     failure = with_failure(outcome, hung, log, (), tmp_path, num_steps).failure
     assert failure is not None
     assert words in failure.remedy
+
+
+def _stack(innermost: str, more: str = "") -> str:
+    frames = f'  File "{innermost}\n  File "/x/train.py", line 7 in main\n'
+    return (
+        f'Timeout (0:27:00)!\nThread 0x00007f1{len(innermost):03x} (most recent call first):\n  File "a.py"{more}\n\n'
+        + (f"Thread 0x00007f2{len(more):03x} (most recent call first):\n{frames}")
+    )
+
+
+WAITS, LOADS, SAVES = 'dist.py", line 3 in all_reduce', 'loader.py", line 9 in __next__', 'save.py", line 1 in save'
+
+
+def _hang(directory: Path, stacks: dict[int, str]) -> list[str]:
+    """Return the evidence of a hang whose ranks left these stacks."""
+    directory = directory / "stacks"
+    directory.mkdir()
+    for rank, text in stacks.items():
+        (directory / f"rank-{rank}.txt").write_text(text)
+    hung = STATUSES["hung"]
+    failure = with_failure(_judge("hung", "none"), hung, LogSummary(), (), directory, NUM_STEPS).failure
+    assert failure is not None
+    return list(failure.evidence)
+
+
+def test_the_stack_of_the_odd_rank_is_shown_first(tmp_path: Path) -> None:
+    """Whatever its number is: by name, rank 517 stands behind 500 others."""
+    waiting = {rank: _stack(WAITS, f" {rank}") for rank in range(1000)}
+    lines = _hang(tmp_path, waiting | {517: _stack(LOADS), 4: _stack(SAVES), 9: _stack(SAVES)})
+    assert lines == [
+        'stacks/rank-517.txt (1 of 1000 ranks):   File "loader.py", line 9 in __next__',
+        'stacks/rank-517.txt (1 of 1000 ranks):   File "/x/train.py", line 7 in main',
+        'stacks/rank-4.txt (2 of 1000 ranks):   File "save.py", line 1 in save',
+        'stacks/rank-4.txt (2 of 1000 ranks):   File "/x/train.py", line 7 in main',
+        'stacks/rank-0.txt (997 of 1000 ranks):   File "dist.py", line 3 in all_reduce',
+        'stacks/rank-0.txt (997 of 1000 ranks):   File "/x/train.py", line 7 in main',
+    ]
+
+
+def test_a_rank_that_left_no_stack_is_odd_too(tmp_path: Path) -> None:
+    lines = _hang(tmp_path, {rank: "" if rank == 2 else _stack(WAITS) for rank in range(16)})
+    assert lines[0] == "stacks/rank-2.txt (1 of 16 ranks): no stack was written"
+
+
+def test_of_many_different_stacks_a_few_are_shown(tmp_path: Path) -> None:
+    lines = _hang(tmp_path, {rank: _stack(f'f{rank}.py", line 1 in f') for rank in range(12)})
+    assert [line.partition(" ")[0] for line in lines[::2]] == [f"stacks/rank-{rank}.txt" for rank in range(4)]
+
+
+def test_a_hang_before_the_ranks_names_no_stacks(tmp_path: Path) -> None:
+    hung = STATUSES["hung"]
+    failure = with_failure(_judge("hung", "none"), hung, LogSummary(), (), tmp_path / "stacks", NUM_STEPS).failure
+    assert failure is not None
+    assert "no rank left a stack" in failure.remedy
+
+
+@every(
+    ("text", "evidence"),
+    [
+        ("W1129 a warning\nValueError: num_layers is odd\nmore\n", ("stderr.txt:2: ValueError: num_layers is odd",)),
+        ("W1129 a warning\nmore\n", ()),
+    ],
+)
+def test_the_last_lines_are_no_evidence(tmp_path: Path, text: str, evidence: tuple[str, ...]) -> None:
+    log = tmp_path / "stderr.txt"
+    log.write_text(text)
+    outcome = with_failure(_judge("failed", "cut"), STATUSES["failed"], LogSummary(), [log], tmp_path / "stacks")
+    assert outcome.evidence == evidence
+    assert outcome.last_lines == (tuple(text.splitlines()) if evidence else ("the last line",))

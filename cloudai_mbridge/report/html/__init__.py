@@ -111,6 +111,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         **{name: point.get(name) for name in _AS_THEY_ARE},
         "violations": [{name: str(violation.get(name, "")) for name in _VIOLATION} for violation in violations],
         "evidence": list(point.get("evidence") or ()),
+        "last_lines": list(point.get("last_lines") or ()),
         "failure": point.get("failure"),
         "job": _some(job, _JOB),
         "attempts": [_some(attempt, _JOB) for attempt in attempts] if len(attempts) > 1 else [],

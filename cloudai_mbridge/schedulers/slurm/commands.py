@@ -64,6 +64,9 @@ def parse_squeue(output: str) -> dict[str, Seen]:
     }
 
 
+_BY_ROOT = "by root"  # a user's own scancel has the user's number
+
+
 def parse_sacct(output: str) -> list[Seen]:
     """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). Rows of unfinished jobs prove nothing.
 
@@ -79,7 +82,8 @@ def parse_sacct(output: str) -> list[Seen]:
         exit_code, signal = parse_exit_code(code)
         run_time_s = float(elapsed) if elapsed.isdigit() else None
         nodes = "" if nodes == "None assigned" else nodes
-        status = JobStatus(base_state(state), classify(state), exit_code, signal, "", nodes, run_time_s)
+        reason = _BY_ROOT if state.strip().endswith(" by 0") else ""
+        status = JobStatus(base_state(state), classify(state), exit_code, signal, reason, nodes, run_time_s)
         parts.setdefault((job_id.partition("+")[0], name), {})[job_id] = status
     return [Seen(job_id, merge_components(same.values()), name=name) for (job_id, name), same in parts.items()]
 

@@ -2,6 +2,7 @@
 its place. Standard library only, so that the watch begins before torch loads."""
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -13,6 +14,9 @@ from pathlib import Path
 from cloudai_mbridge.training.errors import ConfigError
 
 TIMEOUT_VARIABLE = "MBRIDGE_HANG_TIMEOUT_S"
+# Seconds of the epoch at which the job began: who watches it counts from then on, and the first step may take long
+SINCE_VARIABLE = "MBRIDGE_HANG_SINCE"
+_LEAST_SHARE = 1 / 50  # of the timeout: until the stacks of a rank that begins when the time is over
 
 _timers: list[Callable[[], None]] = []  # start the timers of the watches inside `with` again
 
@@ -44,9 +48,20 @@ def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
     return timeout_s
 
 
+def seconds_before(environment: Mapping[str, str], now: float) -> float:
+    """Return the seconds from the job's begin to now; 0 if unknown. now: seconds of the epoch."""
+    with suppress(ValueError):
+        before_s = now - float(environment.get(SINCE_VARIABLE, ""))
+        return before_s if 0 < before_s < math.inf else 0.0
+    return 0.0
+
+
 @contextmanager
-def hang_watch(timeout_s: float | None) -> Iterator[None]:
+def hang_watch(timeout_s: float | None, before_s: float = 0.0) -> Iterator[None]:
     """Write the stacks of all threads to `stacks/rank-N.txt` if `timeout_s` pass inside `with` without a step.
+
+    before_s: seconds that have passed already without a step. What is left is short then, and the stacks are written
+    again and again until the first step: the start-up goes on.
 
     The writer is a C thread that needs no GIL, so it also works while the main thread holds it in a blocking call. The
     process continues; the scheduler or the runner cancels the job. A rank that finishes further steps is watched again,
@@ -64,7 +79,8 @@ def hang_watch(timeout_s: float | None) -> Iterator[None]:
         yield
         return
     start = partial(faulthandler.dump_traceback_later, timeout_s, repeat=False, file=file)
-    start()
+    left_s = max(timeout_s - before_s, timeout_s * _LEAST_SHARE)
+    faulthandler.dump_traceback_later(left_s, repeat=left_s < timeout_s, file=file)
     _timers.append(start)
     has_failed = True
     try:

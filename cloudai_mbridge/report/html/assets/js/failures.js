@@ -49,6 +49,8 @@ function failedRun(run) {
     nodes.length ? h("p", {}, "Blamed nodes: ", data(nodes.join(", "))) : null,
     jobLine(run.job),
     lines.length ? h("pre", {}, lines.join("\n")) : h("p", { class: "muted" }, "The logs show nothing of it."),
+    run.last_lines.length ? h("p", { class: "muted" }, "The last lines of its logs:") : null,
+    run.last_lines.length ? h("pre", {}, run.last_lines.join("\n")) : null,
     run.log.file ? h("p", { class: "note" }, "Log: ", data(run.log.file, { class: "data mono" })) : null,
     run.logs.length ? h("p", { class: "no-print" }, "Open: ", logLinks(run)) : null,
     run.attempts.length
