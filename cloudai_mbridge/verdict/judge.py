@@ -38,7 +38,7 @@ _STACK_HEAD = "(most recent call first):\n"
 class Verdict(StrEnum):
     """Outcome of a point. CANCELLED: mbridge ended it, or was stopped before its turn.
 
-    UNFINISHED: a process drives the run, and the point has not ended. No report.json has it.
+    UNFINISHED: the point has not ended, or nothing proves that it has. No report.json has it.
     """
 
     SUCCESS = "success"
