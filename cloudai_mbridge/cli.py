@@ -14,6 +14,7 @@ from cloudai_mbridge.commands.console import print_error, show_error, wants_json
 from cloudai_mbridge.commands.table import CommandTable
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.files.replace import free_space, is_disk_full
+from cloudai_mbridge.start_up import INTERRUPTED
 from cloudai_mbridge.version import __version__
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -67,10 +68,11 @@ def main() -> NoReturn:
         sys.exit(BadInput.exit_code)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
         if wants_json(sys.argv[1:]):
-            print_error("Interrupted", 130, "interrupted")
-        sys.exit(130)
+            print_error("Interrupted", INTERRUPTED, "interrupted")
+        sys.exit(INTERRUPTED)
     except MBridgeError as error:
         _show(type(error).__name__, error.exit_code, str(error))
     except Exception as error:

@@ -3,8 +3,9 @@
 A written run can be continued: `resume` reads it back, and proceeds as if nothing had happened.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +13,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.constraints import RuleSet
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, Damaged
 from cloudai_mbridge.files.run_files import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.models.loading import HOOK_DIR, LoadedScenario, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
-from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
+from cloudai_mbridge.plan import ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.checks import check_inputs
-from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, refuse_unknown_options
+from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher, launcher_of, refuse_unknown_options
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
 from cloudai_mbridge.plan.select import Selection, hooks_of, listed
 from cloudai_mbridge.schedulers.slurm.client import node_states
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from cloudai_mbridge.report.write import FindHistory
     from cloudai_mbridge.runner import Observer
     from cloudai_mbridge.runner.context import Chooser
+    from cloudai_mbridge.runner.control import RunStatus
     from cloudai_mbridge.runner.interrupt import Interrupts
+    from cloudai_mbridge.runner.observe import Observed
     from cloudai_mbridge.schedulers.interface import Scheduler
 
 _NOT_ASKED = (
@@ -216,12 +219,14 @@ def execute(
     observer: "Observer",
     *,
     only_cancel: bool = False,
+    is_throttled: bool = False,
     choosers: "Mapping[str, Chooser]" = MappingProxyType({}),
     interrupts: "Interrupts | None" = None,
 ) -> None:
     """Submit a written run, or continue after another process has stopped, and watch it to its end.
 
-    choosers: of the tests to search, by id; of other tests every run is submitted. interrupts: as in `run_all`.
+    choosers: of the tests to search, by id; of other tests every run is submitted. is_throttled, interrupts: as in
+    `run_all`.
     The caller holds the directory's `driver_lock`, and keeps it until the report is written.
     """
     from cloudai_mbridge.report import judge_in
@@ -239,38 +244,83 @@ def execute(
         pace=Pace(shortest, system.monitor_interval or longest, share=share),
         only_cancel=only_cancel,
         has_lock=True,
+        is_throttled=is_throttled,
         choosers=choosers,
         may_be_late=scheduler.may_be_late,
         interrupts=interrupts,
     )
 
 
-def report(root: Path, **options: "FindHistory") -> "RunReport":
+def report(root: Path, observed: "Observed | None" = None, **options: "FindHistory") -> "RunReport":
     """Judge the files in a run's directory and write the reports; `options` are the options of `write_report`.
 
+    While runs are unfinished, nothing is written.
     No other process holds the directory: the caller has `driver_lock`, or `no_driver`.
+    observed: as in `build_report`.
 
     BadInput: the directory contains nothing to report, or cannot be read; nothing was written.
     """
     from cloudai_mbridge.report import build_report, write_report
 
-    result = build_report(root)
-    write_report(result, root, **options)
+    result = build_report(root, observed) if observed else build_report(root)
+    if not result.is_unfinished:
+        write_report(result, root, **options)
     return result
+
+
+@contextlib.contextmanager
+def observing(root: Path) -> "Iterator[Observed]":
+    """Yield where a run stands, and keep it from being driven meanwhile unless a process holds it already.
+
+    Of a run that no process holds, the jobs are looked up in their scheduler, once; nothing is changed.
+    MBridgeError: the plan or the journal cannot be read.
+    """
+    from cloudai_mbridge.runner.lock import reading
+
+    with reading(root) as held_by:
+        yield observe(root, held_by)
+
+
+def observe(root: Path, held_by: str | None, scheduler: "Scheduler | None" = None) -> "Observed":
+    """Return where a run stands. held_by: as in `reading`. scheduler: as of `reader_of`; default: a new one."""
+    from cloudai_mbridge.runner.observe import observe
+
+    planned = read_plan_data(root)["runs"]
+    return observe(root, held_by, planned, lambda: scheduler or reader_of(root, planned))
+
+
+def reader_of(root: Path, planned: Iterable[Mapping[str, Any]]) -> "Scheduler":
+    """Return the scheduler of a run, to observe its jobs only. planned: the plan's runs."""
+    launchers = {launcher_of(run.get("upstream")) for run in planned}
+    return _scheduler(load_system(root / ROOT_FILES.system), launchers, ())
+
+
+def read_status(root: Path, *, with_events: bool = False) -> "RunStatus":
+    """Return where the points of a run stand, also while it is under way; as `control.read_status`."""
+    from cloudai_mbridge.runner import control
+
+    try:
+        with observing(root) as observed:
+            return control.read_status(root, with_events=with_events, observed=observed)
+    except Damaged:  # which the status contains
+        return control.read_status(root, with_events=with_events)
 
 
 def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
     """Return the scheduler of a plan on a system: one per launcher, if the plan has runs of both."""
-    launchers = {run.launcher for run in plan.runs}
+    return _scheduler(system, {run.launcher for run in plan.runs}, plan.runs)
+
+
+def _scheduler(system: System, launchers: Collection[RunLauncher], runs: Sequence[RunPlan]) -> "Scheduler":
     if MEGATRON_BRIDGE not in launchers:
-        return _embedded(system, plan)
+        return _embedded(system, runs)
     from cloudai_mbridge.schedulers.megatron_bridge import ByLauncher, UpstreamClient
 
-    upstream = UpstreamClient(slurm_of(system), plan.runs)
-    return ByLauncher(_embedded(system, plan), upstream) if EMBEDDED in launchers else upstream
+    upstream = UpstreamClient(slurm_of(system), runs)
+    return ByLauncher(_embedded(system, runs), upstream) if EMBEDDED in launchers else upstream
 
 
-def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
+def _embedded(system: System, runs: Sequence[RunPlan]) -> "Scheduler":
     """Return the scheduler of the embedded loop on a system."""
     from cloudai_mbridge.integrations.nemo_run import NemoRunSlurmClient, require_nemo_run
     from cloudai_mbridge.schedulers.local import LocalClient
@@ -279,7 +329,7 @@ def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
         needed = (require_nemo_run,) if uses_nemo_run else ()
-        return LocalClient(system, plan.runs, *needed)
+        return LocalClient(system, runs, *needed)
     return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 

@@ -122,7 +122,7 @@ def tests_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def verified(path: Path, data: dict[str, Any], tests_dir: Path) -> Finding:
     path.write_text(render_toml(data))
-    (finding,) = verify(path, None, tests_dir)
+    (finding,) = verify([path], None, tests_dir)
     return finding
 
 
@@ -214,7 +214,7 @@ def test_taplo_marks_the_line_of_verify_configs(kind: str, lines: str, message: 
     name = (REPOSITORY / HEADS[kind]).parent / head.removeprefix("#:schema ")
     path = tmp_path / "file.toml"
     path.write_text(f"#:schema {os.path.relpath(name, tmp_path)}\n{rest}{lines}")
-    (finding,) = verify(path, None, REPOSITORY / FOLDERS["test"])
+    (finding,) = verify([path], None, REPOSITORY / FOLDERS["test"])
     assert message in finding.text
     assert TAPLO is not None
     done = subprocess.run([TAPLO, "lint", "--colors=never", "--no-auto-config", path], capture_output=True, text=True)

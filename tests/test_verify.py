@@ -60,3 +60,28 @@ def test_a_test_may_have_an_empty_name(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["verify-configs", str(path)], standalone_mode=False)
     assert result.exception is None, result.output
     assert "1 point, 0 of them rejected" in result.output
+
+
+def test_several_paths_and_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's directory has copies of tests, and links; given by itself it is checked."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"t.toml": TEST, "s.toml": SCENARIO, "system.toml": SYSTEM.replace("mian", "main")}.items():
+        Path(name).write_text(text)
+    root = Path("results/s_2026-11-01_02-00-00")
+    (root / "a/single/0").mkdir(parents=True)
+    for name, text in {"plan.json": "{}", "system.toml": "broken", "a/single/0/test.toml": TEST}.items():
+        (root / name).write_text(text)
+    (root / "link").symlink_to(tmp_path)
+
+    def verify(*paths: str) -> tuple[int, list[str]]:
+        result = CliRunner().invoke(cli, ["verify-configs", *paths], standalone_mode=False)
+        return result.return_value, [
+            line.split(": ")[0].removeprefix("ok").strip() for line in result.output.splitlines()
+        ]
+
+    assert verify(".") == (0, ["s.toml", "system.toml", "t.toml"])
+    assert verify("s.toml", "t.toml") == (0, ["s.toml", "t.toml"])
+    assert verify("s.toml", ".", "t.toml") == (0, ["s.toml", "system.toml", "t.toml"])
+    assert verify("results/s_2026-11-01_02-00-00")[0] == 2
+    assert CliRunner().invoke(cli, ["verify-configs"], standalone_mode=False).exit_code != 0
+    assert verify("s.toml", "nothing.toml")[0] == 2

@@ -29,7 +29,7 @@ from cloudai_mbridge.report.text import count_text
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.clock import PlainObserver, clock_of
 from cloudai_mbridge.runner.control import RunStatus
-from cloudai_mbridge.runner.lock import driver_lock, reading
+from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.tune import choosers_for
 
 if TYPE_CHECKING:
@@ -160,14 +160,14 @@ class Run:
     def report(self) -> "Report":
         """Judge the files of the directory; nothing is written.
 
-        While a process drives the run, active points are `unfinished`, with a note.
+        Points that have not ended are `unfinished`, with a note, whether a process drives the run or none does.
         """
-        with reading(self.path) as held_by:
-            return Report(**vars(build_report(self.path, held_by)))
+        with pipeline.observing(self.path) as observed:
+            return Report(**vars(build_report(self.path, observed)))
 
     def status(self) -> RunStatus:
         """Return the state of its points, also while it is under way."""
-        return control.read_status(self.path)
+        return pipeline.read_status(self.path)
 
     def resume(self, *, progress: Progress | None = None) -> "Run":
         """Continue it after its process has ended before its jobs; nothing is submitted twice. As `Plan.run`."""

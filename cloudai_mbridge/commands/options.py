@@ -18,7 +18,7 @@ from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.megatron_bridge.release import known_releases
 from cloudai_mbridge.models.loading import HOOK_DIR
 from cloudai_mbridge.pipeline import Request
-from cloudai_mbridge.plan.read import LATEST, find_run, find_runs
+from cloudai_mbridge.plan.read import LATEST, find_run, find_runs, refuse_distant
 from cloudai_mbridge.recipes import recipe_names
 from cloudai_mbridge.training.flops import Formula
 
@@ -40,13 +40,22 @@ def as_run(value: str) -> Path:
     return root
 
 
+def as_near_run(value: str) -> Path:
+    """Return the path as `as_run`. BadInput: `latest` is a run of another place, which may be another project's."""
+    root = as_run(value)
+    if value == LATEST and root != Path(value):
+        refuse_distant(root)
+    return root
+
+
 def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add an argument that is a run, and to the command's help what that may be."""
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         text = inspect.getdoc(command) or ""
         command.__doc__ = text if RUN_TEXT in text else f"{text}\n\n{RUN_TEXT}"
-        return click.argument(name, metavar=metavar, type=as_run, shell_complete=complete_run, **options)(command)
+        kind = {"type": as_run, "shell_complete": complete_run, **options}
+        return click.argument(name, metavar=metavar, **kind)(command)
 
     return decorate
 
@@ -81,7 +90,9 @@ COMPLETE_PRECISION, COMPLETE_RELEASE = completing(lambda: map(str, Precision)), 
 
 
 # Links are resolved. A circle of links stays, and is not the directory of a run
-RUN_ROOT = run_argument("root", callback=lambda ctx, param, value: Path(os.path.realpath(value)))
+_RESOLVED: dict[str, Any] = {"callback": lambda ctx, param, value: Path(os.path.realpath(value))}
+RUN_ROOT = run_argument("root", **_RESOLVED)
+NEAR_RUN_ROOT = run_argument("root", type=as_near_run, **_RESOLVED)  # for a command that ends jobs
 
 
 PATH = click.Path(path_type=Path)

@@ -11,6 +11,8 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
+from cloudai_mbridge.start_up import leaving_at_once
+
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "First steps": {
         "init": ("commands.setup.init:init", "Write a test, a scenario and a system that run as they are."),
@@ -73,7 +75,8 @@ class CommandTable(click.Group):
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         gc.disable()  # imported objects stay: a garbage collection over them takes a tenth of the time
         try:
-            return cast(click.Command, getattr(importlib.import_module(f"cloudai_mbridge.{module}"), name))
+            with leaving_at_once():
+                return cast(click.Command, getattr(importlib.import_module(f"cloudai_mbridge.{module}"), name))
         finally:
             gc.freeze()
             gc.enable()

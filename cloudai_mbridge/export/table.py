@@ -3,20 +3,23 @@
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.metrics import MEASURES, summarize
+from cloudai_mbridge.plan.read import is_dry_run
 from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.columns import ARGUMENTS, COLUMNS, METRICS, columns_with
-from cloudai_mbridge.report.model import PointReport
+from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.report.rows import measure_cells, run_cells
-from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
 Row = Mapping[str, Any]
@@ -61,17 +64,14 @@ def digest(*values: Any) -> str:
 def read_table(path: Path, *, by_point: bool = False) -> RunTable:
     """Read the report of a run's directory, or a report.json. BadInput as `read_report`.
 
-    While a process drives the run, the table contains the results so far.
+    Before the run has ended, the table contains the results so far.
 
     by_point: a row for each point. Its metrics are over its successful runs, and n is their number.
     """
     report, name, so_far = None, path.resolve().name, ""
-    if path.is_dir():
-        with reading(path) as held_by:
-            if held_by:
-                built = build_report(path, held_by)
-                ended = [point for point in built.points if point.verdict is not Verdict.UNFINISHED]
-                report, so_far = replace(built, points=tuple(ended)), built.notes[0]
+    if path.is_dir() and (built := _read_so_far(path)) is not None:
+        ended = [point for point in built.points if point.verdict is not Verdict.UNFINISHED]
+        report, so_far = replace(built, points=tuple(ended)), built.notes[0]
     if report is None:
         report, file = read_report(path)
         name = file.resolve().parent.name
@@ -90,6 +90,17 @@ def read_table(path: Path, *, by_point: bool = False) -> RunTable:
     for number, point in enumerate(report.points):
         groups.setdefault((point.test_id, point.label, 0 if by_point else number), []).append(point)
     return replace(table, rows=tuple(_row(table, runs, axes, by_point=by_point) for runs in groups.values()))
+
+
+def _read_so_far(root: Path) -> RunReport | None:
+    """Return the results so far of a run that has not ended, None of any other."""
+    if is_dry_run(root):
+        return None
+    with suppress(MBridgeError):  # `read_report` fails for the same reason, or needs no more than report.json
+        with pipeline.observing(root) as observed:
+            report = build_report(root, observed) if observed.is_open else None
+        return report if report is not None and (observed.held_by or report.is_unfinished) else None
+    return None
 
 
 def _row(table: RunTable, runs: Sequence[PointReport], axes: Mapping[str, str], *, by_point: bool) -> Row:

@@ -79,6 +79,27 @@ def started_at(root: Path) -> tuple[datetime, int]:
         return datetime.min.replace(tzinfo=UTC), 0
 
 
+def walk_without_runs(directory: Path) -> tuple[list[Path], list[Path]]:
+    """Return all that is below a directory, links included, and the run directories that were left out, both in order.
+
+    A run's directory has copies of tests and systems, which are results. The directory itself may be one.
+    """
+    found: list[Path] = []
+    runs: list[Path] = []
+    for place, directories, files in os.walk(directory):
+        here = Path(place)
+        own = [here / name for name in directories if _has_plan(here / name)]
+        runs += own
+        directories[:] = [name for name in directories if here / name not in own]
+        found += (here / name for name in (*directories, *files))
+    return sorted(found), sorted(runs)
+
+
+def _has_plan(path: Path) -> bool:
+    plans = (ROOT_FILES.plan, ROOT_FILES.unfinished_plan)
+    return (path / ROOT_FILES.system).is_file() and any((path / name).is_file() for name in plans)
+
+
 _MOST_READ = 1000  # the last entries; each costs a file-system access
 
 

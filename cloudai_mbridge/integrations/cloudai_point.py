@@ -7,6 +7,7 @@ one point runs in a directory below. CloudAI expands sweeps, submits and waits.
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.schedulers.slurm.commands import status_from_marker
 from cloudai_mbridge.sweep.expand import NUM_NODES
 
@@ -178,7 +180,8 @@ def judged(output_path: Path) -> PointReport:
         with closing(Journal(root / ROOT_FILES.journal)) as journal:
             if not journal.entry(key).attempts:  # CloudAI has submitted it
                 journal.intend([(key, 1)], OUR_TEMPLATE)
-            journal.saw(key, 1, status_from_marker(marker))
+            status = status_from_marker(marker)
+            journal.saw(key, 1, status if status.is_final else replace(status, job_class=JobClass.LOST))
         report = build_report(root)
         write_report(report, root)
         return report.points[0]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cloudai_mbridge.errors import BadInput, counted, shown
+from cloudai_mbridge.files.run_files import walk_without_runs
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.credentials import shown_value
 from cloudai_mbridge.models.scenario import TestRun, TestScenario
@@ -148,7 +149,7 @@ def is_baseline(source: TomlSource) -> bool:
 
 
 def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> TestFiles:
-    """Read the TOMLs below a directory. Systems, scenarios and files without a name are skipped.
+    """Read the TOMLs below a directory. Systems, scenarios, files without a name and results are skipped.
 
     BadInput: no such directory, or invalid TOML, unless that is to be skipped.
     """
@@ -156,10 +157,14 @@ def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> Tes
         return TestFiles(None, {})
     if not directory.is_dir():
         raise BadInput(f"{directory}: no such directory; --tests-dir takes the directory of the test TOMLs")
+    paths = (path for path in walk_without_runs(directory)[0] if path.suffix == ".toml" and path.is_file())
+    return find_tests_among(paths, directory, skip_broken=skip_broken)
+
+
+def find_tests_among(paths: Iterable[Path], directory: Path | None, *, skip_broken: bool) -> TestFiles:
+    """Read the tests among TOML files. directory: as of `TestFiles`. BadInput: as `find_test_files`."""
     by_name: dict[str, list[TomlSource]] = {}
-    for path in sorted(directory.rglob("*.toml")):
-        if not path.is_file():
-            continue
+    for path in paths:
         try:
             source = read_toml(path)
         except BadInput:

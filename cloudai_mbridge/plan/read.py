@@ -316,6 +316,16 @@ def find_runs(directory: Path | None = None) -> list[Path]:
     return sorted(dict.fromkeys(found), key=started_at, reverse=True)
 
 
+def refuse_distant(root: Path) -> None:
+    """Raise BadInput of a run outside ./results and $MBRIDGE_RESULTS: the newest run may be another project's."""
+    near = [os.path.realpath(place) for place in (_RESULTS, os.environ.get(RESULTS_VARIABLE)) if place]
+    if str(root.parent) not in near:
+        raise BadInput(
+            f"{LATEST}: is {visible(str(root))}, which is in neither {_RESULTS}/ nor ${RESULTS_VARIABLE}; if you mean"
+            " that run, give its path or its name"
+        )
+
+
 def _places() -> Iterator[tuple[str, list[Path]]]:
     """Yield the searched places, with their runs."""
     for directory in (_RESULTS, os.environ.get(RESULTS_VARIABLE)):

@@ -1,6 +1,7 @@
 """Build a report from the files in a run's directory: plan, journal, logs. The run itself need not be alive."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -15,6 +16,7 @@ from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.logs import PROFILED, SKIPPED, LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
+from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -26,7 +28,8 @@ from cloudai_mbridge.report.text import ranges
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.journal_file import UNTRIED
-from cloudai_mbridge.schedulers.interface import ENDED_EARLY, SUBMITTED, JobClass
+from cloudai_mbridge.runner.observe import Observed
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY, PENDING, SUBMITTED, JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
 from cloudai_mbridge.version import __version__
@@ -34,30 +37,34 @@ from cloudai_mbridge.version import __version__
 LAST_LINES = 15
 
 
-def build_report(root: Path, held_by: str | None = None) -> RunReport:
+def build_report(root: Path, observed: Observed = Observed()) -> RunReport:  # noqa: B008 - it is frozen
     """Read a run's directory. Everything that looks like a credential is redacted, except in names of points.
 
-    held_by: the process that drives the run: the report contains the results so far, as its first note states.
+    A run without a verdict, and without evidence of its end, is unfinished: the report contains the results so far, as
+    its first note states.
+    observed: who drives it, and where its jobs stand; default: nobody, and as the journal has them.
 
     BadInput: not a run's directory, or an unreadable one; nothing was submitted.
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
-    entries, excluded, was_stopped = _read_journal(root, held_by)
+    entries, excluded, was_stopped = _read_journal(root, observed.held_by)
+    entries = observed.applied_to(entries)
     if (lacking := _lacking(plan)) is not None:
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking}); restore the file")
     damage = [f"{ROOT_FILES.journal}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage]
-    runs = _runs_to_report(plan["runs"], entries, was_stopped=was_stopped, is_driven=held_by is not None)
+    runs = _runs_to_report(plan["runs"], entries, was_stopped=was_stopped, is_driven=observed.held_by is not None)
     points = [_report_run(run, entry, root, plan) for run, entry in runs]
     points += map(_report_rejected, plan["rejected"])
     points = [_without_credentials(point) for point in points]
     ended = [point for point in points if point.verdict is not Verdict.UNFINISHED]
     searches = tuple(_read_searches(plan["runs"], entries, ended))
     so_far = []
-    if held_by is not None:
+    if observed.held_by is not None or len(ended) < len(points):
         num_ran = sum(point.verdict is not Verdict.REJECTED for point in points)
         num_ended = num_ran - (len(points) - len(ended))
-        so_far = [f"results so far: {num_ended} of {counted(num_ran, 'run')} ended; held by {held_by}"]
+        so_far = [f"results so far: {num_ended} of {counted(num_ran, 'run')} ended; {observed.driver_text}"]
+        so_far[0] += "" if observed.held_by else f"; continue with: mbridge resume {root}"
     return RunReport(
         tool_version=__version__,
         scenario=plan["scenario"],
@@ -122,26 +129,42 @@ def _runs_to_report(
 ) -> Iterator[tuple[dict[str, Any], JournalEntry | None]]:
     """Yield runs with their entries, which have a verdict if the run has not ended, or was cancelled without a job.
 
+    Without a verdict in the journal, a run has ended if its last job has: nobody need have judged it yet. A job that
+    mbridge was cancelling when it was stopped counts as cancelled.
     was_stopped: runs without a job were not to be submitted any more. is_driven: a process drives the run.
     """
     for run in planned:
         entry = entries.get(run["key"])
         if entry is not None and entry.verdict == UNTRIED:  # a search did not need it
             continue
-        if is_driven and run.get("search") is not None and not (entry and entry.attempts):  # it may never be chosen
+        if entry is not None and entry.verdict is not None:
+            yield run, entry
             continue
-        if is_driven and (entry is None or entry.verdict is None):
-            waiting = entry or JournalEntry(run["key"], None, (), ())
-            entry = replace(waiting, verdict=Verdict.UNFINISHED, reasons=(_state(entry),))
-        elif was_stopped and entry is not None and entry.verdict is None and not entry.attempts:
+        entry = entry or JournalEntry(run["key"], None, (), ())
+        if was_stopped and not is_driven and not entry.attempts:
             entry = replace(entry, verdict=Verdict.CANCELLED, reasons=("not submitted: mbridge was stopped",))
+        elif run.get("search") is not None and not entry.attempts:  # it may never be chosen
+            continue
+        elif is_driven or not _has_ended(entry):
+            entry = replace(entry, verdict=Verdict.UNFINISHED, reasons=(_state(entry),))
         yield run, entry
 
 
-def _state(entry: JournalEntry | None) -> str:
+def _has_ended(entry: JournalEntry) -> bool:
+    """Return whether the last job of a run without a verdict has ended, and no other is to follow."""
+    last = entry.last
+    if last is None or last.failure:  # to be tried again
+        return False
+    is_cancelled = last.ending is not None and last.ending.job_class is JobClass.CANCELLED
+    return last.ended_at is not None or is_cancelled or (last.status is not None and last.status.is_final)
+
+
+def _state(entry: JournalEntry) -> str:
     """Return the state of a run that has not ended."""
-    if entry is None or entry.last is None:
+    if entry.last is None:
         return "waits to be submitted"
+    if entry.last.failure:
+        return f"attempt {entry.last.number} failed: {entry.last.failure}; waits to be tried again"
     status = entry.last.status or SUBMITTED
     job = f"job {entry.last.job_id}: " if entry.last.job_id else ""
     return f"{job}{status.state}{f' ({status.reason})' if status.reason else ''}"
@@ -250,6 +273,9 @@ _AS_PLANNED = (
 
 def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, plan: Mapping[str, Any]) -> PointReport:
     log, log_name, metrics, outcome = _read_run(run, entry, root)
+    if _is_to_retry(entry, outcome, metrics, plan):
+        reasons = (*outcome.reasons, "to be tried again by: mbridge resume")
+        outcome = replace(outcome, verdict=Verdict.UNFINISHED, reasons=reasons)
     gpus = run.get("whole_nodes_gpus") or _world_size(run)
     job = _job(entry.last, gpus) if entry and entry.last else {}
     return PointReport(
@@ -280,6 +306,16 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
     )
 
 
+def _is_to_retry(entry: JournalEntry | None, outcome: RunOutcome, metrics: Metrics, plan: Mapping[str, Any]) -> bool:
+    """Return whether a failure that no mbridge has seen yet is one that it retries."""
+    last = entry.last if entry is not None and entry.verdict is None else None
+    if entry is None or last is None or last.ended_at is not None or outcome.verdict is not Verdict.FAILED:
+        return False
+    num_retries = sum(bool(attempt.failure) for attempt in entry.attempts)
+    is_left = num_retries < RunnerConfig.model_validate(plan.get("runner") or {}).retries
+    return is_left and judgement_of(outcome, last.status, metrics).is_infrastructure
+
+
 def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the prediction; None if the run reports a device other than the predicted one."""
     if not planned:
@@ -296,10 +332,20 @@ def _world_size(run: Mapping[str, Any]) -> int:
 
 def _job(attempt: Attempt, gpus: int) -> dict[str, Any]:
     """Return the known facts about an attempt's job. gpus: number of GPUs that it held."""
-    status = asdict(attempt.status) if attempt.status else {"state": "SUBMITTING", "reason": "", "nodes": ""}
+    status: dict[str, Any] = {"state": "SUBMITTING", "reason": "", "nodes": ""}
+    if attempt.status is not None:
+        status = asdict(attempt.status)
+    if attempt.status is not None and not attempt.status.is_final:  # its time was noted when its state last changed
+        status["run_time_s"] = None if attempt.status.state == PENDING else _since_start_s(attempt)
     names = ("number", "job_id", "submitted_at", "started_at", "ended_at", "failure")
     status.pop("hopeless", None)
     return {name: getattr(attempt, name) for name in names} | status | {"gpus": gpus}
+
+
+def _since_start_s(attempt: Attempt) -> float | None:
+    if attempt.started_at is None:
+        return None
+    return max(0.0, time.time() - datetime.fromisoformat(attempt.started_at).timestamp())
 
 
 def _report_rejected(point: dict[str, Any]) -> PointReport:

@@ -132,16 +132,28 @@ class RunReport:
         return {verdict: n for verdict, n in counts.items() if n or verdict not in _WHERE_ANY}
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether a run has not ended: these are the results so far, which no file contains."""
+        return any(point.verdict is Verdict.UNFINISHED for point in self.points)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a run has ended without success, which is no result of a search and no check of a node."""
+        good = (Verdict.SUCCESS, Verdict.REJECTED, Verdict.UNFINISHED)
+        return any(point.verdict not in good for point in self._deciding())
+
+    def _deciding(self) -> list[PointReport]:
+        return [point for point in self.points if not (point.is_pre_test or self.tells_search(point))]
+
+    @property
     def succeeded(self) -> bool:
         """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected.
 
         A completed search has a best point; its slow or too large trials are results, not failures.
         """
-        if any(search.best is None for search in self.searches):
+        if self.has_failed or self.is_unfinished or any(search.best is None for search in self.searches):
             return False
-        points = [point for point in self.points if not (point.is_pre_test or self.tells_search(point))]
-        if any(point.verdict not in (Verdict.SUCCESS, Verdict.REJECTED) for point in points):
-            return False
+        points = self._deciding()
         ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
         return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cloudai_mbridge.errors import BadInput, Damaged
+from cloudai_mbridge.errors import BadInput, Damaged, MBridgeError
 from cloudai_mbridge.files.documents import parse_json
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.text import visible
@@ -16,6 +16,8 @@ from cloudai_mbridge.metrics import MEASURES, measure
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport, report_digest
+from cloudai_mbridge.runner.journal import read_entries
+from cloudai_mbridge.runner.journal_file import UNTRIED
 from cloudai_mbridge.runner.lock import no_driver
 
 _OLDEST = 2  # its statistics lack the capped mean; later versions of mbridge added other parts without a new version
@@ -29,7 +31,8 @@ _IN_A_POINT = (
 def read_report(path: Path) -> tuple[RunReport, Path]:
     """Return a report.json, or the report in a run's directory, and the file's path.
 
-    BadInput: the file is missing, not a report, or of another schema version; as `find_report`.
+    BadInput: the file is missing, not a report, or of another schema version; as `find_report`; the run in
+    the directory has been continued since.
     Damaged: the report's digest does not match its content. Reports of earlier releases have no digest.
     """
     file = find_report(path)
@@ -62,9 +65,27 @@ def read_report(path: Path) -> tuple[RunReport, Path]:
             " `mbridge generate-report --result-dir RUN`"
         )
     try:
-        return report_of(data), file
+        report = report_of(data)
     except ValueError as error:
         raise BadInput(f"{file}: {error}; the file is not a report that mbridge wrote") from None
+    if path.is_dir():
+        _refuse_outdated(report, path)
+    return report, file
+
+
+def _refuse_outdated(report: RunReport, root: Path) -> None:
+    """Raise BadInput of a report that lacks a job of its run. Without a readable journal, the report counts."""
+    known = {point.key: len(point.attempts) for point in report.points}
+    try:
+        entries = read_entries(root)
+    except (MBridgeError, OSError):
+        return
+    for key, entry in entries.items():
+        if entry.last is not None and entry.last.number > known.get(key, 0) and entry.verdict != UNTRIED:
+            raise BadInput(
+                f"{root}: {ROOT_FILES.report} is out of date: attempt {entry.last.number} of {key} is newer; continue"
+                f" with `mbridge resume {root}`, or write it again with `mbridge generate-report --result-dir {root}`"
+            )
 
 
 def report_of(data: Mapping[str, Any]) -> RunReport:
@@ -163,6 +184,6 @@ def find_report(path: Path) -> Path:
             return file
     refuse_dry_run(path, read_plan_data(path))
     raise BadInput(
-        f"{path}: has no {ROOT_FILES.report}: its runs have not ended; continue with `mbridge resume {path}`, or write"
-        f" it with `mbridge generate-report --result-dir {path}`"
+        f"{path}: has no {ROOT_FILES.report}: its runs have not ended; continue with `mbridge resume {path}`, or, if"
+        f" their jobs have ended, write it with `mbridge generate-report --result-dir {path}`"
     )

@@ -11,6 +11,7 @@ from cloudai_mbridge.metrics import MEASURES, Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import TestRanking, causes, excerpt, gpu_hours, rank
+from cloudai_mbridge.verdict import Verdict
 
 _WORTH_SAYING = 0.01  # of the difference between the two means
 _MOST, _MOST_PLACES = 1e9, 6
@@ -228,7 +229,8 @@ def _facts(point: PointReport, root: Path) -> Iterator[tuple[str, str]]:
     names = {"submitted_at": "submitted", "started_at": "started", "ended_at": "ended"}
     times = [f"{verb} {str(job[name])[:19].replace('T', ' ')}" for name, verb in names.items() if job.get(name)]
     utc = " UTC" if times else ""
-    ran = [f"ran for {job['run_time_s']:.0f} s"] if job.get("run_time_s") is not None else []
+    verb = "running for" if point.verdict is Verdict.UNFINISHED and not job.get("ended_at") else "ran for"
+    ran = [f"{verb} {job['run_time_s']:.0f} s"] if job.get("run_time_s") is not None else []
     yield "Times", ", ".join(filter(None, (", ".join(times) + utc, *ran)))
     yield "Step time", _statistic(metrics.step_time_s if metrics else None, "s")
     yield "Throughput", _statistic(metrics.tflops_per_gpu if metrics else None, "TFLOP/s/GPU")

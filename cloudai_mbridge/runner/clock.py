@@ -20,8 +20,8 @@ from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.estimate.headline import START_UP_S
 from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
-from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
+from cloudai_mbridge.runner.journal import read_entries
 from cloudai_mbridge.runner.journal_file import UNTRIED, Attempt, JournalEntry
 from cloudai_mbridge.schedulers.interface import COMPLETING, PENDING, SUBMITTED, JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict

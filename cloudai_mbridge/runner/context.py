@@ -13,16 +13,7 @@ from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.journal import Journal, JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.journal_file import UNTRIED
-from cloudai_mbridge.schedulers.interface import (
-    NEVER_STARTED,
-    PENDING,
-    SUBMITTED,
-    Job,
-    JobClass,
-    JobStatus,
-    Scheduler,
-    Submission,
-)
+from cloudai_mbridge.schedulers.interface import PENDING, Job, JobClass, JobStatus, Scheduler, Submission
 from cloudai_mbridge.verdict import Judgement, Verdict
 
 
@@ -75,8 +66,7 @@ class Tracked:
 
     def job(self, root: Path) -> Job:
         """Return its current job. root: of the whole run."""
-        status = self.status
-        was_listed = status is not None and status.reason != SUBMITTED.reason and status.state != NEVER_STARTED
+        was_listed = self.status is not None and self.status.is_listed
         return Job(self.plan.key, self.job_id, self.token, root / self.plan.key, self.plan.array_index, was_listed)
 
     def end_attempt(self, status: JobStatus) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
@@ -15,8 +16,9 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.runner import lock
-from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry, SubmissionLog
+from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry, SubmissionLog, read_entries
 from cloudai_mbridge.runner.lock import has_driver, no_driver
+from cloudai_mbridge.runner.observe import Observed, journal_time
 
 _CANCEL_WAIT_S = 600.0
 
@@ -38,6 +40,7 @@ class RunState:
 class RunStatus:
     """State of a run. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
 
+    as_of: the time of the states, UTC; None if unknown. trouble: why the scheduler did not report newer ones, else "".
     counts: runs by state. excluded_nodes: name -> why. events: none without --events.
     left_out: points that were not chosen to run.
     """
@@ -53,6 +56,13 @@ class RunStatus:
     events: tuple[Event, ...]
     damage: tuple[str, ...]
     left_out: int
+    as_of: datetime | None = None
+    trouble: str = ""
+
+    @property
+    def driver_text(self) -> str:
+        """As `Observed.driver_text`."""
+        return Observed(self.held_by, self.as_of, trouble=self.trouble).driver_text
 
     @property
     def driver(self) -> str | None:
@@ -65,8 +75,11 @@ class RunStatus:
         return self.excluded_nodes
 
 
-def read_status(root: Path, *, with_events: bool = False) -> RunStatus:
-    """Read the journal alone. BadInput: the directory is not a run directory, or is unreadable."""
+def read_status(root: Path, *, with_events: bool = False, observed: Observed | None = None) -> RunStatus:
+    """Read the journal, and where its jobs stand. observed: default: as the journal has them.
+
+    BadInput: the directory is not a run directory, or is unreadable.
+    """
     plan = read_plan_data(root)
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     entries: Mapping[str, JournalEntry] = {}
@@ -84,6 +97,9 @@ def read_status(root: Path, *, with_events: bool = False) -> RunStatus:
         damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
         if driver is None and SubmissionLog(root).proves_loss(entries.values()):
             damage = (f"{path}: is empty although jobs were submitted; {_remedy(root)}", *damage)
+    if observed is None:
+        observed = Observed(driver, journal_time(root, driver))
+    entries = observed.applied_to(entries)
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
     return RunStatus(
         path=root,
@@ -97,6 +113,8 @@ def read_status(root: Path, *, with_events: bool = False) -> RunStatus:
         events=events,
         damage=damage,
         left_out=len(plan.get("left_out", ())),
+        as_of=observed.at,
+        trouble=observed.trouble,
     )
 
 
@@ -105,14 +123,6 @@ def _remedy(root: Path) -> str:
     if SubmissionLog(root).read():
         return f"mbridge resume rebuilds it from {ROOT_FILES.submissions}"
     return "restore it from a backup"
-
-
-def read_entries(root: Path) -> dict[str, JournalEntry]:
-    """Return the journal's entries of all runs, by key; empty without a journal."""
-    if not (path := root / ROOT_FILES.journal).exists():
-        return {}
-    with Journal.read_only(path) as journal:
-        return journal.entries()
 
 
 def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:

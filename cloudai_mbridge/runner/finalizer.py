@@ -1,7 +1,7 @@
 """End runs: cancel jobs, judge attempts, exclude nodes, and retry infrastructure failures."""
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, counted
@@ -15,14 +15,26 @@ _CANCEL_AGAIN_S = 10.0
 # Of nodes on which a test could not start for one reason: how many are excluded for it before it has run elsewhere, and
 # how many show that it is not theirs
 _MOST_ACCUSED, _ENOUGH_NODES = 3, 8
+_AT_A_TIME = 20
 INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
+
+
+def ended_as(status: JobStatus, ending: JobStatus | None) -> JobStatus:
+    """Return the status with which an attempt has ended. ending: of a job that the runner has cancelled."""
+    # An interrupted attempt is submitted again, except if its job has started and its end is unknown
+    is_forgotten = status.state == FORGOTTEN and ending is not None and ending.state == INTERRUPTED.state
+    if ending is None or not status.is_final or status.job_class is JobClass.SUCCEEDED or is_forgotten:
+        return status
+    return replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
 
 
 class Finalizer:
     """Ends attempts, and decides about retries and excluded nodes."""
 
-    def __init__(self, context: RunnerContext, judge: Judge) -> None:
-        self._context, self._judge = context, judge
+    def __init__(self, context: RunnerContext, judge: Judge, check: Callable[[], None] = lambda: None) -> None:
+        """check: called between judgements, of which there may be thousands; it raises if a signal has come."""
+        self._context, self._judge, self._check = context, judge, check
+        self._unjudged: list[Tracked] = []
         self._cancelled_at = 0.0
         self.excluded = context.journal.excluded()  # node -> reason
         self._usable: int | None = None
@@ -93,11 +105,7 @@ class Finalizer:
         if holder not in (None, run.job_id):
             self._context.adopt(run, holder)
             return
-        ending = run.ending
-        # An interrupted attempt is submitted again, except if its job has started and its end is unknown
-        is_forgotten = status.state == FORGOTTEN and ending is not None and ending.state == INTERRUPTED.state
-        if ending is not None and status.job_class is not JobClass.SUCCEEDED and not is_forgotten:
-            status = replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
+        status = ended_as(status, run.ending)
         self._context.has_changed = True
         run.phase, run.late_since = Phase.ENDED, None
         run.end_attempt(status)
@@ -105,12 +113,24 @@ class Finalizer:
         self._context.observer.saw(run.plan, status)
 
     def conclude(self, runs: Iterable[Tracked]) -> None:
-        """Judge attempts that have ended, which may take a while, then write down the decisions in one transaction."""
-        ended = [run for run in runs if run.phase is Phase.ENDED]
-        judged = [(run, self._judge(run.plan, self._context.journal.entry(run.plan.key))) for run in ended]
-        with self._context.journal.transaction():
-            for run, judgement in judged:
-                self._conclude(run, judgement)
+        """Judge attempts that have ended, then write down the decisions; a few in one transaction.
+
+        What `check` interrupts is continued by the next call, or by `mbridge resume`.
+        """
+        self._unjudged += [run for run in runs if run.phase is Phase.ENDED]
+        while self._unjudged:
+            self._check()
+            few = self._unjudged[:_AT_A_TIME]
+            judged = [(run, self._judge(run.plan, self._context.journal.entry(run.plan.key))) for run in few]
+            with self._context.journal.transaction():
+                for run, judgement in judged:
+                    self._conclude(run, judgement)
+            del self._unjudged[: len(few)]
+
+    @property
+    def has_unjudged(self) -> bool:
+        """Whether attempts have ended that are not judged."""
+        return bool(self._unjudged)
 
     def _conclude(self, run: Tracked, judgement: Judgement) -> None:
         """Retry infrastructure failures, and elsewhere what could not start; record the verdict of everything else."""

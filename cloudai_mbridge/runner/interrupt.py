@@ -31,6 +31,12 @@ class Interrupted(MBridgeError):
         self.exit_code = 128 + number
 
 
+class InterruptedOutside(MBridgeError):
+    """A SIGINT came before jobs were submitted or watched, or after all had ended. The text contains the remedy."""
+
+    exit_code = 128 + signal.SIGINT
+
+
 class SecondSignal(Exception):
     """A second signal came while the jobs of the first were being cancelled."""
 
@@ -57,7 +63,7 @@ class Interrupts:
         self.detaches = detaches
         self._ask, self._may_detach = ask, may_detach
         self._numbers: list[int] = []
-        self._may_raise = self._has_quit = self._must_ask = False
+        self._may_raise = self._has_quit = self._must_ask = self._was_raised = False
         self._asked_at = -CONFIRM_S
 
     def __enter__(self) -> Self:
@@ -99,12 +105,14 @@ class Interrupts:
         self._numbers.append(number)
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come, Detached after SIGQUIT."""
+        """Raise Interrupted if a signal has come, Detached after SIGQUIT; once: then everything is being ended."""
         self._answer()
+        if self._was_raised or not (self._numbers or self._has_quit):
+            return
+        self._was_raised = True
         if self._numbers:
             raise Interrupted(self._numbers[0])
-        if self._has_quit:
-            raise Detached
+        raise Detached
 
     def cancelling(self) -> None:
         """From now on raise SecondSignal at a second signal, including one already received."""

@@ -205,15 +205,14 @@ class Journal:
     def entries(self, key: str | None = None) -> dict[str, JournalEntry]:
         """Return all runs by key, or only the one of a key."""
         attempts: dict[str, list[list[Any]]] = {}
+        which, values = ("", ()) if key is None else (" WHERE key = ?", (key,))  # by the index: there may be thousands
         for run_key, *row in self._all(
-            "SELECT key, number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure"
-            " FROM attempts WHERE ? IS NULL OR key = ? ORDER BY key, number",
-            key,
-            key,
+            "SELECT key, number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure"  # noqa: S608
+            f" FROM attempts{which} ORDER BY key, number",
+            *values,
         ):
             attempts.setdefault(run_key, []).append(row)
-        query = "SELECT key, verdict, reasons, note FROM runs WHERE ? IS NULL OR key = ? ORDER BY rowid"
-        rows = self._all(query, key, key)
+        rows = self._all(f"SELECT key, verdict, reasons, note FROM runs{which} ORDER BY rowid", *values)  # noqa: S608
         return {row[0]: read_entry(row, attempts.get(row[0], ())) for row in rows}
 
     def excluded(self) -> dict[str, str]:
@@ -244,6 +243,14 @@ class Journal:
 
     def _event(self, key: str | None, text: str) -> None:
         self._db.execute("INSERT INTO events VALUES (?, ?, ?)", (_now(), key, text))
+
+
+def read_entries(root: Path) -> dict[str, JournalEntry]:
+    """Return the journal's entries of all runs of a directory, by key; empty without a journal."""
+    if not (path := root / ROOT_FILES.journal).exists():
+        return {}
+    with Journal.read_only(path) as journal:
+        return journal.entries()
 
 
 def _dump(status: JobStatus) -> str:

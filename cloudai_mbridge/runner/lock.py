@@ -15,6 +15,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -92,6 +93,21 @@ def has_driver(root: Path) -> str | None:
             return None if _try_lock(file.fileno(), fcntl.LOCK_SH) else _owner(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def beat(root: Path) -> None:
+    """Note on the lock's file that the scheduler has just answered its holder, if that is possible."""
+    with contextlib.suppress(OSError):
+        os.utime(root / ROOT_FILES.driver_lock, follow_symlinks=False)
+
+
+def changed_at(path: Path) -> datetime | None:
+    """Return when a file, with SQLite's log of it, was last written; None if it is missing."""
+    times = []
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        with contextlib.suppress(OSError):
+            times.append(each.stat().st_mtime)
+    return datetime.fromtimestamp(max(times), UTC) if times else None
 
 
 def _owner(file: TextIO) -> str:

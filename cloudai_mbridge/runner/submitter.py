@@ -115,6 +115,23 @@ class Submitter:
         self._context.observer.notice(f"{names} would start where the run's directory was: submitting again")
         self._forget(again, "the run was moved", is_doubtful=True)
 
+    def throttle(self) -> None:
+        """Let the arrays of an earlier process run as many tasks at a time as the limit allows, in equal shares."""
+        if (most := self._context.config.max_parallel) is None:
+            return
+        by_token: dict[str, list[Tracked]] = {}
+        for run in self._context.active():
+            by_token.setdefault(run.token, []).append(run)
+        arrays = {token: runs for token, runs in by_token.items() if len(runs) > 1}
+        for token, runs in arrays.items():
+            share = max(1, (most - len(by_token) + len(arrays)) // len(arrays))
+            try:
+                self._context.scheduler.throttle(self._context.jobs(runs), share)
+            except ToolFailure as error:
+                self._context.observer.notice(f"{error}; the limit of job array {runs[0].job_id} stays as it was")
+            else:
+                self._parallel_of[token] = share
+
     def _free_slots(self) -> int | None:
         return free_slots(self._context.runs, self._context.config.max_parallel, self._parallel_of)
 

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from cloudai_mbridge.runner.context import Chooser, Judge, Observer, Phase, Runn
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Detached, Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal import Journal
-from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
+from cloudai_mbridge.runner.lock import beat, clear_cancel, driver_lock, is_cancel_requested, submit_lock
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.submitter import Submitter
@@ -49,6 +49,7 @@ def run_all(
     pace: Pace,
     only_cancel: bool = False,
     has_lock: bool = False,
+    is_throttled: bool = False,
     choosers: Mapping[str, Chooser] = MappingProxyType({}),
     may_be_late: bool = False,
     interrupts: Interrupts | None = None,
@@ -56,7 +57,8 @@ def run_all(
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     Work of an earlier process in the same directory is continued, or with `only_cancel` cancelled.
-    has_lock: the caller holds the directory's `driver_lock`. choosers: of the tests to search, by id; of other tests
+    has_lock: the caller holds the directory's `driver_lock`. is_throttled: the limit on active runs is new, and is that
+    of job arrays of an earlier process, too. choosers: of the tests to search, by id; of other tests
     every run is submitted. may_be_late: files of jobs are seen later than their ends. interrupts: with settings for a
     terminal or for detaching.
 
@@ -79,11 +81,13 @@ def run_all(
             context = RunnerContext(plan, root, scheduler, journal, observer)
             restore_tokens(journal, context.log)
             require_known(root, journal.entries().values(), context.log)
-            watcher = Watcher(context, judge, keep_open, choosers, may_be_late=may_be_late)
+            watcher = Watcher(context, judge, keep_open, choosers, interrupts.check, may_be_late=may_be_late)
             with _ends(watcher, interrupts):
                 restore_runs(context, watcher.submitter, watcher.finalizer)
                 watcher.submitter.resubmit_moved()
                 watcher.poll()
+                if is_throttled:
+                    watcher.submitter.throttle()
                 if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
                     _check(root, interrupts)
                 while not context.is_over:
@@ -173,7 +177,7 @@ def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) 
         context.journal.stopped()
         watcher.stop()
         interrupts.cancelling()
-        while context.may_still_run():
+        while context.may_still_run() or watcher.finalizer.has_unjudged:
             watcher.poll_while_stopping()
             time.sleep(_STOPPING_INTERVAL_S)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
@@ -197,12 +201,16 @@ class Watcher:
         judge: Judge,
         keep_open: int | None,
         choosers: Mapping[str, Chooser],
+        check: Callable[[], None] = lambda: None,
         *,
         may_be_late: bool,
     ) -> None:
-        """keep_open: the lock on submissions, for the commands that submit. choosers, may_be_late: as in `run_all`."""
+        """keep_open: the lock on submissions, for the commands that submit. choosers, may_be_late: as in `run_all`.
+
+        check: as in `Finalizer`.
+        """
         self.context = context
-        self.finalizer = Finalizer(context, judge)
+        self.finalizer = Finalizer(context, judge, check)
         self.submitter = Submitter(context, self.finalizer, keep_open, choosers)
         self._progress = Progress(context.root)
         self._may_be_late = may_be_late
@@ -224,6 +232,7 @@ class Watcher:
         finally:
             self.poll_s = time.monotonic() - asked_at
         self.context.answered()
+        beat(self.context.root)
         with self.context.journal.transaction():
             for key, job in seen.items():
                 if job.job_id != active[key].job_id:
@@ -354,6 +363,7 @@ class Watcher:
         """Poll the jobs that are ending, and cancel jobs whose submission turns out to have succeeded."""
         self.submitter.resolve_unsure()
         self.finalizer.continue_stopping()
+        self.finalizer.conclude(())
         self.poll()
         if self.context.returned:
             self._cancel_returned()

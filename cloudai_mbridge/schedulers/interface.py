@@ -49,6 +49,11 @@ class JobStatus:
     def is_final(self) -> bool:
         return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the scheduler has once listed the job."""
+        return self.reason != SUBMITTED.reason and self.state != NEVER_STARTED
+
 
 # States that every scheduler names alike; any other state is the scheduler's own word
 PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
@@ -162,8 +167,17 @@ class Scheduler(Protocol):
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Return every job as the scheduler has it, by run key."""
 
+    def observe(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Return every job as `poll`, for a reader: ask once, for a few seconds at most, and change nothing.
+
+        A job that is gone without evidence of its end is UNKNOWN. ToolFailure: the scheduler does not answer in time.
+        """
+
     def cancel(self, jobs: Iterable[Job]) -> None:
         """Request the end of the jobs, and of all others of their tokens; ended jobs are not an error."""
+
+    def throttle(self, jobs: Iterable[Job], parallel: int) -> None:
+        """Change how many of the jobs, which one submission has started, may run at a time; running ones go on."""
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Return the nodes of a job's host list that are out of service, with the reason."""

@@ -26,7 +26,16 @@ from cloudai_mbridge.launch.claim import ProcessId, claimed_by, process_of
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission, SubmitRefused
+from cloudai_mbridge.schedulers.interface import (
+    FORGOTTEN,
+    RUNNING,
+    Job,
+    JobClass,
+    JobStatus,
+    Seen,
+    Submission,
+    SubmitRefused,
+)
 from cloudai_mbridge.training.compat.versions import why_unusable
 from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 from cloudai_mbridge.training.warm_start import WARM_START_VARIABLE
@@ -231,6 +240,10 @@ class LocalClient:
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         return {job.key: Seen(job.job_id, self._status(job)) for job in jobs}
 
+    def observe(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Look for the processes and their exit codes. A process is invisible to other users and other machines."""
+        return {job.key: Seen(job.job_id, _observed(job)) for job in jobs}
+
     def _child(self, job: Job) -> Child:
         """Return a job's process, including a process of an earlier mbridge."""
         if job.job_id not in self._children:
@@ -265,6 +278,9 @@ class LocalClient:
                 self._ended_because[job.job_id] = "CANCELLED"
                 self._child(job).end()
 
+    def throttle(self, jobs: Iterable[Job], parallel: int) -> None:
+        """Do nothing: each job is a submission of its own."""
+
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Return no nodes: this machine is in service."""
         return {}
@@ -280,6 +296,17 @@ class LocalClient:
     def exceeded(self, run: RunPlan, status: JobStatus) -> str:
         """Return "": this machine has no limits."""
         return ""
+
+
+def _observed(job: Job) -> JobStatus:
+    child = Child.of(job.job_id, job.directory)
+    if (code := child.poll()) is None:
+        return JobStatus(RUNNING, JobClass.ACTIVE, run_time_s=child.age_s())
+    if code < 0:
+        reason = "its process is not on this machine, or invisible to this user, and it left no exit code"
+        return JobStatus(FORGOTTEN, JobClass.UNKNOWN, reason=reason)
+    state, job_class = ("FAILED", JobClass.FAILED) if code else ("COMPLETED", JobClass.SUCCEEDED)
+    return JobStatus(state, job_class, exit_code=code, run_time_s=_written_run_time_s(job.directory))
 
 
 def _written_run_time_s(directory: Path) -> float:

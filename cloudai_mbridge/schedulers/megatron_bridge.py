@@ -18,7 +18,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.plan.launcher_command import find_job_ids, launcher_path, python_path
 from cloudai_mbridge.plan.launchers import EMBEDDED, MEGATRON_BRIDGE, RunLauncher
-from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Scheduler, Seen, Submission
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, Job, JobClass, JobStatus, Scheduler, Seen, Submission
 from cloudai_mbridge.schedulers.local import Child, find_scripts
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.commands import without_slurm_variables
@@ -106,6 +106,18 @@ class UpstreamClient(SlurmClient):
             for key, (job, launch) in launches.items()
         }
 
+    def observe(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Read what the launchers have logged, and query Slurm once for their jobs."""
+        launches = {job.key: (job, _LauncherJob.of(job.job_id, job.directory)) for job in jobs}
+        for _, launch in launches.values():
+            launch.refresh()
+        told = {key: launch for key, (_, launch) in launches.items() if launch.job_ids}
+        seen = super().observe([Job(key, each.job_ids[-1], "", each.directory) for key, each in told.items()])
+        return {
+            key: Seen(job.job_id, _observed(launch, seen[key].status if key in seen else None))
+            for key, (job, launch) in launches.items()
+        }
+
     def _status(self, launch: _LauncherJob, job: JobStatus | None) -> JobStatus:
         code = launch.code
         if code is None:
@@ -139,6 +151,19 @@ class UpstreamClient(SlurmClient):
 
     def exceeded(self, run: RunPlan, status: JobStatus) -> str:
         return super().exceeded(run, _unnamed(status))
+
+
+def _observed(launch: _LauncherJob, job: JobStatus | None) -> JobStatus:
+    """Return the status of a launch for a reader. job: its Slurm job's.
+
+    Only Slurm proves an end: the launcher's process may be invisible to this user, or on another machine.
+    """
+    if launch.code is None and (job is None or job.is_final):
+        return JobStatus("PENDING" if job is None else "RUNNING", JobClass.ACTIVE)
+    if job is None:
+        reason = f"its launcher has named no job; see {POINT_FILES.launcher_log}"
+        return JobStatus(FORGOTTEN, JobClass.UNKNOWN, reason=reason)
+    return _naming(job, launch.job_ids[-1])
 
 
 def _jobs(launch: _LauncherJob) -> list[Job]:
@@ -197,9 +222,17 @@ class ByLauncher:
         parts = self._split(jobs, _launcher_of_job)
         return {key: seen for scheduler, own in parts for key, seen in scheduler.poll(own).items()}
 
+    def observe(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        parts = self._split(jobs, _launcher_of_job)
+        return {key: seen for scheduler, own in parts for key, seen in scheduler.observe(own).items()}
+
     def cancel(self, jobs: Iterable[Job]) -> None:
         for scheduler, own in self._split(jobs, _launcher_of_job):
             scheduler.cancel(own)
+
+    def throttle(self, jobs: Iterable[Job], parallel: int) -> None:
+        for scheduler, own in self._split(jobs, _launcher_of_job):
+            scheduler.throttle(own, parallel)
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         return self._embedded.unhealthy_nodes(nodes)  # both run on the same nodes

@@ -52,7 +52,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 class Verdict(StrEnum):
     """Outcome of a point. CANCELLED: mbridge ended it, or was stopped before its turn.
 
-    UNFINISHED: a process drives the run, and the point has not ended. No report.json has it.
+    UNFINISHED: the point has not ended, or nothing proves that it has. No report.json has it.
     """
 
     SUCCESS = "success"

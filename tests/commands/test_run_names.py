@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
-from cloudai_mbridge.commands.options import as_run, find_run, find_runs
+from cloudai_mbridge.commands.options import as_near_run, as_run, find_run, find_runs
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_files import record_run, started_at
 from cloudai_mbridge.plan import read
@@ -197,7 +197,29 @@ def test_every_command_on_a_run_takes_names(name: str) -> None:
         found = command.get_command(click.Context(command), word)
         assert found
         command = found
-    assert any(getattr(parameter.type, "func", None) is as_run for parameter in command.params)
+    functions = {getattr(parameter.type, "func", None) for parameter in command.params}
+    assert (as_near_run if name == "cancel" else as_run) in functions
     text = " ".join(command.get_help(click.Context(command)).split())
     assert "RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `latest`." in text
     assert text.count("RUN is the directory") == 1
+
+
+def test_what_ends_jobs_takes_no_latest_of_another_project(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = a_run(tmp_path / "elsewhere", day(4))
+    record_run(other)
+    assert as_run("latest") == other
+    with pytest.raises(BadInput, match=rf"latest: is {other}, which is in neither results/ nor \$MBRIDGE_RESULTS"):
+        as_near_run("latest")
+    assert as_near_run(day(4)) == other
+    assert as_near_run(str(other)) == other
+    monkeypatch.setenv("MBRIDGE_RESULTS", str(tmp_path / "elsewhere"))
+    assert as_near_run("latest") == other
+    monkeypatch.delenv("MBRIDGE_RESULTS")
+    own = a_run(here / "results", day(5))
+    assert as_near_run("latest") == own
+    (here / "latest").mkdir()
+    assert as_near_run("latest") == Path("latest")
+    result = CliRunner().invoke(cli, ["cancel", "--help"])
+    assert "refused for a run outside" in " ".join(result.output.split())

@@ -54,6 +54,8 @@ def test_every_state(mbridge_here: Run, tmp_path: Path) -> None:
         "counts": {"success": 2},
         "best": {"step_time_s": 0.25, "point": "t/mb2"},
         "why": "",
+        "as_of": None,
+        "size_bytes": None,
     }
 
 
@@ -172,3 +174,40 @@ def test_logs_of_a_dry_run_and_of_a_lost_journal(mbridge_here: Run, tmp_path: Pa
     code, _, err = mbridge_here("logs", str(run.root))
     assert code == 7
     assert "journal.sqlite: is missing although" in err
+
+
+# Status
+
+
+def test_status_of_many_points(mbridge_here: Run, tmp_path: Path) -> None:
+    """Failed and running ones come first; the rest is counted, and --all lists it."""
+    sweep = {**EMBEDDED["cmd_args"], "mb": 1, "gb": [8 * number for number in range(1, 121)]}
+    (tmp_path / "results").mkdir()
+    run = ARun(tmp_path / "results" / name_of(1), {**EMBEDDED, "cmd_args": sweep})
+    journal = Journal(run.root / "journal.sqlite")
+    for key in run.keys[:60]:
+        journal.decided(key, "success", [])
+    for key in run.keys[60:70]:
+        journal.decided(key, "failed", ["why"])
+    journal.close()
+    lines = mbridge_here("status", "latest")[1].splitlines()
+    rows = [line for line in lines if line.startswith("│ t/")]
+    assert len(rows) == 50
+    assert sum("failed" in row for row in rows) == 10
+    assert "and 70 more: 60 success, 10 waiting; --all lists them" in lines
+    assert lines[-1].startswith("10 failed, 60 success, 50 waiting; no running process holds this run; as of ")
+    out = mbridge_here("status", "latest", "--all")[1]
+    assert len([line for line in out.splitlines() if line.startswith("│ t/")]) == 120
+    assert "--all" not in out
+    assert len(json.loads(mbridge_here("status", "latest", "--json")[1])["runs"]) == 120
+
+
+def test_sizes_and_the_time_of_open_runs(mbridge_here: Run, tmp_path: Path) -> None:
+    finish(a_run(tmp_path / "results", name_of(1)))
+    left = a_run(tmp_path / "results", name_of(2))
+    left.ended(KEYS[0], "x" * (3 << 20), RUNNING)
+    opened, done = json.loads(mbridge_here("runs", "--json", "--size")[1])["runs"]
+    assert (opened["as_of"] is None, done["as_of"] is None) == (False, True)
+    assert opened["size_bytes"] > 3 << 20
+    assert re.search(r"1 running, 1 waiting; as of \d\d:\d\d:\d\d UTC; 3\.\d MiB", mbridge_here("runs", "--size")[1])
+    assert "MiB" not in mbridge_here("runs")[1]

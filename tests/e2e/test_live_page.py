@@ -1,5 +1,6 @@
 """`mbridge watch --html` while a real run goes on, in a real browser."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,18 @@ LOGS = [("stderr.txt", "bad"), ("stdout.txt", "bad"), ("stdout.txt", "good"), ("
 
 
 def test_the_last_page_of_a_run_that_nobody_drives(
-    start_run: Any, stand_in_test: Any, mbridge: Any, sandbox: Any, tmp_path: Path
+    start_run: Any, stand_in_test: Any, mbridge: Any, until: Any, sandbox: Any, tmp_path: Path
 ) -> None:
     """It names what has not ended, and is final; a place that cannot be written is refused at once."""
     path = tmp_path / "live.html"
     told = {"at": 2, "wait_for": str(tmp_path / "go")}
     run = start_run(sandbox, [stand_in_test("long", told)], args=["--detach"]).finish(0)
-    done = mbridge("watch", run.root, "--html", path, env=run.env)
-    assert done.returncode == 0, done.stderr
-    assert "results so far: 0 of 1 run ended; held by no process" in path.read_text()
+    watching = run.command("watch", "--html", str(path))
+    so_far = "results so far: 0 of 1 run ended; no running process holds this run"
+    until("the page", lambda: path.exists() and so_far in path.read_text())
+    watching.send(signal.SIGINT)
+    watching.finish(0)
+    assert so_far in path.read_text()
     assert '"reload_s":null' in path.read_text()
     (tmp_path / "go").touch()
     run.resume().finish(0)

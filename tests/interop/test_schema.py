@@ -310,7 +310,7 @@ def test_cloudais_whole_tree_verifies_calmly(cloudai_source: Path, monkeypatch: 
     from cloudai_mbridge.commands.plan.verify import summarize_foreign, verify
 
     monkeypatch.chdir(cloudai_source)
-    findings = list(verify(Path("conf"), None, None))
+    findings = list(verify([Path("conf")], None, None))
     assert [finding.text for finding in findings if not finding.is_good] == []
     assert sum(not finding.is_foreign for finding in findings) >= 10
     assert len(list(summarize_foreign(findings))) <= 3

@@ -100,14 +100,18 @@ def test_a_killed_run_has_the_end_of_its_logs(root: Path) -> None:
 
 def test_a_run_that_was_never_submitted_is_no_success(root: Path) -> None:
     report = build_report(root)
-    assert [str(point.verdict) for point in report.points] == ["failed", "failed", "rejected"]
-    assert report.points[0].reasons[0] == "the job was not submitted, or its end is unknown"
+    assert [str(point.verdict) for point in report.points] == ["unfinished", "unfinished", "rejected"]
+    assert not report.succeeded
+    assert not report.has_failed
+    assert report.points[0].reasons == ("waits to be submitted",)
     assert "stdout.txt does not exist" in report.points[0].log["notes"]
 
 
 def test_a_run_that_still_runs_is_no_success(root: Path) -> None:
     _ended(root, "t/mb1/0", JobStatus("RUNNING", JobClass.ACTIVE), _log())
-    assert str(build_report(root).points[0].verdict) == "failed"
+    report = build_report(root)
+    assert str(report.points[0].verdict) == "unfinished"
+    assert not report.succeeded
 
 
 def test_a_loss_that_is_no_number(root: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_points_layout_job_and_rounded_numbers(ended: Path) -> None:
 
 def test_the_prediction_of_a_point_is_shown(ended: Path) -> None:
     predicted = {"gpu": None, "step_time_s": 1.23456, "tflops_per_gpu": None, "peak_memory_gib": 70.0}
-    point = replace(build_report(ended, None).points[0], predicted=predicted)
+    point = replace(build_report(ended).points[0], predicted=predicted)
     assert "Predicted:     step time 1.235 s, memory 70 GiB\n" in render_details(point, ended)
 
 
@@ -95,7 +95,7 @@ def test_a_run_under_way_shows_its_results_so_far(embedded: ARun) -> None:
     assert "mbridge cancel" not in text
     assert whole["summary"] == {"success": 1, "failed": 0, "skipped": 0, "rejected": 1, "unfinished": 1}
     CHECK.validate(whole)
-    assert "so far" not in printed(embedded.root)
+    assert "no running process holds this run" in printed(embedded.root)
 
 
 def test_a_directory_of_no_run_is_refused(ended: Path) -> None:

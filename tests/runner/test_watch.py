@@ -1,5 +1,6 @@
 """Runs are submitted in order and brought to their end, whatever single ones of them do."""
 
+import os
 import signal
 from typing import Any
 
@@ -7,11 +8,14 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
+from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner import Pace
 from cloudai_mbridge.runner.interrupt import Interrupted
+from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.lock import driver_lock, is_cancel_requested, request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
-from tests.runner.conftest import COMPLETED, PENDING, RUNNING
+from cloudai_mbridge.verdict import Judgement
+from tests.runner.conftest import COMPLETED, PENDING, RUNNING, Bench
 
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, nodes="n1", run_time_s=60.0)
 CANCELLED = JobStatus("CANCELLED", JobClass.CANCELLED, signal=15, run_time_s=60.0)
@@ -515,3 +519,37 @@ def test_the_submitting_command_gets_the_lock(bench: Any) -> None:
     bench.drive(bench.run("a"))
     (submission,) = bench.scheduler.submissions
     assert isinstance(submission.keep_open, int)
+
+
+# Signals while results are noted down
+
+
+def signalling(bench: Bench, *places: int) -> list[str]:
+    """Judge as the bench does, and get a SIGINT during the judgements at these places; return the keys judged."""
+    judged: list[str] = []
+    judge = bench.judge
+
+    def count(run: RunPlan, entry: JournalEntry) -> Judgement:
+        judged.append(run.key)
+        if len(judged) in places:
+            os.kill(os.getpid(), signal.SIGINT)
+        result: Judgement = judge(run, entry)
+        return result
+
+    bench.judge = count
+    return judged
+
+
+@pytest.mark.parametrize(("places", "most"), [((30,), 300), ((30, 70), 100)])
+def test_a_signal_is_heeded_between_judgements(bench: Bench, places: tuple[int, ...], most: int) -> None:
+    """A thousand jobs may end at once. What is not noted down then is noted down later, each once."""
+    runs = [bench.run("a", point) for point in range(300)]
+    judged = signalling(bench, *places)
+    with pytest.raises(Interrupted):
+        bench.drive(*runs)
+    assert len(judged) <= most
+    noted = [key for key, verdict in bench.verdicts().items() if verdict]
+    assert len(noted) == (300 if len(places) == 1 else len(noted))
+    bench.drive(*runs)
+    assert set(bench.verdicts().values()) == {"success"}
+    assert {len(states) for states in bench.states().values()} == {1}, "nothing was submitted twice"

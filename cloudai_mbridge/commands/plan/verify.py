@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.constraints.rule_docs import details_hint
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.documents import json_object
+from cloudai_mbridge.files.run_files import walk_without_runs
 from cloudai_mbridge.megatron_bridge.release import megatron_bridge_of
 from cloudai_mbridge.models.loading import (
     HOOK_DIR,
@@ -27,6 +28,7 @@ from cloudai_mbridge.models.loading import (
     TestFiles,
     Warn,
     find_test_files,
+    find_tests_among,
     is_baseline,
     is_scenario,
     is_system,
@@ -67,30 +69,39 @@ class Finding:
 
 
 def verify(
-    configs: Path,
+    configs: Sequence[Path],
     system_config: Path | None,
     tests_dir: Path | None,
     warn: Warn | None = None,
     hook_dir: Path | None = None,
     rules: RuleSet = RuleSet.RELEASE,
 ) -> Iterator[Finding]:
-    """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
+    """Check files, and every TOML below directories that is not part of a run; a file that is given twice once.
 
-    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`. Raises BadInput if `configs` does not exist
-    or holds no TOML, or the system file is wrong.
+    Scenarios look for their tests in `tests_dir`, else in the directory and among the files that are given.
+    hook_dir: default: CloudAI's, or the subdirectory `hook` of a given directory. Raises BadInput if a path does not
+    exist or holds no TOML, or the system file is wrong.
     """
-    # a search for TOML files skips dangling links, links in circles and linked directories. .#: an editor's lock
-    paths = sorted(configs.rglob("*")) if configs.is_dir() else []
-    found = (_link(path) for path in paths if path.is_symlink() and not path.name.startswith(".#"))
-    links = [finding for finding in found if finding is not None]
-    files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
-    if not files and not links:
-        raise BadInput(f"{configs}: holds no TOML file; check the path")
-    directory = tests_dir or (configs if configs.is_dir() else None)
-    hooks = hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook")
+    directories = [path for path in configs if path.is_dir()]
+    links: dict[Path, Finding] = {}
+    files: dict[Path, None] = {}
+    for given in configs:
+        # a search for TOML files skips dangling links, links in circles and linked directories. .#: an editor's lock
+        paths = walk_without_runs(given)[0] if given in directories else []
+        own = [path for path in paths if path.suffix == ".toml" and path.is_file()] if given in directories else [given]
+        found = (_link(path) for path in paths if path.is_symlink() and not path.name.startswith(".#"))
+        own_links = {finding.path: finding for finding in found if finding is not None}
+        if not own and not own_links:
+            raise BadInput(f"{given}: holds no TOML file; check the path")
+        links |= own_links
+        files |= dict.fromkeys(own)
+    hooks = hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() or not directories else directories[0] / "hook")
     system = load_system(system_config) if system_config else None
     once = lru_cache(maxsize=None)(warn) if warn else None  # once per key, however many scenarios name its test
-    tests = find_test_files(directory, skip_broken=True)
+    if tests_dir is not None or (not directories and len(files) == 1):
+        tests = find_test_files(tests_dir, skip_broken=True)
+    else:
+        tests = find_tests_among(files, next(iter(directories), None), skip_broken=True)
     count = partial(_count, system=system, rules=rules)
     verifiers: dict[str, Callable[[Path], str]] = {
         "system": _verify_system,
@@ -99,7 +110,7 @@ def verify(
         "baseline": _describe_baseline,
         "test": lambda path: _verify_test(path, once, count),
     }
-    yield from links
+    yield from links.values()
     yield from (_finding(path, verifiers) for path in files)
 
 
@@ -238,7 +249,7 @@ FINDINGS = json_object(
 
 
 @click.command("verify-configs")
-@click.argument("configs", type=PATH)
+@click.argument("configs", metavar="PATH...", type=PATH, nargs=-1, required=True)
 @click.option("--system-config", type=PATH, help="Also check placement on this system.")
 @click.option("--tests-dir", type=PATH, help="Where scenarios find their tests.")
 @click.option("--hook-dir", type=PATH, help="Directory of the hooks' TOMLs; default: as for `run`.")
@@ -246,7 +257,7 @@ FINDINGS = json_object(
 @RULES
 @JSON
 def verify_configs(on_unknown_arg: Warn | None, as_json: bool, **options: Any) -> int:
-    """Check a TOML file, or all of a directory; nothing is run or written."""
+    """Check TOML files, and all TOML files of directories but results of runs; nothing is run or written."""
     findings = []
     for finding in verify(**options, warn=on_unknown_arg):
         findings.append(finding)

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, REJECTED, RUN_TEXT, as_run, run_argument
-from cloudai_mbridge.commands.run.drive import show_report
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
+from cloudai_mbridge.commands.run.drive import show_report, show_results
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Paused, counted
 from cloudai_mbridge.export import targets
 from cloudai_mbridge.files.documents import fill, json_object
 from cloudai_mbridge.files.replace import replacing, require_writable
@@ -21,10 +22,9 @@ from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report import build_report
 from cloudai_mbridge.report.model import PointReport
-from cloudai_mbridge.report.terminal import render_ending, render_table
+from cloudai_mbridge.report.terminal import render_table
 from cloudai_mbridge.report.text import render_details
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.runner.lock import reading
 from cloudai_mbridge.verdict import Verdict
 
 _MOST_NAMED = 5
@@ -38,8 +38,8 @@ _MOST_NAMED = 5
 def show(root: Path, point: str | None, as_json: bool, all_rejected: bool) -> int:
     """Show every point of a run, or all about one POINT: its key, its label, or a part that no other point has."""
     refuse_dry_run(root, read_plan_data(root))
-    with reading(root) as held_by:
-        report = build_report(root, held_by)
+    with pipeline.observing(root) as observed:
+        report = build_report(root, observed)
     if point is not None:
         report = replace(report, points=tuple(_find(report.points, point.strip("/"), root)))
     if as_json:
@@ -79,7 +79,7 @@ REPORT_WRITTEN = json_object(
     "ReportWritten",
     """The reports of a run. succeeded: as the exit code says. counts: points by verdict. num_rejected: by rules.
 
-    files: none while another process drives the run.
+    files: none before the run has ended.
     """,
     path=Path,
     succeeded=bool,
@@ -103,19 +103,21 @@ def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, 
     control.require_writable_run(result_dir)
     options = {"find_history": partial(_history_rows, history_file)} if history_file else {}
     console = new_console(stderr=as_json)
-    with reading(result_dir) as held_by:
-        if held_by:
-            report = build_report(result_dir, held_by)
-            console.print(render_ending(report, console.width), crop=False)
-            console.print_line("no report is written before the run has ended")
+    with pipeline.observing(result_dir) as observed:
+        if observed.held_by:
+            report = build_report(result_dir, observed)
+            show_results(console, report, result_dir, is_written=False)
         else:
-            report = show_report(console, result_dir, **options)
-    succeeded = report.succeeded and held_by is None
+            report = show_report(console, result_dir, observed, **options)
+    is_written = not report.is_unfinished and not observed.held_by
     if as_json:
-        names = () if held_by else _FILES
+        names = _FILES if is_written else ()
         files = [result_dir / name for name in names if (result_dir / name).exists()]
+        succeeded = report.succeeded and is_written
         print_json(fill(REPORT_WRITTEN, report, path=result_dir, succeeded=succeeded, files=files), REPORT_WRITTEN)
-    return OK if succeeded else POINTS_FAILED
+    if is_written:
+        return OK if report.succeeded else POINTS_FAILED
+    return POINTS_FAILED if report.has_failed else Paused.exit_code
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:

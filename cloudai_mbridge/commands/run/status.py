@@ -1,9 +1,12 @@
 """`mbridge runs`, `status` and `logs`: where runs and their points stand."""
 
+import contextlib
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import click
 from rich.table import Column, Table
 from rich.text import Text
 
+from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console, print_json, show_error
 from cloudai_mbridge.commands.options import JSON, PATH, RUN_ROOT
 from cloudai_mbridge.errors import OK, BadInput, Damaged, MBridgeError, counted
@@ -20,34 +24,43 @@ from cloudai_mbridge.files.text import clipped, visible
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.plan.read import find_runs, read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner import control
+from cloudai_mbridge.runner.observe import Observed
+from cloudai_mbridge.schedulers.interface import PENDING
 from cloudai_mbridge.verdict import Verdict
+
+_MOST_ROWS = 50
 
 
 @click.command()
 @RUN_ROOT
 @click.option("--events", is_flag=True, help="Also print every event.")
+@click.option("--all", "is_whole", is_flag=True, help=f"Print every point; default: at most {_MOST_ROWS}.")
 @JSON
-def status(root: Path, events: bool, as_json: bool) -> int:
-    """Show where a run's points stand, from its journal."""
-    console, found = new_console(), control.read_status(root, with_events=events)
+def status(root: Path, events: bool, is_whole: bool, as_json: bool) -> int:
+    """Show where a run's points stand: from its journal, and, if no process holds it, from Slurm.
+
+    Of many points, those that failed and those that run come first.
+    """
+    console, found = new_console(), pipeline.read_status(root, with_events=events)
     if as_json:
         print_json(found)
         return _show_damage(found)
+    shown = found.runs if is_whole or len(found.runs) <= _MOST_ROWS else _most_urgent(found.runs)
     table = Table(
         "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
     )
-    for row in found.runs:
+    for row in shown:
         cells = (row.key, row.state, row.job_id, row.nodes, str(row.num_attempts or ""), row.why)
         table.add_row(*(Text(visible(cell)) for cell in cells))
     console.print(table)
-    lines = [f"node {node} is excluded: {reason}" for node, reason in found.excluded_nodes.items()]
+    lines = [f"and {_counts_text(found.runs, shown)}; --all lists them"] if len(shown) < len(found.runs) else []
+    lines += [f"node {node} is excluded: {reason}" for node, reason in found.excluded_nodes.items()]
     lines += [f"{event.at} {event.key or '-'}: {event.text}" for event in found.events]
     if found.is_dry_run:
         next_step = "a dry run: nothing was submitted; start its scenario with: mbridge run"
-    elif found.held_by:
-        next_step = f"held by {found.held_by}"
-    elif found.is_open:
-        next_step = f"no running process holds this run; continue with: mbridge resume {root}"
+    elif found.held_by or found.is_open:
+        next_step = found.driver_text
+        next_step += "" if found.held_by else f"; continue with: mbridge resume {root}"
     else:
         next_step = "finished"
     states = {**found.counts, **({"left out": found.left_out} if found.left_out else {})}
@@ -56,6 +69,24 @@ def status(root: Path, events: bool, as_json: bool) -> int:
     for line in lines:
         console.print_line(visible(line))
     return _show_damage(found)
+
+
+def _most_urgent(rows: Sequence[control.RunState]) -> list[control.RunState]:
+    """Return the rows to print of many: failed and active ones first, then the next; each kind in the plan's order."""
+
+    def urgency(row: control.RunState) -> int:
+        if not row.is_open:
+            return 3 if row.state == Verdict.SUCCESS else 0
+        return 1 if row.num_attempts and row.state != PENDING.lower() else 2
+
+    chosen = sorted(range(len(rows)), key=lambda place: urgency(rows[place]))[:_MOST_ROWS]
+    return [rows[place] for place in sorted(chosen)]
+
+
+def _counts_text(rows: Sequence[control.RunState], shown: Sequence[control.RunState]) -> str:
+    """Count the rows that are not shown."""
+    left = Counter(row.state for row in rows) - Counter(row.state for row in shown)
+    return f"{sum(left.values()):,} more: {', '.join(f'{count:,} {state}' for state, count in sorted(left.items()))}"
 
 
 def _show_damage(found: control.RunStatus) -> int:
@@ -80,7 +111,7 @@ def logs(
         if stderr or follow or attempt is not None or lines is not None:
             raise BadInput(f"missing argument POINT; list the points with: mbridge logs {root}")
         refuse_dry_run(root, read_plan_data(root))
-        found = control.read_status(root)
+        found = pipeline.read_status(root)
         if as_json:
             print_json(found)
         else:
@@ -121,7 +152,10 @@ class Best:
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run. counts: its points' runs by verdict, or by state if they have none. why: what is damaged."""
+    """A run. counts: its points' runs by verdict, or by state if they have none. why: what is damaged.
+
+    as_of: the time of the states of a run that has not ended, UTC. size_bytes: of its files, with --size.
+    """
 
     name: str
     path: str
@@ -131,6 +165,8 @@ class ListedRun:
     counts: Mapping[str, int] = field(default_factory=dict)
     best: Best | None = None
     why: str = ""
+    as_of: datetime | None = None
+    size_bytes: int | None = None
 
 
 RUNS = json_object("Runs", "The newest runs, newest first.", runs=list[ListedRun])
@@ -139,11 +175,17 @@ RUNS = json_object("Runs", "The newest runs, newest first.", runs=list[ListedRun
 @click.command()
 @click.option("--output-dir", type=PATH, help="List only the runs in this directory.")
 @JSON
+@click.option("--size", "with_size", is_flag=True, help="Also sum up the sizes of each run's files.")
 @click.option("-n", "most", type=click.IntRange(min=1), default=20, show_default=True, help="Runs to list.")
-def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
-    """List runs, newest first: those in ./results and $MBRIDGE_RESULTS, and yours in other directories."""
+def runs(output_dir: Path | None, as_json: bool, with_size: bool, most: int) -> int:
+    """List runs, newest first: those in ./results and $MBRIDGE_RESULTS, and yours in other directories.
+
+    Slurm is not asked: states of open runs are those that mbridge last saw. `mbridge status RUN` asks.
+    """
     found = find_runs(output_dir)
     rows = [read_row(root) for root in found[:most]]
+    if with_size:
+        rows = [replace(row, size_bytes=_size_of(Path(row.path))) for row in rows]
     if as_json:
         print_json({"runs": rows}, RUNS)
         return OK
@@ -185,7 +227,7 @@ def _row(root: Path, started: str) -> ListedRun:
     if status.damage:
         return replace(row, state=State.DAMAGED, why=_below(root, status.damage[0]))
     if status.held_by or status.is_open:
-        return replace(row, state=State.RUNNING if status.held_by else State.OPEN)
+        return replace(row, state=State.RUNNING if status.held_by else State.OPEN, as_of=status.as_of)
     if not (file := root / ROOT_FILES.report).is_file():
         return row
     report, _ = read_report(file)
@@ -197,6 +239,16 @@ def _row(root: Path, started: str) -> ListedRun:
     if best is not None and best.step_time_s is not None:
         row = replace(row, best=Best(best.step_time_s.capped_mean, f"{best.test_id}/{best.label}"))
     return replace(row, counts=_sorted(verdicts)) if verdicts else row
+
+
+def _size_of(root: Path) -> int:
+    """Return the bytes on the disk of a run's files; links are not followed, and files that vanish count nothing."""
+    total = 0
+    for place, _, files in os.walk(root):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -211,7 +263,9 @@ def _table(rows: Sequence[ListedRun]) -> Table:
         counts = ", ".join(f"{count} {name}" for name, count in row.counts.items())
         held = f"held by {row.held_by}" if row.held_by else ""
         best = f"best: {row.best.point}, {row.best.step_time_s:.4g} s" if row.best else ""
-        details = "; ".join(filter(None, (counts, best, held, clipped(row.why, _LONGEST_WHY))))
+        as_of = Observed(at=row.as_of).as_of
+        size = "" if row.size_bytes is None else f"{row.size_bytes / 2**20:.1f} MiB"
+        details = "; ".join(filter(None, (counts, best, held, as_of, size, clipped(row.why, _LONGEST_WHY))))
         name = Text(visible(f"{row.name}\n{details}".rstrip()))
         table.add_row(row.started_at[:16], Text(row.state, style=_STYLES.get(row.state, "")), name)
     return table

@@ -15,9 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH, run_argument
-from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
@@ -28,11 +29,13 @@ from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.html import log_links, render_html
 from cloudai_mbridge.report.terminal import render_ending
 from cloudai_mbridge.runner.clock import PlainObserver, RunClock, RunProgress, clock_of, counts_text, time_text
-from cloudai_mbridge.runner.control import read_entries
+from cloudai_mbridge.runner.interrupt import Pace
+from cloudai_mbridge.runner.journal import read_entries
 from cloudai_mbridge.runner.journal_file import JournalEntry
 from cloudai_mbridge.runner.lock import has_driver, no_driver, reading
+from cloudai_mbridge.runner.observe import Observed, is_left
 from cloudai_mbridge.runner.progress import Progress
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, Scheduler
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
@@ -164,7 +167,8 @@ def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObser
     return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console.file, plan, clock)
 
 
-_LOOK_S = 1.0
+_LOOK_S, _LONGEST_LOOK_S = 1.0, 30.0
+_GONE_S = 20.0  # how long to look for a job that the scheduler does not know and that left no end
 _RELOAD_S = 5  # of the page; a busy machine writes it less often
 _COST = 10.0
 
@@ -173,7 +177,10 @@ _COST = 10.0
 @run_argument("root")
 @click.option("--html", "page", type=PATH, help="Write the report's page again and again, until the run has ended.")
 def watch(root: Path, page: Path | None) -> int:
-    """Watch a run, whichever process drives it, until it has ended. Ctrl-C ends the watching, not the run."""
+    """Watch a run, whichever process drives it, until it has ended. Ctrl-C ends the watching, not the run.
+
+    Of a run that no process holds, watch its jobs until all have ended; nothing is submitted or judged.
+    """
     refuse_dry_run(root, read_plan_data(root))
     console, plan = new_console(), read_plan(root, needs_secrets=False)
     if page is None:
@@ -187,22 +194,63 @@ def watch(root: Path, page: Path | None) -> int:
     def write_if_due() -> None:  # the last time must be long enough ago: a report of many points takes long itself
         nonlocal due_at
         if (begin := time.monotonic()) >= due_at:
-            _write_page(page, root, plan, reload_s=_RELOAD_S)
+            _write_page(page, root, reload_s=_RELOAD_S)
             due_at = max(begin + _RELOAD_S, time.monotonic() + _COST * (time.monotonic() - begin))
 
     try:
         return _watch(console, plan, root, write_if_due)
     finally:
-        _write_page(page, root, plan, reload_s=None)
+        _write_page(page, root, reload_s=None)
 
 
-def _write_page(page: Path, root: Path, plan: ScenarioPlan, *, reload_s: int | None) -> None:
+def _write_page(page: Path, root: Path, *, reload_s: int | None) -> None:
     """Write the page of a run's report, atomically. reload_s: after how long it loads itself again, None for never."""
-    with reading(root) as held_by:
-        is_open = _num_open(plan, read_entries(root)) > 0
-        report = build_report(root, held_by or ("no process" if is_open else None)).to_dict()
+    with pipeline.observing(root) as observed:
+        report = build_report(root, observed).to_dict()
     links = log_links(report, root, page)
     write_text(page, render_html(report, logs=links, reload_s=reload_s))
+
+
+class _Jobs:
+    """Jobs of a run that no process holds, observed with the pace of a driver."""
+
+    def __init__(self, root: Path, notice: Callable[[str], None]) -> None:
+        self._root, self._notice = root, notice
+        self._scheduler: Scheduler | None = None
+        self._pace = Pace(_LOOK_S, _LONGEST_LOOK_S)
+        self._observed, self._due_at, self._has_told = Observed(), 0.0, False
+        self._gone_since: float | None = None
+
+    def are_active(self) -> bool:
+        """Observe the jobs, if the last time was long ago; return whether one is active, or may be."""
+        if (begin := time.monotonic()) < self._due_at:
+            return True
+        before = {key: seen.status.state for key, seen in self._observed.jobs.items()}
+        try:
+            with reading(self._root) as held_by:
+                if self._scheduler is None:
+                    self._scheduler = pipeline.reader_of(self._root, read_plan_data(self._root)["runs"])
+                self._observed = pipeline.observe(self._root, held_by, self._scheduler)
+        except MBridgeError:
+            return False  # which is said of the journal or the system when it is read again
+        if (trouble := self._observed.trouble) and not self._has_told:
+            self._has_told = True
+            self._notice(f"{trouble}; asking again, and looking into the files of the jobs")
+        if before != {key: seen.status.state for key, seen in self._observed.jobs.items()}:
+            self._pace.changed()
+        self._due_at = time.monotonic() + self._pace.interval(time.monotonic() - begin)
+        classes = {seen.status.job_class for seen in self._observed.jobs.values()}
+        if held_by is not None or trouble or JobClass.ACTIVE in classes:
+            self._gone_since = None
+            return True
+        self._gone_since = self._gone_since or begin  # files of a job may be late
+        return JobClass.UNKNOWN in classes and begin - self._gone_since < _GONE_S
+
+    def observed_in(self, entries: Mapping[str, JournalEntry], *, is_driven: bool) -> Mapping[str, JournalEntry]:
+        """Return the journal's entries, with the jobs as observed if no process drives the run."""
+        if is_driven:
+            self._observed, self._due_at = Observed(), 0.0
+        return self._observed.applied_to(entries)
 
 
 def _num_open(plan: ScenarioPlan, entries: Mapping[str, JournalEntry]) -> int:
@@ -210,15 +258,21 @@ def _num_open(plan: ScenarioPlan, entries: Mapping[str, JournalEntry]) -> int:
 
 
 def _watch(console: SteadyConsole, plan: ScenarioPlan, root: Path, look: Callable[[], None]) -> int:
-    """Watch until nobody drives the run. look: called at every look."""
+    """Watch until nobody drives the run, and none of its jobs is active. look: called at every look."""
     try:
         with observer_for(console, plan, root) as observer:
+            jobs = _Jobs(root, observer.notice)
+            held_by = has_driver(root)
+            is_active = held_by is not None or jobs.are_active()
+            observer.clock.catch_up(jobs.observed_in(read_entries(root), is_driven=held_by is not None))
             if isinstance(observer, PlainObserver):
                 observer.tick()
-            while has_driver(root):
+            while is_active:
                 look()
                 time.sleep(_LOOK_S)
-                entries = read_entries(root)
+                held_by = has_driver(root)
+                is_active = held_by is not None or jobs.are_active()
+                entries = jobs.observed_in(read_entries(root), is_driven=held_by is not None)
                 was, now = observer.clock, RunClock(plan)
                 now.catch_up(entries)
                 for old, new in zip(was.rows.values(), now.rows.values(), strict=True):
@@ -230,8 +284,10 @@ def _watch(console: SteadyConsole, plan: ScenarioPlan, root: Path, look: Callabl
     except KeyboardInterrupt:
         console.print_line(f"the run goes on; watch it again with: mbridge watch {root}")
         return OK
-    if num_open := _num_open(plan, read_entries(root)):
-        left = f"{counted(num_open, 'run')} {'have' if num_open > 1 else 'has'} not ended"
+    if num_open := _num_open(plan, entries := read_entries(root)):
+        left = f"{counted(num_open, 'run')} {'have' if num_open > 1 else 'has'} no verdict"
+        if any(map(is_left, entries.values())):
+            left += f" (jobs that have ended: mbridge show {root})"
         console.print_line(f"{left}, and no running process holds this run; continue with: mbridge resume {root}")
         return OK
     with no_driver(root):

@@ -18,6 +18,7 @@ from cloudai_mbridge.schedulers.slurm.commands import (
     PARTITION_NODE_LIMIT,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
+    TIMEOUT_S,
     complaint_of,
     parse_sacct,
     parse_squeue,
@@ -27,6 +28,7 @@ from cloudai_mbridge.schedulers.slurm.commands import (
 from cloudai_mbridge.schedulers.slurm.jobs import (
     Listing,
     array_batches,
+    has_ended_script,
     has_lost,
     is_accounted,
     is_of,
@@ -40,6 +42,7 @@ from cloudai_mbridge.schedulers.slurm.jobs import (
 )
 
 SACCT_TIMEOUT_S = 20.0
+READER_TIMEOUT_S = 5.0  # of each question of a reader, who shows older states if there is no answer
 SACCT_PAUSE_S = 60.0
 GHOST_S = 10.0  # how long a job may be listed as running after its script has ended
 VANISHED_S = 20.0  # how long a waiting task may be missing from its listed array before it counts as cancelled
@@ -113,9 +116,17 @@ class SlurmClient:
         A killed controller lists again the jobs that ran when it last saved its state: of a job that is listed as
         running although its script has ended, the accounting decides.
         """
+        return self._seen(jobs, self._list(), SACCT_TIMEOUT_S) if jobs else {}
+
+    def observe(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Query Slurm for the jobs of the run's owner, who need not be the reader."""
         if not jobs:
             return {}
-        listing, now = self._list(), time.monotonic()
+        return self._seen(jobs, self._list(_owner(jobs[0].directory), READER_TIMEOUT_S), READER_TIMEOUT_S)
+
+    def _seen(self, jobs: Sequence[Job], listing: Listing, sacct_timeout_s: float) -> dict[str, Seen]:
+        """Return every job by its rows in squeue's answer, in the accounting, and by its files."""
+        now = time.monotonic()
         seen, gone = dict[str, Seen](), dict[str, Job]()
         for job in jobs:
             rows = listing.of(job)
@@ -137,10 +148,10 @@ class SlurmClient:
             for job in jobs
             if job.key in seen and seen[job.key].status.state == "RUNNING"
         ]
-        ended = [job for job in running if _has_ended_script(job)]
+        ended = [job for job in running if has_ended_script(job)]
         self._script_ended = {job.key: self._script_ended.get(job.key, now) for job in ended}
         ghosts = [job for job in ended if now - self._script_ended[job.key] > GHOST_S]
-        accounted = self._account([*gone.values(), *ghosts]) if gone or ghosts else {}
+        accounted = self._account([*gone.values(), *ghosts], sacct_timeout_s) if gone or ghosts else {}
         for key, job in gone.items():
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
         for job in ghosts:
@@ -148,11 +159,16 @@ class SlurmClient:
                 seen[job.key] = Seen(job.job_id, status, has_rivals=True)  # jobs that are still listed are cancelled
         return {job.key: _with_launch_failure(seen[job.key], job) for job in jobs}
 
-    def _list(self) -> Listing:
-        """Return all jobs of this user that the controller remembers, including ended jobs and hidden partitions."""
+    def _list(self, user: int | None = None, timeout_s: float = TIMEOUT_S) -> Listing:
+        """Return all jobs of a user that the controller remembers, including ended jobs and hidden partitions.
+
+        user: default: this one.
+        """
+        owner = os.getuid() if user is None else user
         answer = run_command(
-            *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
+            *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={owner}"),
             *("--Format", SQUEUE_FORMAT),
+            timeout_s=timeout_s,
         )
         if answer.returncode != 0:
             raise ToolFailure(f"squeue failed: {complaint_of(answer)}")
@@ -160,18 +176,20 @@ class SlurmClient:
             raise ToolFailure("squeue's answer was cut")
         return Listing(parse_squeue(answer.stdout))
 
-    def _account(self, jobs: Collection[Job]) -> dict[str, JobStatus]:
+    def _account(self, jobs: Collection[Job], timeout_s: float) -> dict[str, JobStatus]:
         """Return the final status of the jobs that have a row under their own names in the accounting, by key.
 
         A missing answer is not a failure: there are markers.
         """
         if not self._has_accounting or time.monotonic() < self._ask_sacct_after:
             return {}
-        ids = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
+        ids = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs} - {""}))
+        if not ids:  # submissions whose answer is not known
+            return {}
         argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}", f"--jobs={ids}")
         self._sacct_trouble = ""
         try:
-            answer = run_command(*argv, timeout_s=SACCT_TIMEOUT_S)
+            answer = run_command(*argv, timeout_s=timeout_s)
         except ToolFailure as error:
             self._sacct_trouble = str(error)
         else:
@@ -217,6 +235,13 @@ class SlurmClient:
             answer = run_command("scancel", *ids[start : start + _ARGUMENTS])
             if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
                 raise ToolFailure(f"scancel failed: {complaint_of(answer)}")
+
+    def throttle(self, jobs: Iterable[Job], parallel: int) -> None:
+        """Set the limit of the jobs' arrays."""
+        for array in sorted({job.job_id.partition("_")[0] for job in jobs if "_" in job.job_id}):
+            answer = run_command("scontrol", "update", f"JobId={array}", f"ArrayTaskThrottle={parallel}")
+            if answer.returncode != 0:
+                raise ToolFailure(f"scontrol failed: {complaint_of(answer)}")
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Return the nodes that are out of service according to sinfo."""
@@ -280,10 +305,9 @@ def _with_launch_failure(seen: Seen, job: Job) -> Seen:
     )
 
 
-def _has_ended_script(job: Job) -> bool:
-    """Return whether a job's script has written its exit code after its start."""
-    started, ended = job.directory / POINT_FILES.started, job.directory / POINT_FILES.exit_code
+def _owner(directory: Path) -> int | None:
+    """Return the user whose jobs write into a directory, None if it is gone."""
     try:
-        return ended.stat().st_mtime_ns >= started.stat().st_mtime_ns and is_of(read_started(job.directory), job)
-    except FileNotFoundError:
-        return False
+        return directory.stat().st_uid
+    except OSError:
+        return None

@@ -3,17 +3,20 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
-from cloudai_mbridge.launch.claim import LOST_CLAIM, SIXTEEN_HEX, claimed_by
+from cloudai_mbridge.launch.claim import LOST_CLAIM, SIXTEEN_HEX, claimed_by, process_of
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_key, array_script, job_name, slug
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import (
+    RUNNING,
     Job,
+    JobClass,
     JobStatus,
     Seen,
     Submission,
@@ -21,7 +24,13 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitOutcomeUnknown,
     SubmitRefused,
 )
-from cloudai_mbridge.schedulers.slurm.commands import array_spec, complaint_of, parse_started, parse_submitted
+from cloudai_mbridge.schedulers.slurm.commands import (
+    array_spec,
+    complaint_of,
+    parse_started,
+    parse_submitted,
+    status_from_marker,
+)
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 # After these the controller may or may not have the job, and another try may do better.
@@ -244,6 +253,33 @@ def started_as(job: Job) -> str:
     """Return the id of the job that has started under a token, "" if none has."""
     started = read_started(job.directory)
     return started["job"] if job.token and _began_for(started, job.token) and "job" in started else ""
+
+
+def has_ended_script(job: Job) -> bool:
+    """Return whether a job's script has written its exit code after its start."""
+    started, ended = job.directory / POINT_FILES.started, job.directory / POINT_FILES.exit_code
+    try:
+        return ended.stat().st_mtime_ns >= started.stat().st_mtime_ns and is_of(read_started(job.directory), job)
+    except FileNotFoundError:
+        return False
+
+
+def status_in_files(job: Job) -> JobStatus | None:
+    """Return the status of a job as its script's own files prove it, None if they prove nothing.
+
+    A launcher's exit code is not its job's.
+    """
+    if (process := process_of(job.job_id)) is not None and process.is_launcher:
+        return None
+    own = replace(job, job_id=job.job_id or started_as(job))
+    started = read_started(job.directory)
+    if not own.job_id or not is_of(started, own):
+        return None
+    if has_ended_script(own):
+        status = status_from_marker(read_text(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        if status.is_final:
+            return replace(status, reason="by its own exit code")
+    return JobStatus(RUNNING, JobClass.ACTIVE, reason="by its own start mark", nodes=started.get("nodes", ""))
 
 
 def read_started(directory: Path) -> dict[str, str]:
