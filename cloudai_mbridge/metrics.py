@@ -226,8 +226,8 @@ class Measure:
         counted: the steps after the warm-up. work: of a step, by field of `Metrics`.
         """
         if self.over == "last":
-            done = [step for step in steps if step.left_out != SKIPPED]
-            return getattr(done[-1], self.step) if done else None
+            trained = [step for step in steps if step.left_out != SKIPPED]
+            return getattr(trained[-1], self.step) if trained else None
         values = [getattr(step, self.step) or None for step in (counted if self.is_statistic else steps)]
         if self.work:
             done = work[self.work]

@@ -35,7 +35,7 @@ def segment_of(run: TestRun, system: System, gpu: str, num_nodes: int) -> int | 
     where = f"test {run.id!r}: segment = {run.segment!r}"
     if asks_for_segments(system):
         raise BadInput(f"{where}: the system's extra_sbatch_args set {_OPTION}, too; remove one of them")
-    if run.segment != AUTO:
+    if isinstance(run.segment, int):
         if num_nodes % run.segment:
             raise BadInput(f"{where} does not divide num_nodes = {num_nodes}; use a divisor, or {AUTO!r}")
         return run.segment
