@@ -14,7 +14,8 @@ from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes.apply import settings_of
 from tests.cases import every
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -24,6 +25,7 @@ SLURM4 = SLURM.model_copy(update={"gpus_per_node": 4})
 
 SIZES = {"num_layers": 32, "num_attention_heads": 8, "num_query_groups": 4, "ffn_hidden_size": 64}
 MODEL = Recipe("m", "", "", "", {"model": SIZES})
+ADAPTED = load_recipe("gpt_tiny")
 EXPERTS = Recipe("e", "", "", "", {"model": {**SIZES, "num_moe_experts": 4, "moe_ffn_hidden_size": 64}})
 
 
@@ -34,11 +36,20 @@ def _point(
     release: str | None = None,
     core: str | None = None,
     env: dict[str, str] | None = None,
+    extra: dict[str, str] | None = None,
     **args: Any,
 ) -> Point:
     pinned = Release(release, "here") if release else None
-    variable = (env or {}).get
-    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core, variable=variable)
+    return Point(
+        ResolvedCmdArgs.model_validate(args),
+        system,
+        recipe,
+        nodes,
+        pinned,
+        settings=settings_of(extra or {}),
+        core=core,
+        variable=(env or {}).get,
+    )
 
 
 def _loop(system: System | None = None, **given: Any) -> Point:
@@ -158,6 +169,21 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _loop(core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         None,
     ),
+    "M31": (
+        _loop(recipe=EXPERTS, extra={"model.moe_router_topk": "4"}),
+        _loop(recipe=EXPERTS, extra={"model.moe_router_topk": "5"}),
+        _loop(extra={"model.moe_router_topk": "5"}),
+    ),
+    "M32": (
+        _point(num_gpus=16, ep=8, et=1, num_distributed_optimizer_instances=2),
+        _point(num_gpus=16, ep=16, et=1, num_distributed_optimizer_instances=2),
+        _point(num_gpus=16, tp=3, num_distributed_optimizer_instances=2),
+    ),
+    "M33": (
+        _loop(vocab_size=513, tp=2),
+        _loop(vocab_size=513, tp=2, extra={"model.should_pad_vocab": "false"}),
+        _loop(tp=2, extra={"model.should_pad_vocab": "false"}),
+    ),
     "M24": (
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "2"}),
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
@@ -182,6 +208,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _loop(core="0.16", use_megatron_fsdp=True, num_gpus=2),
         _loop(core="0.16", use_megatron_fsdp=True, num_gpus=1),
         _loop(use_megatron_fsdp=True, num_gpus=1),
+    ),
+    "E13": (
+        _loop(recipe=ADAPTED, task="lora", tp=2, num_gpus=2),
+        _loop(recipe=ADAPTED, task="lora", tp=2, num_gpus=2, extra={"peft.dim": "31"}),
+        _loop(task="lora"),
     ),
     "E06": (
         _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=2),
@@ -245,12 +276,12 @@ def test_arguments_of_the_embedded_loop(
 def test_sharded_parameters_as_the_training_refuses_them() -> None:
     """Checkpoints that `extra_cmd_args` set; one rank of an instance, or of an expert, on Megatron-Core 0.16."""
     shared: dict[str, Any] = {"launcher": "embedded", "use_megatron_fsdp": True, "num_gpus": 4}
-    saving = dataclasses.replace(_point(core="0.18", **shared), overridden=frozenset({"checkpoint.save"}))
+    saving = dataclasses.replace(_point(core="0.18", **shared), settings={"checkpoint.save": "/s"})
     broken = BY_ID["E11"](saving)
     assert isinstance(broken, Violation)
     assert (broken.where, "remove checkpoint.save," in str(broken)) == ("extra_cmd_args.checkpoint.save", True)
     copies = _point(core="0.19", num_distributed_optimizer_instances=2, **shared)
-    assert isinstance(BY_ID["E11"](dataclasses.replace(copies, overridden=saving.overridden)), Violation)
+    assert isinstance(BY_ID["E11"](dataclasses.replace(copies, settings=saving.settings)), Violation)
     cases: tuple[tuple[Recipe, dict[str, Any], bool], ...] = (
         (MODEL, {"num_distributed_optimizer_instances": 4}, True),
         (MODEL, {"num_distributed_optimizer_instances": 2}, False),

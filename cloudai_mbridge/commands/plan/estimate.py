@@ -39,7 +39,7 @@ from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.recipes.apply import settings_of, with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.load import recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.pinned import overridden_by
@@ -275,15 +275,15 @@ def _request(
         tp, pp = args.tp or 1, args.pp or 1
         fewest = math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)
         args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else fewest})
-    overridden = overridden_by(extra)
     if preset is not None and args.launcher is not Launcher.EMBEDDED:
         args = with_model_facts(args, recipe)
-        _require_passed(check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden)))
+        upstream = Upstream(preset.release, preset, overridden=overridden_by(extra))
+        _require_passed(check(args, system, recipe, None, upstream))
         return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
     given, resolved = given_to_loop(args), with_loop_preset(args, preset)
     recipe = with_preset_of(recipe_for(recipe_name, args.task), preset)
     args = with_recipe_defaults(resolved.args, recipe, but=resolved.from_preset)
-    _require_passed(check(args, system, recipe, overridden=overridden), given, preset)
+    _require_passed(check(args, system, recipe, settings=settings_of(extra)), given, preset)
     return EstimateRequest(recipe, args, device, why_not, extra, formula, filled_in=describe(resolved))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, NotModelled
 from cloudai_mbridge.estimate.hardware import Precision
 
 LORA, DORA, CANONICAL = "LoRA", "DoRA", "CanonicalLoRA"
@@ -32,7 +32,7 @@ class Adapters:
     def __post_init__(self) -> None:
         """Raise BadInput if the adapters are not modelled."""
         if self.kind not in (LORA, DORA, CANONICAL):
-            raise BadInput(
+            raise NotModelled(
                 f"peft: adapters of the kind {self.kind!r} are not modelled; use LoRA, DoRA or CanonicalLoRA"
             )
         if not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 1:
@@ -42,7 +42,7 @@ class Adapters:
                 raise BadInput(f"peft.{name} = {getattr(self, name)!r} is not true or false; correct it")
         for name in (*self.target_modules, *self.exclude_modules):
             if "*" in name or "." in name:
-                raise BadInput(f"peft: adapters of single layers ({name!r}) are not modelled; name modules alone")
+                raise NotModelled(f"peft: adapters of single layers ({name!r}) are not modelled; name modules alone")
 
     def parts_of(self, linear: str, parts: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the parts of a linear layer that have an adapter each: a layer in one piece itself; () for none.
@@ -119,7 +119,7 @@ class Recompute:
         """Raise BadInput for settings that Megatron-Core does not support."""
         if unknown := sorted(self.modules - set(RECOMPUTE_MODULES)):
             known = ", ".join(RECOMPUTE_MODULES)
-            raise BadInput(f"recompute_modules: {unknown[0]!r} cannot be recomputed; use {known}")
+            raise NotModelled(f"recompute_modules: memory of {unknown[0]!r} recomputed is not modelled; use {known}")
         if self.method not in RECOMPUTE_METHODS:
             raise BadInput(f"recompute_method: {self.method!r} is unknown; use uniform or block")
         if self.granularity is Granularity.FULL and self.num_layers < 1:

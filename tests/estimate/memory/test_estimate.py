@@ -140,8 +140,8 @@ def test_states_of_a_known_layout() -> None:
     [
         ({"num_gpus": 6, "tp": 4}, "num_gpus: 6 is not divisible"),
         ({"gbs": 12}, "gb: 12 is not divisible by mb\\*dp = 8"),
-        ({"pp": 5, "num_gpus": 40}, "32 layers are not divisible by 5 pipeline stages"),
-        ({"pp": 2, "vp": 3}, "16 layers per pipeline stage are not divisible by vp = 3"),
+        ({"pp": 5, "num_gpus": 40}, "32 layers are not divisible by pp = 5"),
+        ({"pp": 2, "vp": 3}, "3 virtual stages do not divide the 16 layers"),
         ({"pp": 2, "pipeline_layout": "Et|L"}, "it has 1 decoder layers"),
         ({"tp": 0}, "tp: 0 is not positive"),
         ({"moe_imbalance": 0.5}, "below the mean"),
