@@ -39,7 +39,7 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
         return None
     if point.recipe is None:
         return NotEvaluated("M14", "recipe")
-    if "mla_up_proj" in modules and not point.is_on("multi_latent_attention"):
+    if "mla_up_proj" in modules and not point.is_latent:
         fact = "mla_up_proj needs multi-latent attention"
         return point.violation("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
     if "moe_act" in modules and not point.num_moe_experts:

@@ -13,6 +13,8 @@ from cloudai_mbridge.constraints.stages import layers_of_stages, uneven_by
 from cloudai_mbridge.estimate.architecture import SIZES, sizes_of
 from cloudai_mbridge.models.pipeline_layout import SplitFault
 from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.recipes.apply import lacking
+from cloudai_mbridge.training.compat.versions import TRANSFORMER_ENGINE
 
 _GROUP = "microbatch_group_size_per_vp_stage"
 
@@ -165,14 +167,11 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     `extra_cmd_args` set model.sequence_parallel for the upstream launcher.
     Source: megatron.core.tensor_parallel.mappings, model_parallel_config, transformer.moe.moe_layer.
     """
-    if point.tp < 1 or point.cp < 1 or (point.tp == 1 and not point.settings):
+    if point.tp <= 1 or point.cp < 1:
         return None
     name = "sequence_parallel"
-    is_set = None if point.of_recipe(name) is None else point.is_on(name)
-    if is_set is True and point.tp == 1:
-        return point.violation("M06", "tp", f"{name} needs tensor parallelism", f"remove model.{name}", tp=1)
-    if point.tp == 1 or is_set is False:
-        if point.tp == 1 or not point.num_moe_experts:
+    if point.of_recipe(name) is not None and not point.is_on(name):
+        if not point.has_expert_layers:
             return None
         fact, remedy = (
             f"experts do not train with tp = {point.tp} without {name}",
@@ -212,42 +211,60 @@ def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
 
 
 def m08_heads_divide_over_tensor_ranks(point: Point) -> Answer:
-    """tp divides the attention heads.
+    """tp divides the attention heads, and rotary positions halve the width of a head.
 
-    Pass: 32 heads, tp=8. Fail: 32 heads, tp=12. Not evaluated: no recipe.
-    Source: megatron.core.transformer.TransformerConfig.
+    Pass: 32 heads, tp=8. Fail: 32 heads, tp=12; 6 heads of a hidden size of 32, whose width is 5. Not evaluated: no
+    recipe.
+    Source: megatron.core.transformer.TransformerConfig, models.common.embeddings.rope_utils.
     """
     if (heads := point.num_attention_heads) is None:
         return NotEvaluated("M08", "recipe")
-    if point.tp < 1 or heads % point.tp == 0:
+    if point.tp > 0 and heads % point.tp:
+        fact = f"{heads} heads are not divisible by tp = {point.tp}"
+        return point.violation("M08", "tp", fact, _divisors(heads), num_attention_heads=heads, tp=point.tp)
+    width = point.head_width
+    is_rotary = point.has_rotary_heads and width is not None and width % 2 == 1
+    if width is None or not (is_rotary or width < 1) or not point.has_attention:
         return None
-    fact = f"{heads} heads are not divisible by tp = {point.tp}"
-    return point.violation("M08", "tp", fact, _divisors(heads), num_attention_heads=heads, tp=point.tp)
+    fact = f"heads of a width of {width} cannot be {'rotated' if is_rotary else 'built'}"
+    where = "hidden_size" if not point.settings else "model_recipe_name"
+    shown = {"hidden_size": point.hidden_size, "num_attention_heads": heads}
+    return point.violation("M08", where, fact, "choose heads of an even width", **shown)
 
 
 def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
-    """The key-value groups divide the heads, and are a multiple or a divisor of tp.
+    """The key-value groups divide the heads, and are a multiple or a divisor of tp, which divides their projection.
 
-    Pass: 8 groups, tp=4 or 16. Fail: 8 groups, tp=3; 3 groups of 4 heads. Not evaluated: no recipe, or multi-latent
-    attention.
+    Pass: 8 groups, tp=4 or 16. Fail: 8 groups, tp=3; 3 groups of 4 heads. Not evaluated: no recipe.
     Source: megatron.core.transformer.TransformerConfig and attention (a group has the same number of heads).
     """
     if (groups := point.num_query_groups) is None or (heads := point.num_attention_heads) is None:
         return NotEvaluated("M09", "recipe with num_query_groups")
-    if groups < 1 or point.tp < 1:
-        return None  # M02 reports it
-    if heads % groups:
+    if groups < 1 or point.tp < 1 or groups == heads:
+        return None  # M02 or M08 reports it
+    if heads % groups and point.has_attention:
         fact = f"{heads} heads are not divisible by {groups} key-value groups"
         shown = {"num_attention_heads": heads, "num_query_groups": groups}
         return point.violation("M09", "model_recipe_name", fact, _divisors(heads), **shown)
+    if point.is_latent and groups < point.tp:
+        fact = f"multi-latent attention cannot share {groups} key-value groups among tp = {point.tp}"
+        return point.violation("M09", "tp", fact, "remove model.num_query_groups", num_query_groups=groups, tp=point.tp)
     if groups % point.tp == 0 or point.tp % groups == 0:
-        return None
+        queries = heads * (2 if point.is_on("attention_output_gate") else 1)
+        width = (queries + 2 * groups) * (point.head_width or 0)
+        if width % point.tp == 0 or point.is_latent or not point.has_attention:
+            return None
+        fact = f"queries, keys and values of {width} are not divisible by tp = {point.tp}"
+        shown = {"num_attention_heads": heads, "num_query_groups": groups, "tp": point.tp}
+        return point.violation("M09", "tp", fact, "use another tp, or as many groups", **shown)
     fact = f"{groups} key-value groups are neither a multiple nor a divisor of tp = {point.tp}"
     return point.violation("M09", "tp", fact, _divisors(groups), num_query_groups=groups, tp=point.tp)
 
 
 def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
     """tp divides the dense feed-forward width, and et (where not given 1 with ep > 1, else tp) the experts'.
+
+    On a machine that is known to lack Transformer Engine, tp also divides what multi-latent attention projects down to.
 
     Pass: ffn_hidden_size=14336, tp=8. Fail: ffn_hidden_size=100, tp=8. Not evaluated: no recipe.
     Source: megatron.core.tensor_parallel.layers (ensure_divisibility).
@@ -256,11 +273,16 @@ def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
         return NotEvaluated("M10", "recipe")
     et = point.tp
     widths = {"ffn_hidden_size": (ffn, point.tp)} if point.has_dense_layers else {}
-    if point.num_moe_experts:
+    if point.has_expert_layers:
         et = point.expert_tp
         widths["moe_ffn_hidden_size"] = (point.size("moe_ffn_hidden_size") or ffn, et)
         shared = point.size("moe_shared_expert_intermediate_size")
         widths["moe_shared_expert_intermediate_size"] = (shared or point.tp, point.tp)
+    if point.is_latent and TRANSFORMER_ENGINE in lacking(point.system):
+        rank, of_keys = point.size("q_lora_rank"), point.size("kv_lora_rank")
+        widths["q_lora_rank"] = (rank or point.tp, point.tp)
+        keys = 0 if of_keys is None else of_keys + (point.size("qk_pos_emb_head_dim") or 0)
+        widths["kv_lora_rank + qk_pos_emb_head_dim"] = (keys or point.tp, point.tp)
     for name, (width, size) in widths.items():
         if size > 0 and width % size:
             fact = f"{name} = {width} is not divisible by {size}"
@@ -369,7 +391,7 @@ def _wrong_choice(point: Point, experts: int) -> _Wrong:
     topk = point.size("moe_router_topk")
     chosen, scores = 2 if topk is None else topk, point.of_recipe("moe_router_score_function") or "softmax"
     operands = {"moe_router_topk": chosen}
-    if not 1 <= chosen <= experts:
+    if not 1 <= chosen <= experts and point.has_expert_layers:
         return f"a token cannot choose {chosen} of {experts} experts", f"use 1 to {experts}", operands
     is_sinkhorn = point.of_recipe("moe_router_load_balancing_type") == "sinkhorn"
     if chosen == 1 and scores == "softmax" and not (is_sinkhorn or point.is_on("moe_router_pre_softmax")):

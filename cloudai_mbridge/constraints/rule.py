@@ -178,18 +178,39 @@ class Point:
 
     @property
     def num_query_groups(self) -> int | None:
-        """Key-value groups: one per head by default; multi-latent attention has none."""
-        if self.is_on("multi_latent_attention"):
-            return None
+        """Key-value groups: one per head by default."""
         return self.size("num_query_groups") or self.num_attention_heads
+
+    @property
+    def hidden_size(self) -> int | None:
+        return self.args.hidden_size or self.size("hidden_size")
+
+    @property
+    def head_width(self) -> int | None:
+        if (width := self.size("kv_channels")) is not None:
+            return width
+        heads, hidden = self.num_attention_heads, self.hidden_size
+        return None if hidden is None or not heads else hidden // heads
+
+    @property
+    def has_rotary_heads(self) -> bool:
+        """Whether the whole width of the heads is rotated by the position; multi-latent attention has parts for it."""
+        kind = self.of_recipe("position_embedding_type")
+        if kind is None:
+            kind = "rope" if self.recipe and self.layer_pattern is None else "none"
+        return kind in ("rope", "yarn") and self.of_recipe("rotary_percent") in (None, 1.0) and not self.is_latent
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention is multi-latent."""
+        return self.is_on("multi_latent_attention")
 
     @property
     def ffn_hidden_size(self) -> int | None:
         """Width of a dense feed-forward: by default four times the hidden size."""
         if (width := self.size("ffn_hidden_size")) is not None:
             return width
-        hidden = self.args.hidden_size or self.size("hidden_size")
-        return None if hidden is None else 4 * hidden
+        return None if self.hidden_size is None else 4 * self.hidden_size
 
     @property
     def layer_pattern(self) -> str | None:
@@ -204,18 +225,41 @@ class Point:
         return pattern.partition("/")[0]
 
     @property
+    def has_attention(self) -> bool:
+        """Whether some layer has attention: all models but hybrids without."""
+        return (pattern := self.layer_pattern) is None or "*" in pattern
+
+    @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward; `moe_layer_freq` n means a MoE layer every n layers."""
         if (pattern := self.layer_pattern) is not None:
             return "-" in pattern
         if not self.num_moe_experts:
             return True
+        if (dense := self._first_dense()) is not None:
+            return dense > 0
+        freq = self._expert_layers()
+        return 0 in freq if isinstance(freq, list) else (freq or 1) > 1
+
+    @property
+    def has_expert_layers(self) -> bool:
+        """Whether some layer has experts."""
+        if not self.num_moe_experts:
+            return False
+        if (pattern := self.layer_pattern) is not None:
+            return "E" in pattern
+        freq = None if self._first_dense() is not None else self._expert_layers()
+        return not isinstance(freq, list) or any(freq)
+
+    def _first_dense(self) -> int | None:
+        """Return `first_k_dense_replace`, which `extra_cmd_args` replace."""
+        return None if "model.moe_layer_freq" in self.settings else self.args.first_k_dense_replace
+
+    def _expert_layers(self) -> int | list[Any] | None:
         freq = self.of_recipe("moe_layer_freq")
-        if self.args.first_k_dense_replace is not None and "model.moe_layer_freq" not in self.settings:
-            return self.args.first_k_dense_replace > 0
         if not isinstance(freq, int | list | None):
             raise self._unreadable("moe_layer_freq", freq)
-        return 0 in freq if isinstance(freq, list) else (freq or 1) > 1
+        return freq
 
     @property
     def pipeline_layout(self) -> str | None:
@@ -224,7 +268,9 @@ class Point:
         if self.recipe is None or (given and not self.is_embedded):
             return given
         if self.is_embedded:
-            return trained_layout(self.recipe, given, self.pp, self.args.vp, self.num_layers, self.mtp_num_layers)
+            own = self.size("mtp_num_layers")
+            predicted = (self.recipe.mtp_num_layers or None) if own is None else own
+            return trained_layout(self.recipe, given, self.pp, self.args.vp, self.num_layers, predicted)
         return recipe_layout(self.recipe, self.pp, self.args.vp, with_mtp=True)
 
     @property

@@ -20,10 +20,11 @@ def layers_of_stages(point: Point) -> tuple[int, ...]:
     layers = point.num_layers
     if layers is None:
         raise UnknownOperandError("num_layers")
-    if text := point.pipeline_layout:
-        return _of_layout(point, text, layers)
-    if (pattern := point.layer_pattern) is not None:
+    pattern, text = point.layer_pattern, point.pipeline_layout
+    if pattern is not None and (point.is_embedded or not text):
         return _of_pattern(point, pattern, layers)
+    if text:
+        return _of_layout(point, text, layers)
     return _of_numbers(point, layers, point.vp or 1)
 
 
@@ -52,6 +53,8 @@ def _of_pattern(point: Point, pattern: str, layers: int) -> tuple[int, ...]:
     if len(symbols) != layers:
         fact = f"{_PATTERN} has {len(symbols)} layers for num_layers = {layers}"
         raise SplitFault("num_layers", fact, "make them equal")
+    if point.pipeline_layout:
+        raise SplitFault(_LAYOUT, f"the stages of a hybrid model stand in {_PATTERN}", f"remove {_LAYOUT}")
     if point.is_embedded and (point.vp or 1) > 1:
         raise SplitFault("vp", "hybrid models have no virtual stages in the embedded loop", "set vp to 1")
     if len(stages) == 1:
