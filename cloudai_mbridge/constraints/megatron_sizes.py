@@ -6,6 +6,7 @@ wrongly, cannot be requested: the loop overlaps P2P whenever vp is set.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
@@ -70,6 +71,9 @@ _SIZES = (
 )
 
 
+_MOST = {name: sizes_of(name)[-1] for name in _SIZES if name in SIZES}
+
+
 def m02_sizes_are_positive(point: Point) -> Answer:
     """Every size that is given is positive, also of the model in `extra_cmd_args`, and not beyond any model's.
 
@@ -81,8 +85,8 @@ def m02_sizes_are_positive(point: Point) -> Answer:
     bad = {name: value for name in _SIZES if (value := getattr(point.args, name)) is not None and value < 1}
     if bad:
         return point.violation("M02", next(iter(bad)), "sizes must be positive", "use at least 1", **bad)
-    for name in SIZES & set(_SIZES):
-        if (value := getattr(point.args, name)) is not None and value not in sizes_of(name):
+    for name, most in _MOST.items():
+        if (value := getattr(point.args, name)) is not None and value > most:
             return _beyond(f"cmd_args.{name}", name, value)
     for key, value in point.settings.items():
         section, _, name = key.partition(".")
@@ -227,9 +231,9 @@ def m08_heads_divide_over_tensor_ranks(point: Point) -> Answer:
     if width is None or not (is_rotary or width < 1) or not point.has_attention:
         return None
     fact = f"heads of a width of {width} cannot be {'rotated' if is_rotary else 'built'}"
-    where = "hidden_size" if not point.settings else "model_recipe_name"
     shown = {"hidden_size": point.hidden_size, "num_attention_heads": heads}
-    return point.violation("M08", where, fact, "choose heads of an even width", **shown)
+    where = _set_at(point, ("kv_channels", "num_attention_heads"), "hidden_size")
+    return Violation("M08", where, fact, "choose heads of an even width", shown)
 
 
 def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
@@ -245,7 +249,8 @@ def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
     if heads % groups and point.has_attention:
         fact = f"{heads} heads are not divisible by {groups} key-value groups"
         shown = {"num_attention_heads": heads, "num_query_groups": groups}
-        return point.violation("M09", "model_recipe_name", fact, _divisors(heads), **shown)
+        where = _set_at(point, ("num_query_groups", "num_attention_heads"), "model_recipe_name")
+        return Violation("M09", where, fact, _divisors(heads), shown)
     if point.is_latent and groups < point.tp:
         fact = f"multi-latent attention cannot share {groups} key-value groups among tp = {point.tp}"
         return point.violation("M09", "tp", fact, "remove model.num_query_groups", num_query_groups=groups, tp=point.tp)
@@ -378,9 +383,7 @@ def m31_tokens_choose_among_the_experts(point: Point) -> Answer:
 
 
 def _of_experts(point: Point, fact: str, remedy: str, operands: dict[str, Any]) -> Violation:
-    keys = (f"model.{name}" for name in operands)
-    where = next((f"extra_cmd_args.{key}" for key in keys if key in point.settings), "cmd_args.num_moe_experts")
-    return Violation("M31", where, fact, remedy, operands)
+    return Violation("M31", _set_at(point, operands, "num_moe_experts"), fact, remedy, operands)
 
 
 _Wrong = tuple[str, str, dict[str, Any]]
@@ -479,6 +482,12 @@ def m33_the_vocabulary_divides_over_tensor_ranks(point: Point) -> Answer:
     remedy = f"use a multiple, or remove model.{name}"
     fact = f"{size} words are not divisible by tp = {point.tp}"
     return point.violation("M33", "vocab_size", fact, remedy, vocab_size=size, tp=point.tp, **{name: False})
+
+
+def _set_at(point: Point, names: Iterable[str], argument: str) -> str:
+    """Return the key of `extra_cmd_args` that sets one of the model's fields, else the key of an argument."""
+    keys = (f"model.{name}" for name in names)
+    return next((f"extra_cmd_args.{key}" for key in keys if key in point.settings), f"cmd_args.{argument}")
 
 
 def _divisors(number: int) -> str:

@@ -125,7 +125,8 @@ def split_layers(
         raise SplitFault("pp", fact, "use at least 1 layer each, and pp of 2 or more")
     stages, layers = pp - len(given), num_layers + embedding + loss - sum(given)
     if (layers > 0) != (stages > 0) or layers < 0:
-        fact = f"{counted(layers, 'layer')} left for {counted(stages, 'other stage')}"
+        fact = f"stages of their own size take {sum(given)} of {counted(num_layers, 'layer')}"
+        fact += f", and {counted(stages, 'other stage')} cannot share the rest"
         raise SplitFault("pp", fact, f"leave a layer for every stage, or use an explicit {_LAYOUT}")
     if stages and layers % stages:
         what = f"pp = {pp}" if not given else f"the {stages} stages beside those of their own size"
