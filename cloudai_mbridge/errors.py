@@ -40,6 +40,10 @@ class BadInput(MBridgeError):
     exit_code = 2
 
 
+class NotModelled(BadInput):
+    """An estimate has no model of a part: nothing is said about the point, which may be right."""
+
+
 class InUse(BadInput):
     """Another process holds the run: wait for it, or cancel it. Nothing was written."""
 

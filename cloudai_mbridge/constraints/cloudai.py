@@ -5,7 +5,8 @@ number. C18 also accepts an explicit pipeline layout.
 """
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
-from cloudai_mbridge.models.pipeline_layout import layout_fault
+from cloudai_mbridge.constraints.stages import layers_of_stages, uneven_by
+from cloudai_mbridge.models.pipeline_layout import SplitFault
 
 
 def c01_ranks_fill_the_model_parallel_groups(point: Point) -> Answer:
@@ -43,8 +44,8 @@ def c03_at_least_one_model_replica(point: Point) -> Answer:
 def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
     """The global batch is a multiple of mb*dp (times the optimizer instances under Megatron FSDP).
 
-    Every data-parallel rank runs the same whole number of micro-batches per step. Not evaluated: mb or gb is
-    absent or zero.
+    Every data-parallel rank runs the same whole number of micro-batches per step. In the embedded loop instances do
+    not count, as Megatron-Core has the batch. Not evaluated: mb or gb is absent or zero.
 
     Pass: num_gpus=8, tp=2, mb=2, gb=16. Fail: num_gpus=8, tp=2, mb=2, gb=20.
     Source: CloudAI MegatronBridge workload, constraint 4.
@@ -52,7 +53,8 @@ def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
     mb, gb = point.args.mb, point.args.gb
     if not mb or not gb:
         return NotEvaluated("C04", "mb and gb")
-    instances = (point.args.num_distributed_optimizer_instances or 1) if point.args.use_megatron_fsdp else 1
+    is_counted = point.args.use_megatron_fsdp and not point.is_embedded
+    instances = (point.args.num_distributed_optimizer_instances or 1) if is_counted else 1
     divisor = mb * point.dp * instances
     if divisor != 0 and gb % divisor == 0:
         return None
@@ -99,14 +101,15 @@ def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
 def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
     """More than one distributed-optimizer instance needs Megatron FSDP.
 
-    Only FSDP's hybrid sharding knows replicas of the optimizer's shards in this workload.
+    Only FSDP's hybrid sharding knows replicas of the optimizer's shards in this workload. Megatron-Core's distributed
+    optimizer has them, too: in the embedded loop it passes.
 
     Pass: num_distributed_optimizer_instances=1. Fail: num_distributed_optimizer_instances=2 without FSDP.
     Source: CloudAI MegatronBridge workload, constraint 9.
     """
     name = "num_distributed_optimizer_instances"
     instances = point.args.num_distributed_optimizer_instances
-    if instances is None or instances <= 1 or point.use_megatron_fsdp:
+    if instances is None or instances <= 1 or point.use_megatron_fsdp or point.is_embedded:
         return None
     remedy = f"set use_megatron_fsdp to true, or {name} to 1"
     return point.violation("C09", name, f"{instances} instances need Megatron FSDP", remedy, name, "use_megatron_fsdp")
@@ -132,73 +135,62 @@ _DEEPSEEK_V3_SPLITS = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))
 
 
 def c02_layers_fill_the_pipeline(point: Point) -> Answer:
-    """Every pipeline stage gets the same number of layers, or an explicit layout assigns them.
+    """The layers fill the stages of the pipeline, evenly or as settings of the model split them.
 
-    Megatron gives every stage num_layers/pp layers (embedding and loss count as one each where the recipe says so) and
-    refuses a remainder. An explicit layout must name pp*vp stages and exactly the model's layers.
+    Megatron gives every stage num_layers/pp layers and refuses a remainder; the embedding and the loss may count as one
+    each, and the first and the last stage may have numbers of their own. An explicit layout must name pp*vp stages and
+    exactly the model's layers.
 
     Pass: num_layers=32, pp=4. Fail: num_layers=61, pp=4. Not evaluated: the number of layers is unknown.
-    Source: CloudAI MegatronBridge workload, constraint 2 (a placeholder there); Megatron-Core TransformerConfig.
+    Source: CloudAI MegatronBridge workload, constraint 2 (a placeholder there); Megatron-Core TransformerConfig and
+    transformer_block.get_num_layers_to_build.
     """
-    if (layers := point.num_layers) is None:
+    if point.num_layers is None:
         return NotEvaluated("C02", "num_layers")
     if point.pp < 1:
         return NotEvaluated("C02", "a positive pp")
-    vp = point.args.vp
-    if layout := point.pipeline_layout:
-        mtp = layout.count("m") if point.mtp_num_layers is None else point.mtp_num_layers
-        if (fault := layout_fault(layout, point.pp, vp, layers, mtp)) is None:
-            return None
-        fact = f"the layout {layout!r} does not fit: {fault}"
-        return point.violation(
-            "C02", "pipeline_model_parallel_layout", fact, "fix the layout", "num_layers", "pp", "vp"
-        )
-    split = _layers_to_split(point, layers)
-    if split % point.pp == 0:
-        return None
-    fact = f"{split} layers are not divisible by pp = {point.pp}"
-    remedy = "use a pp that divides the layers, or an explicit pipeline_model_parallel_layout"
-    return point.violation("C02", "pp", fact, remedy, "num_layers", "pp", "vp")
+    try:
+        layers_of_stages(point)
+    except SplitFault as fault:
+        if fault.argument != "vp":
+            shown = {"num_layers": point.num_layers, "pp": point.pp, "vp": point.args.vp, **uneven_by(point)}
+            return point.violation("C02", fault.argument, fault.fact, fault.remedy, **shown)
+    return None
 
 
 def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
-    """The layers of a stage divide evenly into its vp virtual stages.
+    """The layers of a stage divide evenly into its vp virtual stages; a hybrid model has none in the embedded loop.
 
     Pass: num_layers=32, pp=4, vp=8. Fail: num_layers=32, pp=4, vp=3. Not evaluated: the number of layers is unknown, or
     pp does not divide it (C02).
     Source: CloudAI MegatronBridge workload, constraint 8 (a placeholder there); Megatron-Core TransformerConfig.
     """
-    if (vp := point.args.vp) in (None, 1):
+    if point.args.vp in (None, 1):
         return None
-    if (layers := point.num_layers) is None:
+    if point.num_layers is None:
         return NotEvaluated("C08", "num_layers")
-    if point.pipeline_layout:
-        return None  # C02 checks the layout's stages
-    split = _layers_to_split(point, layers)
-    if point.pp < 1 or split % point.pp:
-        return NotEvaluated("C08", "a pp that divides the layers")
-    per_stage = split // point.pp
-    if vp is not None and vp >= 1 and per_stage % vp == 0:
-        return None
-    allowed = [n for n in range(1, per_stage + 1) if per_stage % n == 0]
-    fact = f"{vp} virtual stages do not divide the {per_stage} layers of a stage"
-    return point.violation("C08", "vp", fact, f"use one of {', '.join(map(str, allowed))}", "num_layers", "pp", "vp")
-
-
-def _layers_to_split(point: Point, layers: int) -> int:
-    counted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    return layers + sum(bool(point.of_recipe(name)) for name in counted)
+    if point.pp < 1:
+        return NotEvaluated("C08", "a positive pp")
+    try:
+        layers_of_stages(point)
+    except SplitFault as fault:
+        if fault.argument == "vp":
+            shown = {"num_layers": point.num_layers, "pp": point.pp, "vp": point.args.vp, **uneven_by(point)}
+            return point.violation("C08", "vp", fault.fact, fault.remedy, **shown)
+        return None if point.pipeline_layout else NotEvaluated("C08", "a pp that divides the layers")
+    return None
 
 
 def c18_deepseek_v3_is_split_as_its_recipe_can(point: Point) -> Answer:
     """DeepSeek V3 runs with a (pp, vp) for which its recipe has a layout, or with an explicit one.
 
     Its 61 layers divide by no useful pp; the upstream recipe has layouts for seven combinations and fails for others.
+    The embedded loop also trains it with fewer layers: there it passes, and C02 judges the stages.
 
     Pass: model_recipe_name="deepseek_v3", pp=4, vp=4. Fail: model_recipe_name="deepseek_v3", pp=2, vp=8.
     Source: CloudAI MegatronBridge workload, constraint 18, which does not look at layouts.
     """
-    return None if point.pipeline_layout else split_as_cloudai_decides(point)
+    return None if point.is_embedded or point.pipeline_layout else split_as_cloudai_decides(point)
 
 
 def split_as_cloudai_decides(point: Point) -> Answer:

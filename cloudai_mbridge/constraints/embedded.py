@@ -1,14 +1,22 @@
 """Rules E01...: limits of the embedded loop, so that no argument is silently ignored."""
 
+import json
 from collections.abc import Iterator
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.errors import BadInput, NotModelled
+from cloudai_mbridge.estimate.architecture import architecture
+from cloudai_mbridge.estimate.memory.adapter_parameters import check_ranks
+from cloudai_mbridge.estimate.memory.layout import adapters_of
+from cloudai_mbridge.estimate.memory.linears import ParameterSplit
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets import loop_preset, why_no_variant
-from cloudai_mbridge.models.cmd_args import FP8, IN_16_OR_32_BITS, QUANTIZED
+from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, FP8, IN_16_OR_32_BITS, QUANTIZED
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.recipes.apply import lacked_by, lacking, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.arguments import wrong_data, wrong_value
+from cloudai_mbridge.recipes.load import adapters_of_task
+from cloudai_mbridge.training.compat.versions import TRANSFORMER_ENGINE
 
 _DTYPES = (*IN_16_OR_32_BITS, *QUANTIZED)
 _OF_SLURM = {
@@ -21,6 +29,7 @@ _OF_SLURM = {
 }
 _WITH_FLEX = ("deepep", "hybridep")
 _BALANCED_BY = (None, "aux_loss", "seq_aux_loss", "none")
+_ADDS_TWICE = ("optim_grads_params", "optim_grads")
 _WITHOUT_DEEPEP = ("gb200", "gb300", "vr200", "r100")
 
 
@@ -125,11 +134,12 @@ def e06_replicated_experts_stay_equal(point: Point) -> Answer:
         return None
     if point.recipe is None:
         return NotEvaluated("E06", "recipe")
-    tp, et = point.tp, point.args.et
-    if not point.num_moe_experts or (point.args.ep or 1) > 1 or et in (None, tp):
+    if not point.num_moe_experts or (point.args.ep or 1) > 1 or (et := point.expert_tp) == (tp := point.tp):
         return None
-    fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts incorrectly"
-    return point.violation("E06", "et", fact, f"use et = {tp}, or ep > 1", "et", "tp", ep=1)
+    why = ", as the experts have biases," if point.args.et is None else ""
+    fact = f"et = {et}{why} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts incorrectly"
+    remedy = "use tp = 1, or ep > 1" if why else f"use et = {tp}, or ep > 1"
+    return point.violation("E06", "et", fact, remedy, et=et, tp=tp, ep=1)
 
 
 def e07_arguments_are_complete(point: Point) -> Answer:
@@ -253,7 +263,7 @@ def _checkpoints(point: Point) -> Iterator[tuple[str, str]]:
     for name, key in CHECKPOINTS.items():
         if getattr(point.args, name):
             yield f"cmd_args.{name}", name
-        elif key in point.overridden:
+        elif key in point.settings:
             yield f"extra_cmd_args.{key}", name
 
 
@@ -263,7 +273,7 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
     That release adds up the gradients of one rank twice.
 
     Pass: use_megatron_fsdp=true, num_gpus=2 on Megatron-Core 0.16; num_gpus=1 on 0.19. Fail: num_gpus=1 on 0.16.
-    Not evaluated: unknown release, or `extra_cmd_args` set ddp.data_parallel_sharding_strategy.
+    Not evaluated: unknown release. It passes with another ddp.data_parallel_sharding_strategy in `extra_cmd_args`.
     Source: `cloudai_mbridge.training.startup.unsupported`.
     """
     if not (point.is_embedded and point.use_megatron_fsdp and (part := _on_one_rank(point))):
@@ -272,8 +282,8 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
         return NotEvaluated("E12", "the release of Megatron-Core")
     if point.has_core("0.17"):
         return None
-    if "ddp.data_parallel_sharding_strategy" in point.overridden:
-        return NotEvaluated("E12", "ddp.data_parallel_sharding_strategy, which extra_cmd_args set,")
+    if point.settings.get("ddp.data_parallel_sharding_strategy", _ADDS_TWICE[0]) not in _ADDS_TWICE:
+        return None
     fact = f"{part} is on one data-parallel rank, whose gradients Megatron-Core {point.core} adds up twice"
     remedy = "use more GPUs, remove use_megatron_fsdp, or install Megatron-Core 0.19"
     return point.violation("E12", "use_megatron_fsdp", fact, remedy, "num_gpus", "tp", "cp", "ep", core=point.core)
@@ -281,8 +291,40 @@ def e12_shards_of_gradients_have_several_ranks(point: Point) -> Answer:
 
 def _on_one_rank(point: Point) -> str:
     """Return the state that ranks of an optimizer's instance do not share, or ""."""
-    instances = point.args.num_distributed_optimizer_instances or 1
+    instances = point.num_optimizer_instances
     if (ranks := point.dp * point.cp) == instances:
         return "the model"
-    of_expert = (point.args.ep or 1) * (point.args.et or point.tp)  # as Megatron-Core takes an unset et
+    of_expert = (point.args.ep or 1) * point.expert_tp
     return "an expert" if point.num_moe_experts and ranks * point.tp == of_expert * instances else ""
+
+
+def e13_adapters_fit_the_layers_and_ranks(point: Point) -> Answer:
+    """Adapters have a rank that the tensor-parallel ranks of their layers split evenly.
+
+    Pass: task="lora", tp=2, peft.dim=32. Fail: task="lora", tp=2, peft.dim=31. Not evaluated: no recipe, or adapters
+    whose memory is not modelled.
+    Source: `cloudai_mbridge.training.peft`.
+    """
+    if not point.is_embedded or point.args.task not in ADAPTER_TASKS:
+        return None
+    if point.recipe is None:
+        return NotEvaluated("E13", "recipe")
+    own = {key.partition(".")[2]: value for key, value in point.settings.items() if key.startswith("peft.")}
+    dim = own.get("dim", point.recipe.default("peft", "dim"))
+    if point.tp < 1 or point.expert_tp < 1 or (point.args.ep or 1) < 1:
+        return NotEvaluated("E13", "positive sizes")
+    try:
+        adapters = adapters_of({**adapters_of_task(point.recipe), **point.recipe.sections.get("peft", {}), **own})
+        model = {key: json.dumps(value) for key, value in point.settings.items() if key.startswith("model.")}
+        has_te = TRANSFORMER_ENGINE not in lacking(point.system)
+        split = ParameterSplit(point.tp, point.args.ep or 1, point.expert_tp, has_te)
+        check_ranks(architecture(point.recipe, point.args, model), adapters, split)
+    except NotModelled as error:
+        return NotEvaluated("E13", f"a model of it ({error})")
+    except BadInput as error:
+        if not str(error).startswith("peft"):
+            return NotEvaluated("E13", f"a model ({error})")
+        fact, _, remedy = str(error).rpartition("; ")
+        where = "extra_cmd_args.peft.dim" if "dim" in own else "cmd_args.task"
+        return Violation("E13", where, fact, remedy, {"dim": dim, "tp": point.tp, "et": point.expert_tp})
+    return None

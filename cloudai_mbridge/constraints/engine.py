@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_sizes
-from cloudai_mbridge.constraints.embedded import CHECKPOINTS
-from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
+from cloudai_mbridge.constraints.rule import NO_SETTINGS, Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import Upstream, ask, ask_loop, trained_args
 from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, Preset, origin
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -14,10 +13,6 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
-# Fields set by `extra_cmd_args` whose value the rules do not read; they read other fields from the recipe
-JUDGED_WITHOUT = frozenset(
-    {"sequence_parallel", "moe_expert_capacity_factor", "ddp.data_parallel_sharding_strategy", *CHECKPOINTS.values()}
-)
 _A = TypeVar("_A", bound=Answer)
 RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features), *rules_in(embedded))
 
@@ -42,20 +37,19 @@ def check(
     num_nodes: int | None = None,
     upstream: Upstream | None = None,
     core: str | None = None,
-    overridden: frozenset[str] = frozenset(),
+    settings: Mapping[str, Any] = NO_SETTINGS,
     env: Mapping[str, Any] | None = None,
 ) -> CheckResult:
     """Check one point against all rules; all violations are returned, not the first.
 
     upstream: additions of Megatron-Bridge's launcher to `cmd_args`; None if nothing is added.
     core: the release of Megatron-Core; None: the one of `upstream`, or the one that trains on `system`, if known.
-    overridden: settings of `extra_cmd_args` for the embedded loop; for others in `upstream`.
+    settings: those of `extra_cmd_args`, for the embedded loop; for the upstream launcher see `upstream`.
     env: the test's variables, which replace those of the system.
     """
     core = core or core_release(system)
     variable = {**(system.global_env_vars if system else {}), **(env or {})}.get
-    overridden &= JUDGED_WITHOUT
-    point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden, core=core, variable=variable)
+    point = Point(cmd_args, system, recipe, num_nodes, settings=settings, core=core, variable=variable)
     if upstream is None:
         answers = [ask_loop(rule, point) for rule in RULES]
     else:

@@ -39,7 +39,7 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
         return None
     if point.recipe is None:
         return NotEvaluated("M14", "recipe")
-    if "mla_up_proj" in modules and not point.of_recipe("multi_latent_attention"):
+    if "mla_up_proj" in modules and not point.is_latent:
         fact = "mla_up_proj needs multi-latent attention"
         return point.violation("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
     if "moe_act" in modules and not point.num_moe_experts:
@@ -60,15 +60,21 @@ def _recomputable(point: Point) -> tuple[str, ...]:
 def m15_full_or_selective_recomputation(point: Point) -> Answer:
     """Recomputation is either of whole layers or of modules.
 
-    Megatron's full recomputation takes a number of layers and no modules, selective recomputation the opposite.
+    Megatron's full recomputation takes a number of layers and no modules, selective recomputation the opposite; so does
+    model.recompute_granularity of `extra_cmd_args`.
 
     Pass: recompute_num_layers=1. Fail: recompute_num_layers=1, recompute_modules="mlp".
     Source: megatron.core.transformer.TransformerConfig.
     """
-    if not (point.args.recompute_num_layers and point.recompute_modules):
+    layers, shown = point.args.recompute_num_layers, ("recompute_num_layers", "recompute_modules")
+    if layers and point.recompute_modules:
+        fact = "whole layers and modules cannot both be recomputed"
+        return point.violation("M15", "recompute_modules", fact, "remove one of them", *shown)
+    if not point.settings or (kind := point.recompute_granularity) is None or bool(layers) is (kind == "full"):
         return None
-    fact, shown = "whole layers and modules cannot both be recomputed", ("recompute_num_layers", "recompute_modules")
-    return point.violation("M15", "recompute_modules", fact, "remove one of them", *shown)
+    fact = f"{kind} recomputation takes {'a' if kind == 'full' else 'no'} number of layers"
+    remedy = f"{'set' if kind == 'full' else 'remove'} recompute_num_layers, or remove model.recompute_granularity"
+    return point.violation("M15", shown[0], fact, remedy, shown[0], "recompute_granularity")
 
 
 def m16_offload_or_recompute(point: Point) -> Answer:
@@ -77,7 +83,7 @@ def m16_offload_or_recompute(point: Point) -> Answer:
     Pass: activation_offload_layers=2. Fail: activation_offload_layers=2, recompute_num_layers=1.
     Source: megatron.core.transformer.TransformerConfig (cpu_offloading).
     """
-    if point.activation_offload_layers <= 0 or not (point.recompute_modules or point.args.recompute_num_layers):
+    if point.activation_offload_layers <= 0 or point.recompute_granularity is None:
         return None
     name, fact = "activation_offload_layers", "offloading does not work with recomputation"
     other = "recompute_modules" if point.recompute_modules else "recompute_num_layers"
@@ -106,7 +112,7 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
     A graph replays fixed shapes: without use_tokendrop, the number of an expert's tokens is another one in every step.
 
     Pass: scope moe_router on a mixture of experts. Fail: scope moe_router on a dense model. Not evaluated: no recipe,
-    or `extra_cmd_args` set model.moe_expert_capacity_factor.
+    or `extra_cmd_args` set model.moe_expert_capacity_factor for the upstream launcher.
     Source: megatron.core.transformer.TransformerConfig.
     """
     scopes = set(point.cuda_graph_scope)
@@ -122,8 +128,6 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
         fact, remedy = "the model has no dense layer", "remove mlp"
     elif "moe" not in scopes or point.graph_impl not in _OF_MODULES or point.args.use_tokendrop:
         return None
-    elif "moe_expert_capacity_factor" in point.overridden:
-        return NotEvaluated("M18", "moe_expert_capacity_factor, which extra_cmd_args set,")
     elif point.of_recipe("moe_expert_capacity_factor") is None:
         fact, remedy = "experts take any number of tokens", "set use_tokendrop to true, or remove moe"
     else:
@@ -142,11 +146,11 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
     Source: megatron.core.transformer.TransformerConfig (overlap_moe_expert_parallel_comm); Megatron-Bridge 0.6.0,
     megatron.bridge.training.comm_overlap (delay_wgrad_compute).
     """
-    if not point.args.moe_a2a_overlap:
+    if not point.has_overlapped_all_to_all:
         return None
     needs = {
         "ep > 1": (point.args.ep or 1) > 1,
-        "vp when pp > 1": point.pp <= 1 or (point.args.vp or 1) > 1,
+        "vp when pp > 1": point.pp <= 1 or (point.vp or 1) > 1,
         "no recompute_num_layers": not point.args.recompute_num_layers,
         "no recomputation of moe": "moe" not in point.recompute_modules or not point.has_core("0.17"),
         "16-bit training": point.args.compute_dtype != "fp32",

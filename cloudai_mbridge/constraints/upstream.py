@@ -7,7 +7,7 @@ upstream decides makes a rule *not evaluated*.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -129,7 +129,10 @@ LIFTS: Mapping[str, tuple[Lift, ...]] = {
 
 def ask_loop(rule: Rule, point: Point) -> Answer:
     """Return a rule's answer on a point with all arguments; the embedded loop has CloudAI's lifts."""
-    answer = rule(point)
+    try:
+        answer = rule(point)
+    except UnknownOperandError as error:
+        return NotEvaluated(rule_id(rule), str(error))
     if not isinstance(answer, Violation) or not point.is_embedded:
         return answer
     for lift in LIFTS.get(answer.rule_id, ()):
@@ -159,6 +162,7 @@ class Upstream:
     preset: values that the launcher fills in at a point; None if unknown, and for a whole test.
     rules: whose C rules hold.
     overridden: arguments and fields of the model that `extra_cmd_args` set: rules do not read these.
+    settings: those of `extra_cmd_args` for points of the embedded loop, whose rules read them.
     system: where the points would run.
     """
 
@@ -167,6 +171,7 @@ class Upstream:
     rules: RuleSet = RuleSet.RELEASE
     overridden: frozenset[str] = frozenset()
     system: System | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def preset_of(self, args: ResolvedCmdArgs) -> Preset | None:
         """Return the preset of a point: its launcher's, or the newest release's for the embedded loop."""

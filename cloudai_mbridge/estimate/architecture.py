@@ -178,17 +178,24 @@ def _architecture(
 
 def _check_sizes(recipe: str, model: Mapping[str, Any]) -> None:
     """Raise BadInput if a size is not a positive whole number in range."""
-    for name in _SIZES:
-        value, least = model.get(name), 0 if name in _MAY_BE_ZERO else 1
-        most = _MOST_LAYERS if name in ("num_layers", "mtp_num_layers") else _MOST
-        if value is not None and not least <= value <= most:
-            raise BadInput(f"recipe {recipe}: model.{name} = {value} is not a size; use {least} to {most}")
+    for name in SIZES:
+        value = model.get(name)
+        if value is not None and value not in (sizes := sizes_of(name)):
+            raise BadInput(
+                f"recipe {recipe}: model.{name} = {value} is not a size; use {sizes.start} to {sizes.stop - 1}"
+            )
 
 
 _TYPES = {name: kind for name, kind in get_type_hints(Architecture).items() if name in MODEL_FIELDS}
-_SIZES = tuple(name for name, kind in _TYPES.items() if kind in (int, int | None))
+SIZES = frozenset(name for name, kind in _TYPES.items() if kind in (int, int | None))
 _MAY_BE_ZERO = frozenset({"mtp_num_layers", "dsa_indexer_skip_topk_offset", "o_lora_rank"})
 _MOST_LAYERS, _MOST = 100_000, 2**31
+
+
+def sizes_of(name: str) -> range:
+    """Return the possible values of a size of the model."""
+    most = _MOST_LAYERS if name in ("num_layers", "mtp_num_layers") else _MOST
+    return range(0 if name in _MAY_BE_ZERO else 1, most + 1)
 
 
 def _derive(model: dict[str, Any]) -> None:

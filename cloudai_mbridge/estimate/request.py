@@ -73,6 +73,8 @@ def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> Paralle
         changes["optimizer_offload_fraction"] = changes.get("optimizer_offload_fraction", 1.0) * given[_OFFLOAD]
     else:  # Megatron-Core reads the fraction only then
         changes.pop("optimizer_offload_fraction", None)
+    if (share := changes.get("optimizer_offload_fraction")) is not None:  # of more than all it takes all
+        changes["optimizer_offload_fraction"] = min(max(share, 0.0), 1.0)
     if asked := {
         name.removeprefix("model.recompute_"): value for name, value in given.items() if name in _OF_RECOMPUTE
     }:

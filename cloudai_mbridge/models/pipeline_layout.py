@@ -1,4 +1,4 @@
-"""Read an explicit pipeline layout such as `Et*4|(t*4|)*14tmL`.
+"""The decoder layers of every pipeline stage, by an explicit layout such as `Et*4|(t*4|)*14tmL` or by numbers.
 
 Stages are separated by `|`; E is the embedding, t a decoder layer, m a multi-token-prediction layer, L the loss.
 `x*3` repeats a symbol, `(ab|)*3` a group; commas are cosmetic. The notation is Megatron-Core's
@@ -7,6 +7,8 @@ Stages are separated by `|`; E is the embedding, t a decoder layer, m a multi-to
 
 import re
 from functools import lru_cache
+
+from cloudai_mbridge.errors import counted
 
 _REPEATED_GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
 _REPEATED_SYMBOL = re.compile(r"(.)\*(\d+)")
@@ -84,3 +86,69 @@ def _mtp_fault(stages: tuple[str, ...], pp: int, mtp_num_layers: int) -> str | N
     if any(stages[i].count("m") != mtp_num_layers for i in with_mtp):
         return "all m layers must stand in one stage"
     return None
+
+
+class SplitFault(ValueError):
+    """Layers that cannot be split over the stages so. argument: the one at fault, pp or vp."""
+
+    def __init__(self, argument: str, fact: str, remedy: str) -> None:
+        super().__init__(f"{argument}: {fact}; {remedy}")
+        self.argument, self.fact, self.remedy = argument, fact, remedy
+
+
+_LAYOUT = "pipeline_model_parallel_layout"
+_DIVIDE = f"use a pp that divides the layers, or an explicit {_LAYOUT}"
+
+
+@lru_cache(maxsize=4096)
+def split_layers(
+    num_layers: int,
+    pp: int,
+    vp: int = 1,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    embedding: bool = False,
+    loss: bool = False,
+) -> tuple[int, ...]:
+    """Return the decoder layers of every stage of a pipeline without a layout, virtual stage 0 of all ranks first.
+
+    first, last: layers of the first and of the last rank. embedding, loss: whether each counts as a layer. SplitFault:
+    Megatron-Core refuses the split, or would build another number of layers.
+    """
+    given = [count for count in (first, last) if count is not None]
+    if given and (embedding or loss):
+        fact = "a first or last stage of its own size excludes counting the embedding or the loss as a layer"
+        raise SplitFault("pp", fact, "set either num_layers_in_*_pipeline_stage or account_for_*_in_pipeline_split")
+    if len(given) > pp or any(count < 1 for count in given):
+        fact = f"a first and last stage of {' and '.join(map(str, given))} layers do not make a pipeline of {pp}"
+        raise SplitFault("pp", fact, "use at least 1 layer each, and pp of 2 or more")
+    stages, layers = pp - len(given), num_layers + embedding + loss - sum(given)
+    if (layers > 0) != (stages > 0) or layers < 0:
+        fact = f"stages of their own size take {sum(given)} of {counted(num_layers, 'layer')}"
+        fact += f", and {counted(stages, 'other stage')} cannot share the rest"
+        raise SplitFault("pp", fact, f"leave a layer for every stage, or use an explicit {_LAYOUT}")
+    if stages and layers % stages:
+        what = f"pp = {pp}" if not given else f"the {stages} stages beside those of their own size"
+        included = " and ".join(name for name, is_in in (("embedding", embedding), ("loss", loss)) if is_in)
+        fact = f"{layers} layers{f', {included} included,' if included else ''} are not divisible by {what}"
+        raise SplitFault("pp", fact, _DIVIDE)
+    ranks = [layers // stages if stages else 0] * pp
+    if first is not None:
+        ranks[0] = first
+    if last is not None:
+        ranks[-1] = last
+    for places in ranks if pp > 1 else ():  # without a pipeline, Megatron-Core ignores virtual stages
+        if vp < 1 or places % vp:
+            allowed = [n for n in range(1, places + 1) if all(each % n == 0 for each in ranks)]
+            fact = f"{vp} virtual stages do not divide the {places} layers of a stage"
+            raise SplitFault("vp", fact, f"use one of {', '.join(map(str, allowed))}")
+    counts = [places // vp for places in ranks] * vp if pp > 1 else ranks
+    counts[0] -= embedding
+    counts[-1] -= loss
+    return tuple(counts)
+
+
+def layers_of_layout(text: str) -> tuple[int, ...]:
+    """Return the decoder layers of every stage of a layout. ValueError: it cannot be read."""
+    return tuple(stage.count("t") for stage in parse_layout(text))

@@ -227,16 +227,12 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     if model.get("virtual_pipeline_model_parallel_size") == 1:
         model["virtual_pipeline_model_parallel_size"] = None
     predicted = model.setdefault("mtp_num_layers", recipe.mtp_num_layers or None)
-    if not model.get("pipeline_model_parallel_layout"):
-        pp, vp = model["pipeline_model_parallel_size"], model.get("virtual_pipeline_model_parallel_size")
-        is_whole = model["num_layers"] == recipe.default("model", "num_layers")
-        layout = recipe_layout(recipe, pp, vp, with_mtp=predicted not in (None, 0)) if is_whole else None
-        model["pipeline_model_parallel_layout"] = layout
-    elif model.get("virtual_pipeline_model_parallel_size") is None:
-        virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
-        model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
-    if predicted == 0 and (layout := model["pipeline_model_parallel_layout"]):  # a preset's has its stage still
-        model["pipeline_model_parallel_layout"] = _MTP_STAGE.sub("", layout)
+    given, pp = model.get("pipeline_model_parallel_layout"), model["pipeline_model_parallel_size"]
+    vp = model.get("virtual_pipeline_model_parallel_size")
+    if given and vp is None:
+        model["virtual_pipeline_model_parallel_size"] = virtual_stages(given, pp)
+    layers = model["num_layers"]
+    model["pipeline_model_parallel_layout"] = trained_layout(recipe, given, pp, vp, layers, predicted)
     if (backend := model.get(_BACKEND)) is not None:  # the dispatcher with backends, or all-to-all for "None"
         model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
         if backend in _ALL_TO_ALL:
@@ -283,10 +279,34 @@ def _overlap_experts(data: dict[str, Any]) -> None:
 _MTP_STAGE = re.compile(r"m(\*\d+)?")
 
 
+def trained_layout(
+    recipe: Recipe, given: str | None, pp: int, vp: int | None, num_layers: int | None, predicted: Any
+) -> str | None:
+    """Return the explicit layout that the embedded loop trains: the given one, else the recipe's for all its layers.
+
+    predicted: the layers of multi-token prediction; a layout of a recipe or preset loses its stage without them.
+    """
+    if given:
+        return _MTP_STAGE.sub("", given) if predicted == 0 else given
+    is_whole = num_layers == recipe.default("model", "num_layers")
+    return recipe_layout(recipe, pp, vp, with_mtp=predicted not in (None, 0)) if is_whole else None
+
+
+def virtual_stages(layout: str, pp: int) -> int | None:
+    """Return the virtual stages that an explicit layout makes; None for no more than one."""
+    stages = num_stages(layout) // pp if pp > 0 else 0
+    return stages if stages > 1 else None
+
+
 def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:
     """Return the recipe's explicit pipeline layout for pp*vp stages, if it has one."""
     layout = recipe.pipeline_layouts.get(str(pp * (vp or 1)))
     return layout if layout is None or with_mtp else _MTP_STAGE.sub("", layout)
+
+
+def settings_of(extra: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of `extra_cmd_args` for the embedded loop by their keys, SECTION.FIELD."""
+    return {key.lstrip("+"): parse_value(text) for key, text in extra.items()}
 
 
 def parse_value(text: str) -> Any:

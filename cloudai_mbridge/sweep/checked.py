@@ -110,7 +110,8 @@ def checked_points(
         preset = pinned.preset_of(point.args) if upstream is None else None
         recipe = recipe_of(point.args, preset)
         args = with_recipe(point.args, recipe, preset=preset)
-        result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden, env=point.env)
+        settings = pinned.settings if upstream is None else {}
+        result = check(args, system, recipe, nodes, upstream, settings=settings, env=point.env)
         violations = [with_origins(each, given_to_loop(point.args), preset) for each in result.violations]
         answers: _Answers = (*violations, *result.not_evaluated, *result.lifted)
         yield CheckedPoint(sweep, dict(point.coordinates), answers, pinned)
@@ -136,7 +137,8 @@ def _screens(sweep: SweepSpace, system: System | None, pinned: Upstream) -> Call
             shared = with_recipe(args, recipe, but=axes)
             env = {**(system.global_env_vars if system else {}), **sweep.env}
             own = (preset, given_to_loop(base)) if preset and upstream is None else None
-            made[key] = RuleScreen(grid, shared, system, recipe, sweep.num_nodes, upstream, pinned.overridden, env, own)
+            settings = pinned.settings if upstream is None else {}
+            made[key] = RuleScreen(grid, shared, system, recipe, sweep.num_nodes, upstream, settings, env, own)
         return made[key]
 
     return lambda values: screen(tuple([values[i] for i in indices]))

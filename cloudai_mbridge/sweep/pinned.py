@@ -21,6 +21,7 @@ from cloudai_mbridge.megatron_bridge.release import find_release, install_root, 
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
+from cloudai_mbridge.recipes.apply import settings_of
 from cloudai_mbridge.sweep.expand import SweepSpace, path_of
 
 # The arguments that choose a recipe, and the arguments that choose a preset
@@ -56,7 +57,8 @@ def pinned_by(definition: TestDefinition, system: System | None = None, rules: R
     if (repo := megatron_bridge_of(definition)) is not None:
         clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
         release = find_release(repo.commit, clone)
-    return Upstream(release, None, rules, overridden_by(definition.extra_cmd_args), system)
+    extra = definition.extra_cmd_args
+    return Upstream(release, None, rules, overridden_by(extra), system, settings_of(extra))
 
 
 def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:

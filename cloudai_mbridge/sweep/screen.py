@@ -12,8 +12,9 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES, with_origins
+from cloudai_mbridge.constraints.engine import RULES, with_origins
 from cloudai_mbridge.constraints.rule import (
+    NO_SETTINGS,
     Answer,
     Lifted,
     NotEvaluated,
@@ -64,7 +65,7 @@ class RuleScreen:
 
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, unless an axis.
     upstream: additions of Megatron-Bridge's launcher to the arguments; None: nothing is added.
-    overridden: set by `extra_cmd_args` in a test of the embedded loop. env: variables that all points share.
+    settings: those of `extra_cmd_args` in a test of the embedded loop. env: variables that all points share.
     loop_preset: of a test of the embedded loop, with the values that all points set of arguments that it may fill in.
     """
 
@@ -76,14 +77,14 @@ class RuleScreen:
         recipe: Recipe | None = None,
         num_nodes: int | None = None,
         upstream: Upstream | None = None,
-        overridden: frozenset[str] = frozenset(),
+        settings: Mapping[str, Any] = NO_SETTINGS,
         env: Mapping[str, Any] | None = None,
         loop_preset: tuple[Preset, Mapping[str, Any]] | None = None,
     ) -> None:
         self._env, self._loop_preset = env or {}, loop_preset
         self.names, self._upstream = grid.names, upstream
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
-        self._overridden = overridden & JUDGED_WITHOUT
+        self._settings = settings
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
@@ -159,8 +160,8 @@ class RuleScreen:
         # the scenario's number does not reach the upstream launcher, which takes its own
         nodes = None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
         core = core_release(self._system)
-        overridden = self._overridden
-        point = Point(args, self._system, self._recipe, nodes, overridden=overridden, core=core, variable=variable)
+        settings = self._settings
+        point = Point(args, self._system, self._recipe, nodes, settings=settings, core=core, variable=variable)
         upstream = self._upstream
         if upstream is None or (len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE):  # often run for every point
             answers = [ask_loop(rule, point) for rule in rules]

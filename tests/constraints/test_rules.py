@@ -14,7 +14,8 @@ from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes.apply import settings_of, with_recipe_defaults
 from tests.cases import every
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -24,6 +25,7 @@ SLURM4 = SLURM.model_copy(update={"gpus_per_node": 4})
 
 SIZES = {"num_layers": 32, "num_attention_heads": 8, "num_query_groups": 4, "ffn_hidden_size": 64}
 MODEL = Recipe("m", "", "", "", {"model": SIZES})
+ADAPTED = load_recipe("gpt_tiny")
 EXPERTS = Recipe("e", "", "", "", {"model": {**SIZES, "num_moe_experts": 4, "moe_ffn_hidden_size": 64}})
 
 
@@ -34,11 +36,20 @@ def _point(
     release: str | None = None,
     core: str | None = None,
     env: dict[str, str] | None = None,
+    extra: dict[str, str] | None = None,
     **args: Any,
 ) -> Point:
     pinned = Release(release, "here") if release else None
-    variable = (env or {}).get
-    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core, variable=variable)
+    return Point(
+        ResolvedCmdArgs.model_validate(args),
+        system,
+        recipe,
+        nodes,
+        pinned,
+        settings=settings_of(extra or {}),
+        core=core,
+        variable=(env or {}).get,
+    )
 
 
 def _loop(system: System | None = None, **given: Any) -> Point:
@@ -158,6 +169,21 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _loop(core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
         None,
     ),
+    "M31": (
+        _loop(recipe=EXPERTS, extra={"model.moe_router_topk": "4"}),
+        _loop(recipe=EXPERTS, extra={"model.moe_router_topk": "5"}),
+        _loop(extra={"model.moe_router_topk": "5"}),
+    ),
+    "M32": (
+        _point(num_gpus=16, ep=8, et=1, num_distributed_optimizer_instances=2),
+        _point(num_gpus=16, ep=16, et=1, num_distributed_optimizer_instances=2),
+        _point(num_gpus=16, tp=3, num_distributed_optimizer_instances=2),
+    ),
+    "M33": (
+        _loop(vocab_size=513, tp=2),
+        _loop(vocab_size=513, tp=2, extra={"model.should_pad_vocab": "false"}),
+        _loop(tp=2, extra={"model.should_pad_vocab": "false"}),
+    ),
     "M24": (
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "2"}),
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
@@ -182,6 +208,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _loop(core="0.16", use_megatron_fsdp=True, num_gpus=2),
         _loop(core="0.16", use_megatron_fsdp=True, num_gpus=1),
         _loop(use_megatron_fsdp=True, num_gpus=1),
+    ),
+    "E13": (
+        _loop(recipe=ADAPTED, task="lora", tp=2, num_gpus=2),
+        _loop(recipe=ADAPTED, task="lora", tp=2, num_gpus=2, extra={"peft.dim": "31"}),
+        _loop(task="lora"),
     ),
     "E06": (
         _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=2),
@@ -245,12 +276,12 @@ def test_arguments_of_the_embedded_loop(
 def test_sharded_parameters_as_the_training_refuses_them() -> None:
     """Checkpoints that `extra_cmd_args` set; one rank of an instance, or of an expert, on Megatron-Core 0.16."""
     shared: dict[str, Any] = {"launcher": "embedded", "use_megatron_fsdp": True, "num_gpus": 4}
-    saving = dataclasses.replace(_point(core="0.18", **shared), overridden=frozenset({"checkpoint.save"}))
+    saving = dataclasses.replace(_point(core="0.18", **shared), settings={"checkpoint.save": "/s"})
     broken = BY_ID["E11"](saving)
     assert isinstance(broken, Violation)
     assert (broken.where, "remove checkpoint.save," in str(broken)) == ("extra_cmd_args.checkpoint.save", True)
     copies = _point(core="0.19", num_distributed_optimizer_instances=2, **shared)
-    assert isinstance(BY_ID["E11"](dataclasses.replace(copies, overridden=saving.overridden)), Violation)
+    assert isinstance(BY_ID["E11"](dataclasses.replace(copies, settings=saving.settings)), Violation)
     cases: tuple[tuple[Recipe, dict[str, Any], bool], ...] = (
         (MODEL, {"num_distributed_optimizer_instances": 4}, True),
         (MODEL, {"num_distributed_optimizer_instances": 2}, False),
@@ -261,6 +292,92 @@ def test_sharded_parameters_as_the_training_refuses_them() -> None:
         for core in ("0.16", "0.17"):
             answer = BY_ID["E12"](_point(recipe=recipe, core=core, **shared, **args))
             assert isinstance(answer, Violation) is (is_alone and core == "0.16")
+
+
+PIPELINE = {"num_gpus": 2, "pp": 2, "mb": 1, "gb": 8}
+FIRST, LAST = "model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage"
+EMBEDDING, LOSS = "model.account_for_embedding_in_pipeline_split", "model.account_for_loss_in_pipeline_split"
+
+
+@every(
+    ("recipe", "args", "extra", "broken"),
+    [
+        (
+            "gpt_tiny",
+            {"tp": 2, "num_gpus": 2},
+            {"model.num_attention_heads": "3", "model.num_query_groups": "3"},
+            {"M08"},
+        ),
+        ("gpt_tiny", {"tp": 2, "num_gpus": 2}, {"model.num_attention_heads": "abc"}, set()),
+        ("gpt_tiny", {}, {"model.num_query_groups": "3"}, {"M09"}),
+        ("gpt_tiny", {}, {"model.kv_channels": "33"}, {"M08"}),
+        ("gpt_tiny", {"tp": 2, "num_gpus": 2}, {"model.ffn_hidden_size": "255"}, {"M10"}),
+        ("gpt_tiny", {"tp": 2, "num_gpus": 2, "seq_length": 65}, {"model.sequence_parallel": "false"}, set()),
+        ("moe_tiny", {"tp": 2, "num_gpus": 2}, {"model.sequence_parallel": "false"}, {"M06"}),
+        ("moe_tiny", {}, {"model.moe_router_topk": "1"}, {"M31"}),
+        ("moe_tiny", {}, {"model.moe_router_topk": "1", "model.moe_router_pre_softmax": "true"}, set()),
+        ("moe_tiny", {}, {"model.moe_router_group_topk": "2", "model.moe_router_num_groups": "3"}, {"M31"}),
+        ("moe_tiny", {}, {"model.moe_layer_freq": "[0, 1]"}, {"M31"}),
+        ("moe_tiny", {}, {"model.moe_layer_freq": "[0, 1, 0, 1]", "model.ffn_hidden_size": "256"}, set()),
+        ("moe_tiny", {"tp": 2, "num_gpus": 2}, {"model.add_bias_linear": "true"}, {"E06"}),
+        ("gpt_tiny", {}, {"model.moe_ffn_hidden_size": "64"}, {"M31"}),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 5}, {FIRST: "2", LAST: "3"}, set()),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 7}, {FIRST: "3"}, set()),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 4}, {FIRST: "4"}, {"C02"}),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 4}, {EMBEDDING: "true"}, {"C02"}),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 3}, {EMBEDDING: "true"}, set()),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 6, "vp": 2}, {EMBEDDING: "true", LOSS: "true"}, set()),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 6, "vp": 2}, {FIRST: "3"}, {"C08"}),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 5}, {FIRST: "2", LOSS: "true"}, {"C02"}),
+        ("gpt_tiny", {**PIPELINE, "pipeline_model_parallel_layout": "Ett|ttL"}, {LOSS: "true"}, {"C02"}),
+        ("gpt_tiny", {**PIPELINE, "pipeline_model_parallel_layout": "Ett|ttmL"}, {"model.mtp_num_layers": "1"}, set()),
+        ("gpt_tiny", {**PIPELINE, "pipeline_model_parallel_layout": "Ett|ttL"}, {"model.mtp_num_layers": "1"}, {"C02"}),
+        ("gpt_tiny", {**PIPELINE, "gb": 7, "pipeline_model_parallel_layout": "Et|t|t|tL"}, {}, {"M04"}),
+        ("gpt_tiny", {"pipeline_model_parallel_layout": "Ett|ttL"}, {}, {"M03"}),
+        ("gpt_tiny", {**PIPELINE, "recompute_num_layers": 3}, {FIRST: "3"}, set()),
+        ("gpt_tiny", {"recompute_num_layers": 3}, {"model.recompute_method": "uniform"}, {"M12"}),
+        ("gpt_tiny", {}, {"model.recompute_granularity": "full"}, {"M15"}),
+        ("gpt_tiny", {**PIPELINE, "vp": 2, "gb": 7}, {"model.microbatch_group_size_per_vp_stage": "5"}, set()),
+        ("gpt_tiny", PIPELINE, {"dist.use_megatron_fsdp": "true"}, {"C06"}),
+        ("moe_tiny", {"num_gpus": 2, "ep": 2}, {"model.overlap_moe_expert_parallel_comm": "true"}, {"M19"}),
+        ("gpt_tiny", {"num_gpus": 2, "num_distributed_optimizer_instances": 2}, {}, {"M32"}),
+        (
+            "gpt_tiny",
+            {"num_gpus": 2, "num_distributed_optimizer_instances": 2},
+            {"optimizer.use_distributed_optimizer": "true"},
+            set(),
+        ),
+        (
+            "gpt_tiny",
+            {"num_gpus": 4, "num_distributed_optimizer_instances": 2, "use_megatron_fsdp": True, "gb": 4},
+            {},
+            set(),
+        ),
+        ("nemotron_3_nano", {**PIPELINE, "vp": 2}, {}, {"C08"}),
+        ("nemotron_3_nano", {**PIPELINE, "num_layers": 4}, {"model.hybrid_layer_pattern": "ME*EM"}, {"C02"}),
+        ("deepseek_v3", {**PIPELINE, "num_layers": 16}, {}, set()),
+        ("deepseek_v3", PIPELINE, {}, {"C02"}),
+    ],
+)
+def test_the_embedded_loop_is_judged_by_what_it_trains(
+    recipe: str, args: dict[str, Any], extra: dict[str, str], broken: set[str]
+) -> None:
+    given = ResolvedCmdArgs.model_validate(
+        {"launcher": "embedded", "model_recipe_name": recipe, "num_gpus": 1, "mb": 1, "compute_dtype": "fp32", **args}
+    )
+    made = load_recipe(recipe)
+    result = check(with_recipe_defaults(given, made), recipe=made, core="0.19", settings=settings_of(extra))
+    assert {each.rule_id for each in result.violations if each.rule_id not in ("E02", "E03")} == broken
+
+
+def test_a_setting_that_cannot_be_read_is_not_evaluated() -> None:
+    made, extra = load_recipe("gpt_tiny"), {"model.num_attention_heads": "abc", "model.mtp_num_layers": "[1]"}
+    args = with_recipe_defaults(ResolvedCmdArgs(launcher="embedded", num_gpus=2, pp=2, max_steps=1), made)
+    silent = {
+        each.rule_id: each.missing for each in check(args, recipe=made, settings=settings_of(extra)).not_evaluated
+    }
+    assert {"C02", "M08", "M09"} <= silent.keys()
+    assert silent["M08"] == "a readable num_attention_heads, which is 'abc',"
 
 
 def test_every_rule_is_tested_here() -> None:

@@ -7,7 +7,7 @@ import pytest
 from cloudai_mbridge.constraints import CheckResult, RuleSet, Upstream, check
 from cloudai_mbridge.constraints.megatron_sizes import m06_sequence_parallel_shares_are_whole
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
-from cloudai_mbridge.constraints.upstream import LIFTS
+from cloudai_mbridge.constraints.upstream import LIFTS, ask_loop
 from cloudai_mbridge.megatron_bridge.preset_rows import catalog
 from cloudai_mbridge.megatron_bridge.presets import find_preset
 from cloudai_mbridge.megatron_bridge.release import find_release, version_key
@@ -193,7 +193,7 @@ def test_lifts_say_since_when_and_where_it_shows() -> None:
 def test_sequence_parallelism_that_an_override_decides_is_not_judged() -> None:
     args = ResolvedCmdArgs(launcher="megatron_bridge", tp=2, num_gpus=2, seq_length=4097)
     for overridden in (frozenset[str](), frozenset({"sequence_parallel"})):
-        answer = m06_sequence_parallel_shares_are_whole(Point(args, overridden=overridden))
+        answer = ask_loop(m06_sequence_parallel_shares_are_whole, Point(args, overridden=overridden))
         assert isinstance(answer, NotEvaluated if overridden else Violation)
 
 

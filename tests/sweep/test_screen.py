@@ -149,6 +149,17 @@ LOOP: dict[str, Any] = {
 }
 
 
+EXTRA = {
+    "model.num_attention_heads": ("12", "many"),
+    "model.num_layers_in_first_pipeline_stage": ("3", "0"),
+    "model.account_for_loss_in_pipeline_split": ("true",),
+    "model.mtp_num_layers": ("0", "1"),
+    "model.moe_router_topk": ("1", "9999"),
+    "model.sequence_parallel": ("false",),
+    "dist.use_megatron_fsdp": ("true",),
+}
+
+
 @pytest.mark.parametrize("seed", seeds(40))
 def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(seed: int) -> None:
     draw = random.Random(seed)
@@ -157,8 +168,10 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(
     names = draw.sample(sorted(VALUES.keys() - fixed), 6)
     axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names}
     args = {"launcher": "embedded", "model_recipe_name": recipe_name, **LOOP[recipe_name], **axes}
+    extra = {key: draw.choice(values) for key, values in EXTRA.items() if draw.random() < 0.3}
+    shared = {"name": "t", "description": "", "extra_cmd_args": extra}
     definition = TestDefinition.model_validate(
-        {"name": "t", "description": "", "cmd_args": args, "sweep": {"include": [{"tp": 16, "gb": 7}, {"mb": 5}]}}
+        {**shared, "cmd_args": args, "sweep": {"include": [{"tp": 16, "gb": 7}, {"mb": 5}]}}
     )
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     pinned = pinned_by(definition, SLURM)
@@ -167,7 +180,7 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in_the_loops(
         plain = sweep.point(point.coordinates).args
         preset = pinned.preset_of(plain)
         recipe = recipe_of(plain, preset)
-        expected = check(with_recipe(plain, recipe, preset=preset), SLURM, recipe)
+        expected = check(with_recipe(plain, recipe, preset=preset), SLURM, recipe, settings=pinned.settings)
         violations = [with_origins(each, given_to_loop(plain), preset) for each in expected.violations]
         assert sorted(map(str, point.violations)) == sorted(map(str, violations)), point.coordinates
         silent = sorted(str(answer) for answer in point.answers if isinstance(answer, NotEvaluated))

@@ -58,7 +58,7 @@ from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.recipes.apply import settings_of, with_model_facts, with_recipe_defaults
 from cloudai_mbridge.recipes.load import Recipe, recipe_for
 from cloudai_mbridge.recipes.presets import with_preset_of
 from cloudai_mbridge.sweep.pinned import overridden_by
@@ -404,7 +404,7 @@ def _of_loop_or_alone(
     given, resolved = given_to_loop(args), with_loop_preset(args, preset)
     recipe = with_preset_of(recipe_for(recipe.name, args.task), preset)
     args = with_recipe_defaults(resolved.args, recipe, but=resolved.from_preset)
-    _require_passed(check(args, system, recipe, overridden=overridden_by(extra)), given, preset)
+    _require_passed(check(args, system, recipe, settings=settings_of(extra)), given, preset)
     return EstimateRequest(
         recipe,
         args,

@@ -7,7 +7,7 @@ the layers Megatron-Core 0.16.
 from collections.abc import Iterator
 from functools import lru_cache
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, NotModelled
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import DORA, Adapters, ParallelLayout
 from cloudai_mbridge.estimate.memory.linears import Linear, ParameterSplit, linears, split_of
@@ -17,8 +17,10 @@ from cloudai_mbridge.estimate.memory.parameters import (
     Chunk,
     RankParameters,
     chunks_of,
+    decoder_layers,
     padded_for,
     pipeline_chunks,
+    prediction_layers,
 )
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 
@@ -46,6 +48,15 @@ def active_adapters(arch: Architecture, adapters: Adapters) -> int:
         (met if linear.experts else 1) * _size(adapters, linear, _dim(adapters, linear, arch))
         for linear in _linears_of(arch, ParameterSplit(), chunk)
     )
+
+
+def check_ranks(arch: Architecture, adapters: Adapters, split: ParameterSplit) -> None:
+    """Raise BadInput for adapters that the ranks cannot split, or that their layers cannot have."""
+    layers = (*decoder_layers(arch), *(layer for module in prediction_layers(arch) for layer in module))
+    for half in {half for layer in layers for half in (layer.mixer, layer.ffn) if half}:
+        for linear in _adapted(arch, split, half):
+            if _chosen(adapters, linear):
+                _dim(adapters, linear, arch)
 
 
 @lru_cache(maxsize=4096)
@@ -127,5 +138,5 @@ def _linears_of(arch: Architecture, split: ParameterSplit, chunk: Chunk) -> Iter
 
 def _adapted(arch: Architecture, split: ParameterSplit, half: str) -> tuple[Linear, ...]:
     if half == "attention" and arch.experimental_attention_variant is not None:
-        raise BadInput(f"recipe {arch.recipe}: adapters of its attention are not modelled; choose another recipe")
+        raise NotModelled(f"recipe {arch.recipe}: adapters of its attention are not modelled; choose another recipe")
     return linears(arch, split, half)

@@ -7,8 +7,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Precision
 from cloudai_mbridge.estimate.memory.layout import MASTER_WEIGHTS, Granularity, ParallelLayout, Recompute, adapters_of
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS, Launcher, ResolvedCmdArgs, names_in
-from cloudai_mbridge.models.pipeline_layout import num_stages
-from cloudai_mbridge.recipes.apply import recipe_layout
+from cloudai_mbridge.recipes.apply import trained_layout, virtual_stages
 from cloudai_mbridge.recipes.arguments import OPTIMIZERS
 from cloudai_mbridge.recipes.load import Recipe, adapters_of_task
 
@@ -113,13 +112,12 @@ def _weights(precision: Precision, gpu: str) -> dict[str, bool]:
 
 def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tuple[int, int, str | None]:
     """Return stages, virtual stages and the explicit layout, if any; it determines the virtual stages."""
-    pp, text = args.pp or 1, args.pipeline_model_parallel_layout
-    if text:
-        return pp, args.vp or max(1, num_stages(text) // pp), text
-    is_whole = args.num_layers in (None, recipe.default("model", "num_layers"))
-    if pp > 1 and is_whole:
-        text = recipe_layout(recipe, pp, args.vp, with_mtp=mtp_num_layers > 0)
-    return pp, args.vp or 1, text
+    pp, given = args.pp or 1, args.pipeline_model_parallel_layout
+    vp = args.vp or (virtual_stages(given, pp) if given else None)
+    if given and args.launcher is not Launcher.EMBEDDED:
+        return pp, vp or 1, given
+    layers = args.num_layers or recipe.default("model", "num_layers")
+    return pp, vp or 1, trained_layout(recipe, given, pp, vp, layers, mtp_num_layers) if given or pp > 1 else None
 
 
 def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int | None) -> Recompute:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import NotModelled
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Precision
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
@@ -350,7 +350,9 @@ def _is_swiglu(arch: Architecture) -> bool:
 
 def _prepared(arch: Architecture, layout: ParallelLayout) -> tuple[Architecture, Split]:
     if (arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage) != (None, None):
-        raise BadInput("a reference estimator of memory knows no first or last stage of its own; use the default one")
+        raise NotModelled(
+            "a reference estimator of memory knows no first or last stage of its own; use the default one"
+        )
     split = Split(
         tp=layout.tp,
         pp=layout.pp,

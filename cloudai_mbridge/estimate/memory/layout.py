@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, NotModelled
 from cloudai_mbridge.estimate.hardware import Precision
 
 LORA, DORA, CANONICAL = "LoRA", "DoRA", "CanonicalLoRA"
@@ -43,17 +43,17 @@ class Adapters:
         return tuple(name for name in self.target_modules if "*" in name or "." in name)
 
     def require_model(self) -> None:
-        """Raise BadInput if the memory of the adapters is not modelled."""
+        """Raise NotModelled if the memory of the adapters is not modelled."""
         if self.kind not in (LORA, DORA, CANONICAL):
-            raise BadInput(
+            raise NotModelled(
                 f"peft: adapters of the kind {self.kind!r} are not modelled; use LoRA, DoRA or CanonicalLoRA"
             )
         for name in self.exclude_modules:
             if "*" in name or "." in name:
-                raise BadInput(f"peft: exclusion of single layers ({name!r}) is not modelled; name modules alone")
+                raise NotModelled(f"peft: exclusion of single layers ({name!r}) is not modelled; name modules alone")
         for name in self.of_single_layers:
             if "*" in _module(name):
-                raise BadInput(f"peft: {name!r} may be any module, which is not modelled; name modules alone")
+                raise NotModelled(f"peft: {name!r} may be any module, which is not modelled; name modules alone")
 
     def parts_of(self, linear: str, parts: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the parts of a linear layer that have an adapter each: a layer in one piece itself; () for none.

@@ -14,11 +14,11 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Literal
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, NotModelled
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.linears import Linear, ParameterSplit, linears, split_of
-from cloudai_mbridge.models.pipeline_layout import layout_fault, parse_layout
+from cloudai_mbridge.models.pipeline_layout import SplitFault, layout_fault, parse_layout, split_layers
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
 
@@ -68,7 +68,7 @@ def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
     is_linear, is_sparse = arch.linear_attention_freq is not None, arch.experimental_attention_variant == "dsa"
     if is_linear or is_sparse:
         what = "linear-attention layers" if is_linear else "sparse attention (dsa)"
-        raise BadInput(f"recipe {arch.recipe}: memory of {what} is not modelled; choose another recipe")
+        raise NotModelled(f"recipe {arch.recipe}: memory of {what} is not modelled; choose another recipe")
     if arch.hybrid_layer_pattern is not None:
         return _blocks(arch, arch.hybrid_layer_pattern.split("/")[0])
     return tuple(_EXPERTS if is_moe else _DENSE for is_moe in moe_layer_pattern(arch))
@@ -87,7 +87,7 @@ def _blocks(arch: Architecture, pattern: str) -> tuple[Layer, ...]:
     symbols = pattern.replace("|", "")
     if unknown := set(symbols) - _BLOCKS.keys():
         what = f"memory of hybrid block {min(unknown)!r}"
-        raise BadInput(f"recipe {arch.recipe}: {what} is not modelled; use M, *, - and E")
+        raise NotModelled(f"recipe {arch.recipe}: {what} is not modelled; use M, *, - and E")
     return tuple(_BLOCKS[symbol] for symbol in symbols)
 
 
@@ -124,37 +124,20 @@ def _explicit(arch: Architecture, pp: int, vp: int, text: str) -> list[tuple[int
 
 
 def _even(arch: Architecture, pp: int, vp: int) -> list[tuple[int, bool, bool]]:
-    if pp == 1:  # Megatron-Core ignores virtual stages without a pipeline
-        return [(arch.num_layers, bool(arch.mtp_num_layers), True)]
-    counts = []
-    for rank in range(pp):
-        places = _per_rank(arch, pp, rank)
-        if places % vp:
-            raise BadInput(f"vp: {places} layers per pipeline stage are not divisible by vp = {vp}; use a divisor")
-        counts.append(places // vp)
-    counts *= vp
-    counts[0] -= arch.account_for_embedding_in_pipeline_split
-    counts[-1] -= arch.account_for_loss_in_pipeline_split
-    if min(counts) < 0 or sum(counts) != arch.num_layers:
-        raise BadInput(f"pp: {arch.num_layers} layers cannot be split into {pp} stages of {vp} as {counts}")
-    last = len(counts) - 1
-    return [(count, i == last and bool(arch.mtp_num_layers), i == last) for i, count in enumerate(counts)]
-
-
-def _per_rank(arch: Architecture, pp: int, rank: int) -> int:
-    """Return the places of one rank; the embedding and the loss, if counted, take one each."""
-    first, last = arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage
-    if rank == 0 and first is not None:
-        return first
-    if rank == pp - 1 and last is not None:
-        return last
-    ranks = pp - (first is not None) - (last is not None)
-    layers = arch.num_layers - (first or 0) - (last or 0)
-    layers += arch.account_for_embedding_in_pipeline_split + arch.account_for_loss_in_pipeline_split
-    if layers % ranks:
-        what = f"{layers} layers are not divisible by {ranks} pipeline stages"
-        raise BadInput(f"pp: {what}; use a divisor, or pipeline_model_parallel_layout")
-    return layers // ranks
+    try:
+        counts = split_layers(
+            arch.num_layers,
+            pp,
+            vp,
+            first=arch.num_layers_in_first_pipeline_stage,
+            last=arch.num_layers_in_last_pipeline_stage,
+            embedding=arch.account_for_embedding_in_pipeline_split,
+            loss=arch.account_for_loss_in_pipeline_split,
+        )
+    except SplitFault as fault:
+        raise BadInput(str(fault)) from None
+    end = len(counts) - 1
+    return [(count, i == end and bool(arch.mtp_num_layers), i == end) for i, count in enumerate(counts)]
 
 
 EXPERTS, ADAPTERS = "experts", "adapters"

@@ -7,7 +7,7 @@ keeps a tensor of its own.
 
 from dataclasses import replace
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import NotModelled
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes
 
@@ -82,8 +82,9 @@ def _latent_attention(z: Sizes) -> SavedBytes:
 
 
 def mamba(z: Sizes) -> SavedBytes:
-    """Raise BadInput: Mamba is not supported."""
-    raise BadInput(f"recipe {z.arch.recipe}: the embedded loop builds no Mamba layers; use implementation fused")
+    """Raise NotModelled: Mamba."""
+    what = "memory of Mamba layers without fused kernels"
+    raise NotModelled(f"recipe {z.arch.recipe}: {what} is not modelled; name a GPU")
 
 
 def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:

@@ -140,8 +140,8 @@ def test_states_of_a_known_layout() -> None:
     [
         ({"num_gpus": 6, "tp": 4}, "num_gpus: 6 is not divisible"),
         ({"gbs": 12}, "gb: 12 is not divisible by mb\\*dp = 8"),
-        ({"pp": 5, "num_gpus": 40}, "32 layers are not divisible by 5 pipeline stages"),
-        ({"pp": 2, "vp": 3}, "16 layers per pipeline stage are not divisible by vp = 3"),
+        ({"pp": 5, "num_gpus": 40}, "32 layers are not divisible by pp = 5"),
+        ({"pp": 2, "vp": 3}, "3 virtual stages do not divide the 16 layers"),
         ({"pp": 2, "pipeline_layout": "Et|L"}, "it has 1 decoder layers"),
         ({"tp": 0}, "tp: 0 is not positive"),
         ({"moe_imbalance": 0.5}, "below the mean"),
@@ -156,5 +156,5 @@ def test_bad_input(changes: dict[str, Any], words: str) -> None:
 def test_what_is_not_modelled() -> None:
     with pytest.raises(BadInput, match="linear-attention"):
         memory_per_stage(model("llama3_8b", linear_attention_freq=2), ParallelLayout())
-    with pytest.raises(BadInput, match="builds no Mamba layers"):
+    with pytest.raises(BadInput, match="Mamba layers without fused kernels is not modelled"):
         memory_per_stage(model("nemotron_3_nano"), ParallelLayout(implementation=Implementation.TORCH))
