@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
@@ -67,6 +68,15 @@ def test_every_field_is_one_and_is_refused_by_name(path: str) -> None:
         refuse_unsupported(config)
     assert ASKS_FOR_NOTHING[path][0] in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@every(("text", "is_done"), [("Et|t|m|L", False), ("E|t|tm|L", False), ("Et|t||mL", True), ("EttmL", True)])
+def test_multi_token_prediction_behind_the_embedding(text: str, is_done: bool) -> None:
+    config = make_config()
+    ranks = 2 if "|" in text else 1
+    config.model.pipeline_model_parallel_layout = PipelineParallelLayerLayout(text, ranks)
+    with nullcontext() if is_done else pytest.raises(ConfigError, match=r"m on the first pipeline rank, behind"):
+        refuse_unsupported(config)
 
 
 @every("path", NEEDS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import LayerType
 
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE, installed_release
@@ -208,6 +209,13 @@ def _asked_of_model(config: ConfigContainer, get: _Get) -> Iterator[str]:
         yield "model.transformer_layer_spec = local_layer_spec (Transformer Engine is installed, and used)"
     if has_transformer_engine() and getattr(model, "transformer_impl", None) == "local":
         yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    stages = getattr(getattr(model, "pipeline_model_parallel_layout", None), "layout", [[]])[0]  # of the first rank
+    if any(LayerType.mtp in stage for stage in stages[1:]):  # Megatron-Core would wait, or embed with zeros
+        layout = model.pipeline_model_parallel_layout
+        yield (
+            f"model.pipeline_model_parallel_layout = {layout} with m on the first pipeline rank, behind its stage with"
+            " E (use another rank for m)"
+        )
     tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
     if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
