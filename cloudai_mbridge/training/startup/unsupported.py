@@ -14,6 +14,8 @@ from megatron.core.transformer.enums import LayerType
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE, installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.data.finetuning import has_packed_sequences, is_packed
+from cloudai_mbridge.training.data.packed_batch import NUMBERS_TOKENS
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
@@ -257,6 +259,10 @@ def _of_documents(config: ConfigContainer) -> Iterator[str]:
     Bounds of documents need whole sequences in one row: documents have any length.
     """
     dataset: Any = config.dataset
+    has_mamba = isinstance(config.model, HybridModelProvider) and "M" in (config.model.pattern or "M")
+    if has_mamba and has_packed_sequences(dataset) and not NUMBERS_TOKENS:
+        name = "packed_sequence_specs" if is_packed(dataset) else "inter_document_masking"
+        yield f"dataset.{name} with Mamba layers, whose state would cross sequences (install Megatron-Core 0.17)"
     if getattr(dataset, "reset_attention_mask", False):
         spec = getattr(config.model, "transformer_layer_spec", None)
         if has_transformer_engine() and spec is not modelopt_transformer_layer_spec:
