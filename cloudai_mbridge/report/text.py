@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import visible
-from cloudai_mbridge.metrics import MEASURES, Statistic
+from cloudai_mbridge.metrics import MEASURES, Statistic, first_step
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import TestRanking, causes, excerpt, gpu_hours, rank
@@ -67,7 +67,8 @@ def window_text(point: PointReport) -> str:
     m = point.metrics
     if m is None or m.window is None or m.step_time_s is None:
         return "none"
-    left_out = f", warm-up 1-{m.warmup_steps} left out" if m.warmup_steps else ", no warm-up left out"
+    first = first_step(point.run, point.steps)
+    left_out = f", warm-up {first}-{m.warmup_steps} left out" if m.warmup_steps >= first else ", no warm-up left out"
     return f"{m.window[0]}-{m.window[1]} (n={m.step_time_s.n}){left_out}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM
 from cloudai_mbridge.logs import LogParser, StepRecord
-from cloudai_mbridge.metrics import missing_steps
+from cloudai_mbridge.metrics import first_step, missing_steps
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NOT_LAUNCHED, JobClass, JobStatus
 
@@ -42,8 +42,9 @@ class Progress:
 
     def step_times(self, run: RunPlan, token: str | None = None) -> list[float]:
         """Return the seconds of all steps after the warm-up so far, without untimed steps. token: as above."""
-        steps = self.steps(run, token)
-        return [step.step_time_s for step in steps if step.step > run.warmup_steps and step.step_time_s]
+        log = self._read(run, token).parser.summary()
+        last = first_step(log.run, log.steps) - 1 + run.warmup_steps
+        return [step.step_time_s for step in log.steps if step.step > last and step.step_time_s]
 
     def steps(self, run: RunPlan, token: str | None = None) -> tuple[StepRecord, ...]:
         """Return all steps so far. token: as above."""
@@ -71,8 +72,9 @@ class Progress:
         from files that may be late, too, unless Slurm or the script's own exit code proves it.
         """
         if status.job_class is JobClass.SUCCEEDED:
-            steps = self.steps(run, token)
-            if reasons := missing_steps(steps, run.num_steps or 1):
+            log = self._read(run, token).parser.summary()
+            steps = log.steps
+            if reasons := missing_steps(steps, run.num_steps or 1, first_step(log.run, steps) if run.num_steps else 1):
                 return reasons[0]
             has_losses = any(step.loss is not None for step in steps)
             return f"step {steps[-1].step} has no loss" if has_losses and steps[-1].loss is None else ""

@@ -1,6 +1,7 @@
 """Judge a run: success, cause of failure, and whether to retry it: infrastructure failures, unless cancelled.
 
-Success has three conditions: the job ended well, the log contains every requested step, and every loss is finite.
+Success has three conditions: the job ended well, the log contains every requested step from the first that was to
+be trained, and every loss is finite.
 """
 
 import math
@@ -16,7 +17,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
-from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
+from cloudai_mbridge.metrics import Metrics, first_step, implausible, missing_steps
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
@@ -75,10 +76,11 @@ def judge(
     """
     if status is not None and status.job_class is JobClass.STOPPED:
         num_steps = 0  # it was to be stopped: steps measured until then are valid
+    first = first_step(log.run, log.steps) if num_steps else 1
     reasons = [
         *_job_reasons(status),
         *([log.fault] if log.fault else []),
-        *missing_steps(log.steps, num_steps),
+        *missing_steps(log.steps, num_steps, first),
         *implausible(log.steps, num_steps or None, log.run.get("device")),
     ]
     if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
@@ -139,7 +141,7 @@ def with_failure(
             failure = replace(failure, nodes=tuple(expand_hostlist(status.nodes)[:1]))
     if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
-        if num_steps and not missing_steps(log.steps, num_steps):
+        if num_steps and not missing_steps(log.steps, num_steps, first_step(log.run, log.steps)):
             failure = replace(failure, remedy=_HUNG_AT_ITS_END)
     others = outcome.reasons[:1] if not log.steps and has_never_started(status) else outcome.reasons  # the job's end
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *others)
