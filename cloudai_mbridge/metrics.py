@@ -58,6 +58,9 @@ def capped_mean_of_rates(rates: Sequence[float]) -> float:
     return 1 / capped_mean([1 / rate for rate in rates])
 
 
+_MOST_STEPS = 10**15
+
+
 def summarize(values: Sequence[float | None], *, are_rates: bool = False) -> Statistic | None:
     """Summarize finite values; a missing value makes the whole statistic missing.
 
@@ -94,14 +97,29 @@ def over_runs(runs: Sequence[Statistic | None]) -> Statistic | None:
     return replace(plain, capped_mean=robust.mean, capped_std=robust.std) if plain and robust else None
 
 
-def missing_steps(steps: Sequence[StepRecord], num_steps: int) -> list[str]:
-    """Return the reason if a step of 1 to `num_steps` is missing. The cost is independent of `num_steps`."""
+def first_step(run: Mapping[str, Any], steps: Sequence[StepRecord]) -> int:
+    """Return the step that the training began with: that behind the checkpoint that it has loaded, else 1.
+
+    run: the training's record of its start, whose `first_iteration` counts unless a step of the log is earlier.
+    """
+    first = run.get("first_iteration")
+    is_number = type(first) is int and 1 <= first <= _MOST_STEPS
+    return first if is_number and all(step.step >= first for step in steps) else 1
+
+
+def missing_steps(steps: Sequence[StepRecord], num_steps: int, first: int = 1) -> list[str]:
+    """Return the reason if a step of `first` to `num_steps` is missing. The cost is independent of `num_steps`."""
+    if first > max(num_steps, 1):
+        return [
+            f"nothing was left to train: the checkpoint is at step {first - 1} of max_steps = {num_steps}; use more"
+        ]
     numbers = {step.step for step in steps}
-    first_missing = next(number for number in itertools.count(1) if number not in numbers)
+    first_missing = next(number for number in itertools.count(first) if number not in numbers)
     if first_missing > num_steps:
         return []
-    done = sum(1 <= number <= num_steps for number in numbers)
-    return [f"{done} of {num_steps} steps are in the log; the first missing is {first_missing}"]
+    done = sum(first <= number <= num_steps for number in numbers)
+    asked = f"{num_steps} steps" if first == 1 else f"{num_steps - first + 1} steps from {first} on"
+    return [f"{done} of {asked} are in the log; the first missing is {first_missing}"]
 
 
 def implausible(steps: Sequence[StepRecord], num_steps: int | None, device: object = None) -> list[str]:

@@ -24,6 +24,7 @@ from cloudai_mbridge.metrics import (
     capped_mean,
     capped_mean_of_rates,
     counted_steps,
+    first_step,
     implausible,
     missing_steps,
 )
@@ -77,6 +78,7 @@ class RunResult:
     source: str
     hosts: Mapping[str, Any] = field(default_factory=dict)
     world_size: int | None = None
+    first_step: int = 1  # behind a loaded checkpoint
 
     @property
     def is_success(self) -> bool:
@@ -190,6 +192,7 @@ def _run(point: PointReport, report: RunReport, source: str) -> RunResult:
         steps=point.steps,
         warmup_steps=metrics.warmup_steps,
         num_steps=point.num_steps,
+        first_step=first_step(point.run, point.steps),
         flops_formula=metrics.flops_formula,
         flops_per_step=metrics.flops_per_step,
         tokens_per_step_per_gpu=metrics.tokens_per_step_per_gpu,
@@ -308,7 +311,9 @@ def why_not(run: RunResult) -> str:
     if run.num_steps is None or run.num_steps < 1:
         return "the requested number of steps is unknown; set max_steps"
     device = run.comparability.get("device")
-    if wrong := missing_steps(run.steps, run.num_steps) or implausible(run.steps, run.num_steps, device):
+    if wrong := missing_steps(run.steps, run.num_steps, run.first_step) or implausible(
+        run.steps, run.num_steps, device
+    ):
         return wrong[0]
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"

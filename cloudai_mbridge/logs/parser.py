@@ -58,7 +58,8 @@ class LogSummary:
     """All steps of a log in order.
 
     source: "records" if our full-precision records were found, "lines" for Megatron-Bridge's two rounded lines, "none".
-    run: the run's own record of its start. notes: irregularities of the log. fault: why it cannot be read.
+    run: the run's own record of its start; of the upstream launcher `first_iteration`, after a checkpoint.
+    notes: irregularities of the log. fault: why it cannot be read.
     """
 
     steps: tuple[StepRecord, ...] = ()
@@ -117,6 +118,8 @@ class LogParser:
             self._foreign += 1
         elif has_record(line):
             self._take_records(line)
+        elif not self._has_records and not self._iterations and (loaded := _LOADED.search(line)):
+            self._run = {"first_iteration": int(loaded[1]) + 1}
         starts = [match.start() for match in _PART.finditer(line)]  # ranks' lines may have been joined into one
         for start, end in zip(starts, [*starts[1:], len(line)], strict=False):
             part, at = line[start:end], len(self._times) + len(self._iterations)
@@ -144,7 +147,9 @@ class LogParser:
             if mark == STEP_MARK:
                 self._take_record(record)
             elif "version" in record:  # a record without a version is not from mbridge
-                self._run = {name: value for name, value in record.items() if name != "token"}
+                # if the run has started again, the first start's iteration is that of the log's steps
+                begun = {"first_iteration": self._run.get("first_iteration")} if self._records else {}
+                self._run = {name: value for name, value in {**record, **begun}.items() if name != "token"}
                 self._is_restarted = bool(self._records)
 
     def _is_own(self, record: dict[str, Any]) -> bool:
@@ -289,6 +294,10 @@ _DEEPEST = 20
 # Labels of srun --label (padded) and torchrun before a rank's line, and the NULs of a file that was cut while written
 _LABELS = r"(?:\x00*(?: {0,5}\d{1,6}: |\[[\w-]{1,40}\]: ?)){0,4}\x00*"
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
+# Megatron-Bridge's, before its first step
+_LOADED = re.compile(
+    r"successfully loaded checkpoint from .{1,4000} \[ t \d+/\d+, p \d+/\d+ \] at iteration (\d{1,15})\b"
+)
 _PART = re.compile(r"Step Time\s*:|\biteration\s+[0-9]{1,15}/", re.IGNORECASE)
 _MARK = re.compile(rf"({STEP_MARK}|{RUN_MARK}) (?={{)")
 _MOST_RECORDS = 8  # per line

@@ -79,12 +79,19 @@ def _order_fault(flat: str, num_layers: int, mtp_num_layers: int) -> str | None:
 
 
 def _mtp_fault(stages: tuple[str, ...], pp: int, mtp_num_layers: int) -> str | None:
-    """Megatron keeps all m layers together, in the last virtual stage, and off the first of several ranks."""
+    """Megatron keeps all m layers together, in the last virtual stage of a rank.
+
+    They embed tokens again, with a copy of the first stage's weights. Behind E's stage on its own rank, that copy
+    stays zero where the output has weights of its own, and else the ranks wait for each other: Megatron-Core's own
+    check looks at the earlier stages of that rank only.
+    """
     with_mtp = [i for i, stage in enumerate(stages) if "m" in stage]
     if with_mtp and with_mtp[0] < len(stages) - pp:
         return "m must stand in the last virtual stage of its rank"
     if any(stages[i].count("m") != mtp_num_layers for i in with_mtp):
         return "all m layers must stand in one stage"
+    if with_mtp and with_mtp[0] and with_mtp[0] % pp == 0:
+        return "m must not stand on the first pipeline rank behind its stage with E, whose embedding it would not share"
     return None
 
 

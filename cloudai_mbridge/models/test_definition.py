@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
@@ -176,3 +177,15 @@ class TestDefinition(StrictModel):
         if self.test_template_name != TEMPLATE:
             raise ValueError(f"test_template_name is {self.test_template_name!r}; this tool runs {TEMPLATE!r} only")
         return self
+
+
+def last_warmup_step(first: int, warmup_steps: int, num_steps: int | None, defined: Mapping[str, Any]) -> int:
+    """Return the last step of the warm-up of a training that begins with step `first`.
+
+    warmup_steps: as planned from step 1. defined: the test as plain data without its defaults; the default number
+    leaves one step to measure.
+    """
+    is_given = defined.get("training_report") or "warmup_steps" in (defined.get("metrics") or {})
+    if first > 1 and num_steps is not None and not is_given:
+        warmup_steps = max(0, min(warmup_steps, num_steps - first))
+    return first - 1 + warmup_steps

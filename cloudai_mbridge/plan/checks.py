@@ -15,13 +15,14 @@ from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest, with_path
 from cloudai_mbridge.models.shell import has_other_forms
 from cloudai_mbridge.models.slurm_values import expand_hostlist, is_free, is_out_of_service, parse_group
 from cloudai_mbridge.models.system import Executor, System
-from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE
+from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, last_warmup_step
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.plan.launchers import launchers_of, notes_on_keys
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.sweep.expand import credentials_in_sweep
 
 SBATCH_PREFIX = "SBATCH_"  # options of sbatch as variables
+_MOST_STEPS = 10**15
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 _WEIGHTS = "checkpoint.pretrained_checkpoint"
 # section.field of the training config -> the argument that sets it
@@ -114,6 +115,15 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
     yield from launcher.notes_on_test(where, definition)
     if definition.training_report is not None:
         yield from notes_on_keys(f"{where}: training_report", definition.training_report)
+    extra = {key.lstrip("+") for key in definition.extra_cmd_args}
+    if given := [
+        *(["load_dir"] if definition.cmd_args.load_dir else []),  # type: ignore[attr-defined]
+        *(["checkpoint.load"] if "checkpoint.load" in extra else []),
+    ]:
+        yield (
+            f"{where}: {given[0]}: a checkpoint of step N is trained from step N+1 to max_steps, and the warm-up begins"
+            " there; with another max_steps than it was saved under, set scheduler.override_opt_param_scheduler=true"
+        )
     for repo in definition.git_repos:
         yield from notes_on_keys(f"{where}: git_repos of {repo.commit!r}", repo)
     values: dict[str, Any] = {
@@ -205,6 +215,10 @@ def check_inputs(
     planned, known, notes = list(runs), dict[str, bool](), dict[str, None]()
     saved = {(run.test_id, str(path)) for run in planned if (path := _value(run, "checkpoint", "save"))}
     for run in planned:
+        loaded = _loaded(run)
+        is_old = loaded and not any(_holds(run, loaded, *each) for each in saved)
+        if is_old and system.sees(loaded, output_dir, is_in_container=bool(run.container_image)):
+            _require_steps_left(run, Path(loaded), files.get(run.test_id))
         for name, path in _inputs(run):
             if not path.startswith("/") or "$" in path or any(_holds(run, path, *each) for each in saved):
                 continue
@@ -216,6 +230,33 @@ def check_inputs(
                 text = f"test {run.test_id!r}: {what} does not exist {where}; correct it, or create it first"
                 raise BadInput(with_path(files.get(run.test_id), text))
     return tuple(notes)
+
+
+def _loaded(run: RunPlan) -> str:
+    """Return the absolute path of the checkpoints that a run goes on from, "" if it begins at step 1 or is unknown."""
+    path = _value(run, "checkpoint", "load") or run.args.get("load_dir") or ""
+    is_open = not str(path).startswith("/") or "$" in str(path) or _value(run, "checkpoint", "ckpt_step") is not None
+    return "" if is_open or _value(run, "checkpoint", "finetune") else str(path)
+
+
+def _require_steps_left(run: RunPlan, loaded: Path, file: Path | None) -> None:
+    """Raise BadInput if the newest checkpoint has all the steps of a run, or all but those of the warm-up."""
+    try:
+        done = int((loaded / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # which the training reports, if it needs it
+        return
+    if run.num_steps is None or not 0 < done < _MOST_STEPS or not (loaded / f"iter_{done:07d}").is_dir():
+        return
+    last = last_warmup_step(done + 1, run.warmup_steps, run.num_steps, run.definition)
+    if (needed := max(last, done)) < run.num_steps:
+        return
+    warmup = f", and the warm-up takes {last - done} more" if last > done else ""
+    where = "cmd_args.load_dir" if run.args.get("load_dir") else "extra_cmd_args: checkpoint.load"
+    text = (
+        f"test {run.test_id!r}: {where} = {str(loaded)!r} is at step {done} of max_steps = {run.num_steps}{warmup}:"
+        f" no step is left to measure; set max_steps to at least {needed + 1}"
+    )
+    raise BadInput(with_path(file, text))
 
 
 def _holds(run: RunPlan, path: str, test_id: str, saved: str) -> bool:

@@ -345,7 +345,12 @@ _HIDING: Mapping[str, tuple[_IsHiding, str]] = {
 _RESIZING = ("train.rampup_batch_size", "train.step_batch_size_schedule")
 # The embedded loop writes its records anyway
 _HIDING_UPSTREAM: Mapping[str, tuple[_IsHiding, str]] = {
-    "logger.skip_train_metrics_log": (_is_on, f"prints no line for any step, and {_NOT_PRINTED}")
+    "logger.skip_train_metrics_log": (_is_on, f"prints no line for any step, and {_NOT_PRINTED}"),
+    # which the embedded loop's configuration refuses as the argument's own place
+    "train.train_iters": (
+        lambda value, num_steps: num_steps is not None and value != num_steps,
+        "is another length than cmd_args.max_steps; set that",
+    ),
 }
 
 

@@ -15,8 +15,9 @@ from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.logs import PROFILED, SKIPPED, LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
-from cloudai_mbridge.metrics import Metrics, measure
+from cloudai_mbridge.metrics import Metrics, first_step, measure
 from cloudai_mbridge.models.scenario import RunnerConfig
+from cloudai_mbridge.models.test_definition import last_warmup_step
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -201,7 +202,9 @@ def _read_run(
     log = _without_profiled(log, run.get("profiled"))
     batch, length = run["args"].get("gb"), run["args"].get("seq_length")
     tokens = batch * length / _world_size(run) if batch and length else None  # of one step for each rank
-    metrics = measure(log.steps, run["warmup_steps"], tokens, run["num_steps"], **definitions_of(run, log.run))
+    first = first_step(log.run, log.steps)
+    warmup = last_warmup_step(first, run["warmup_steps"], run["num_steps"], run.get("definition") or {})
+    metrics = measure(log.steps, warmup, tokens, run["num_steps"], **definitions_of(run, log.run))
     logs = (directory / POINT_FILES.stderr, directory / log_name)
     outcome = judge(
         last.status if last else None,

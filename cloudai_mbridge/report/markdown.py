@@ -97,7 +97,7 @@ def _cells(point: PointReport) -> Iterator[str]:
     m = point.metrics
     yield inline(point.key)
     yield f"**{point.verdict}**" if point.verdict is Verdict.FAILED else str(point.verdict)
-    yield f"{len(point.steps)}/{point.num_steps or '?'}"
+    yield point.steps_text
     for measure in TABLE_MEASURES:
         yield measure_text(getattr(m, measure.name) if m else None)
     yield "<br>".join(map(inline, point.reasons))

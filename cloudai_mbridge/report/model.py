@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import StrictBool, StrictInt
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.metrics import Metrics, first_step
 from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.verdict import Verdict
@@ -58,6 +58,12 @@ class PointReport:
     comparability: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, float | None] | None = None
+
+    @property
+    def steps_text(self) -> str:
+        """Logged and requested steps, such as "10/10"; a run that goes on from a checkpoint leaves the earlier out."""
+        asked = "?" if not self.num_steps else self.num_steps - first_step(self.run, self.steps) + 1
+        return f"{len(self.steps)}/{asked}"
 
 
 TrialOutcome = Literal["measured", "ended early", "out of memory", "failed"]  # early: it was slower than the best

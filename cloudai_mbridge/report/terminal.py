@@ -173,7 +173,7 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
     table.add_row(
         _text(name),
         verdict,
-        f"{len(point.steps)}/{point.num_steps or '?'}",
+        point.steps_text,
         *(measure_text(getattr(m, measure.name)) for measure in _MEASURES),
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
         _text("\n".join(point.reasons)),

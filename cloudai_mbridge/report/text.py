@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.files.text import readable, visible
-from cloudai_mbridge.metrics import MEASURES, Statistic
+from cloudai_mbridge.metrics import MEASURES, Statistic, first_step
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.ranking import TestRanking, causes, excerpt, gpu_hours, rank
@@ -69,7 +69,8 @@ def window_text(point: PointReport) -> str:
     m = point.metrics
     if m is None or m.window is None or m.step_time_s is None:
         return "none"
-    left_out = [f"warm-up 1-{m.warmup_steps}" if m.warmup_steps else "no warm-up"]
+    first = first_step(point.run, point.steps)
+    left_out = [f"warm-up {first}-{m.warmup_steps}" if m.warmup_steps >= first else "no warm-up"]
     for reason in dict.fromkeys(step.left_out for step in point.steps if step.left_out):
         numbers = [step.step for step in point.steps if step.left_out == reason and step.step > m.warmup_steps]
         left_out += [f"{ranges(numbers)} {reason}"] if numbers else []

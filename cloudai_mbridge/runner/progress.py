@@ -9,7 +9,8 @@ from pathlib import Path
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM
 from cloudai_mbridge.logs import SKIPPED, LogParser, StepRecord
-from cloudai_mbridge.metrics import counted_steps, missing_steps
+from cloudai_mbridge.metrics import counted_steps, first_step, missing_steps
+from cloudai_mbridge.models.test_definition import last_warmup_step
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_BEGAN, NOT_LAUNCHED, JobClass, JobStatus
 
@@ -42,8 +43,13 @@ class Progress:
 
     def step_times(self, run: RunPlan, token: str | None = None) -> list[float]:
         """Return the seconds of all steps after the warm-up so far, without untimed steps. token: as above."""
-        counted = counted_steps(self.steps(run, token), run.warmup_steps)
+        counted = counted_steps(self.steps(run, token), self.last_warmup(run, token))
         return [step.step_time_s for step in counted if step.step_time_s]
+
+    def last_warmup(self, run: RunPlan, token: str | None = None) -> int:
+        """Return the last step of the warm-up, which begins behind a loaded checkpoint. token: as above."""
+        log = self._read(run, token).parser.summary()
+        return last_warmup_step(first_step(log.run, log.steps), run.warmup_steps, run.num_steps, run.definition)
 
     def steps(self, run: RunPlan, token: str | None = None) -> tuple[StepRecord, ...]:
         """Return all steps so far. token: as above."""
@@ -71,8 +77,9 @@ class Progress:
         from files that may be late, too, unless Slurm or the script's own exit code proves it.
         """
         if status.job_class is JobClass.SUCCEEDED:
-            steps = self.steps(run, token)
-            if reasons := missing_steps(steps, run.num_steps or 1):
+            log = self._read(run, token).parser.summary()
+            steps = log.steps
+            if reasons := missing_steps(steps, run.num_steps or 1, first_step(log.run, steps) if run.num_steps else 1):
                 return reasons[0]
             done = [step for step in steps if step.left_out != SKIPPED]
             is_late = any(step.loss is not None for step in done) and done[-1].loss is None

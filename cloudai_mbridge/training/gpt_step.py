@@ -5,11 +5,15 @@ from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state as mpu
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.compat.batches import batch_on_this_cp_rank
-from cloudai_mbridge.training.data.packed_batch import longest_sequence, packed_on_this_cp_rank, sequence_bounds
+from cloudai_mbridge.training.data.packed_batch import (
+    get_packed_seq_params,
+    longest_sequence,
+    packed_on_this_cp_rank,
+    sequence_bounds,
+)
 from cloudai_mbridge.training.losses import create_masked_next_token_loss_function
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.state import GlobalState
@@ -70,10 +74,12 @@ def forward_step(
     if getattr(state.cfg.model, "mtp_num_layers", None):
         arguments["loss_mask"] = batch.loss_mask
     if (bounds := batch.cu_seqlens) is not None:
-        longest = {"max_seqlen_q": batch.max_seqlen, "max_seqlen_kv": batch.max_seqlen}
-        arguments["packed_seq_params"] = PackedSeqParams(
-            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, **longest
-        )
+        packed = {"cu_seqlens": bounds, "cu_seqlens_argmin": len(bounds), "max_seqlen": batch.max_seqlen}
+        if getattr(state.cfg.model, "is_hybrid_model", False):  # whose Mamba layers need the sequence of each token
+            own = next((each for each in (batch.tokens, batch.labels) if each is not None), None)
+            cp = mpu.get_context_parallel_world_size()
+            packed["total_tokens"] = state.cfg.model.seq_length if own is None else own.size(1) * cp
+        arguments["packed_seq_params"] = get_packed_seq_params(packed)
     with state.straggler_timer:
         if return_schedule_plan:
             return chunk.build_schedule_plan(**arguments), loss_function

@@ -20,7 +20,7 @@ from cloudai_mbridge.training.compat.batches import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
-from cloudai_mbridge.training.process.groups import grid_groups, make_grid_groups, set_flight_recorder
+from cloudai_mbridge.training.process.groups import embedding_ranks, grid_groups, make_grid_groups, set_flight_recorder
 from cloudai_mbridge.training.process.loopback import use_loopback
 from cloudai_mbridge.training.upstream import missing
 
@@ -95,6 +95,7 @@ def _make_groups(config: ConfigContainer) -> None:
             order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
             use_sharp=config.dist.use_sharp,
             sharp_enabled_group=config.dist.sharp_enabled_group,
+            get_embedding_ranks=lambda ranks, pp=None: embedding_ranks(config.model, ranks),
             nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
             high_priority_stream_groups=config.dist.high_priority_stream_groups,
             distributed_timeout_minutes=config.dist.distributed_timeout_minutes,

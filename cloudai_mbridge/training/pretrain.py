@@ -17,6 +17,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.logger import set_up_logging
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
+from cloudai_mbridge.training.data.finetuning import has_packed_sequences
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.flops import FLOPS_FORMULA
@@ -143,8 +144,9 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "train_iters": state.cfg.train.train_iters,
         "first_iteration": state.train_state.step + 1,
         "tokens_per_step": required(state.cfg.train.global_batch_size) * state.cfg.model.seq_length,
-        "flops_per_step": flops_per_step(state),
-        "flops_formula": FLOPS_FORMULA,
+        # a step of packed sequences has as many as its data give
+        "flops_per_step": None if (is_packed := has_packed_sequences(state.cfg.dataset)) else flops_per_step(state),
+        "flops_formula": FLOPS_FORMULA + (", by the lengths of packed sequences" if is_packed else ""),
         "parameters_on_rank_0": sum(p.numel() for chunk in model for p in chunk.parameters()),
         "adapted": adapted,
         "torch": str(torch.__version__),

@@ -15,6 +15,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
 from cloudai_mbridge.training.process.timers import MonotonicTimers
 from cloudai_mbridge.training.reporting import loggers
+from cloudai_mbridge.training.reporting.lengths import PackedLengths
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
@@ -98,6 +99,7 @@ class GlobalState:
         self.flops_at_start = 0.0  # of the whole job, when this process began to train
         self.last_saved_step: int | None = None  # by a checkpoint that outlives the job
         self.step_seq_length: int | None = None  # of the step that was run last; None: the model's
+        self.packed = PackedLengths()  # of the sequences of the step
         self.max_attention_logit: float | None = None  # of the step that was run last; None: not configured
         for name, value in vars(GlobalState).items():
             if isinstance(value, cached_property):  # opened on first use

@@ -108,6 +108,8 @@ def run_schedule(
 ) -> list[Any]:
     """Run `count` micro-batches through Megatron's schedule; return the loss functions' reports of each."""
     iterator, seq_length = _micro_batches(data_iterator, state, count)
+    if not options.get("forward_only"):
+        iterator = state.packed.counting(iterator)
     schedule = graphs.schedule(get_forward_backward_func(), state.cfg, options)
     schedule = with_second_try(schedule, state, model, optimizer)
     if (own := grid_groups()) is not None:  # not Megatron-Core's own groups

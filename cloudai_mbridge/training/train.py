@@ -241,7 +241,9 @@ class _LoopState:
         progress.consumed_train_samples += batch
         progress.skipped_train_samples += dropped
         model: Any = self.cfg.model
-        flops = flops_of_batch(model, batch, self.state.step_seq_length or int(model.seq_length))
+        self.state.packed.end_step()
+        length = self.state.step_seq_length or int(model.seq_length)
+        flops = flops_of_batch(model, batch, length, self.state.packed.of_step)
         progress.floating_point_operations_so_far += flops
         self._flops_since_last_log += flops
         if self._history is not None:

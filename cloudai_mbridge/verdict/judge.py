@@ -1,6 +1,7 @@
 """Judge a run: success, cause of failure, and whether to retry it: infrastructure failures, unless cancelled.
 
-Success has three conditions: the job ended well, the log contains every requested step, and every loss is finite.
+Success has three conditions: the job ended well, the log contains every requested step from the first that was to
+be trained, and every loss is finite.
 """
 
 import math
@@ -15,7 +16,7 @@ from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import SKIPPED, LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
-from cloudai_mbridge.metrics import Metrics, counted_steps, implausible, missing_steps
+from cloudai_mbridge.metrics import Metrics, counted_steps, first_step, implausible, missing_steps
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from cloudai_mbridge.schedulers.interface import NOT_LAUNCHED, JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
@@ -95,10 +96,11 @@ def judge(
     """
     if status is not None and status.job_class is JobClass.STOPPED:
         num_steps = 0  # it was to be stopped: steps measured until then are valid
+    first = first_step(log.run, log.steps) if num_steps else 1
     reasons = [
         *_job_reasons(status),
         *([log.fault] if log.fault else []),
-        *missing_steps(log.steps, num_steps),
+        *missing_steps(log.steps, num_steps, first),
         *implausible(log.steps, num_steps or None, log.run.get("device")),
     ]
     done = [step for step in log.steps if step.left_out != SKIPPED]
@@ -164,7 +166,7 @@ def with_failure(
     if status is not None and status.state == "HUNG":
         shown = tuple(_stacks(stacks))
         failure = replace(failure, evidence=(*shown, *failure.evidence))
-        if num_steps and not missing_steps(log.steps, num_steps):
+        if num_steps and not missing_steps(log.steps, num_steps, first_step(log.run, log.steps)):
             failure = replace(failure, remedy=_HUNG_AT_ITS_END)
         elif not shown and has_records:
             failure = replace(failure, remedy=_HUNG_BEFORE_ITS_RANKS)

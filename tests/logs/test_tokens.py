@@ -108,3 +108,38 @@ def test_a_record_in_the_log_of_the_upstream_launcher_is_not_of_the_run() -> Non
     log = parser.finish()
     assert [(step.step, step.step_time_s) for step in log.steps] == [(1, 1.5)]
     assert (log.source, log.notes) == ("lines", ("2 records that are not of this run's job were left out",))
+
+
+def test_a_log_begins_with_the_first_start_of_its_steps() -> None:
+    """A run that is started again in one log goes on from its own checkpoint."""
+    starts = [render_record(RUN_MARK, {"first_iteration": first}, TOKEN) + "\n" for first in (3, 5, 1)]
+    assert _parse(starts[0] + _record(3) + _record(4) + starts[1] + _record(5)).run["first_iteration"] == 3
+    assert _parse(starts[2] + _record(1) + starts[1] + _record(5)).run["first_iteration"] == 1
+    assert _parse(starts[2] + starts[1] + _record(5)).run["first_iteration"] == 5, "the first start logged no step"
+    assert _parse(render_record(RUN_MARK, {"first_iteration": 9}, OTHER) + "\n" + _record(1)).run == {}
+
+
+_LOADED = "  successfully loaded checkpoint from /ckpt/a b [ t 1/2, p 1/1 ] at iteration 4"
+_LINES = "[2026-01-01 00:00:00] iteration {}/ 6 | elapsed time per iteration (ms): 500.0 | lm loss: 5.0E+00 |\n"
+
+
+@every(
+    ("lines", "first"),
+    [
+        ((_LOADED,), 5),
+        (("0: [rank0]: " + _LOADED,), 5),
+        ((_LOADED.replace("4", "0"), _LOADED), 5),  # weights first
+        ((_LOADED, "5", _LOADED.replace("at iteration 4", "at iteration 5")), 5),  # started again
+        ((_LOADED.replace("at iteration 4", "at iteration x"),), None),
+        ((_LOADED.replace("[ t 1/2, p 1/1 ] ", ""),), None),  # another program's
+        (("successfully loaded checkpoint from somewhere",), None),
+    ],
+)
+def test_where_the_upstream_launcher_goes_on(lines: tuple[str, ...], first: int | None) -> None:
+    parser = LogParser(has_records=False)
+    for line in lines:
+        parser.feed((_LINES.format(line) if line == "5" else f"{line}\n").encode())
+    assert parser.finish().run.get("first_iteration") == first
+    own = LogParser(TOKEN)
+    own.feed("\n".join(lines).encode())
+    assert own.finish().run == {}, "the embedded loop has a record"

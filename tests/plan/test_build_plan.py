@@ -125,6 +125,8 @@ def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) ->
         ("validation.skip_train", "true", "embedded megatron_bridge"),
         ("train.train_samples", "40", "embedded megatron_bridge"),
         ("logger.skip_train_metrics_log", "true", "megatron_bridge"),
+        *(("train.train_iters", text, "megatron_bridge") for text in ("5", "11", "null", "${steps}")),
+        *(("train.train_iters", "10", ""), ("+train.train_iters", "10", "")),
         *((key, text, "") for key, text in (("logger.log_interval", "1"), ("train.exit_interval", "10"))),
         *((key, text, "") for key, text in (("train.iterations_to_skip", "[]"), ("train.skip_train", "false"))),
     ],

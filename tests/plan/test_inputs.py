@@ -1,5 +1,6 @@
 """Weights and data that are not there are found before anything is written, where this machine can tell."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,38 @@ def test_a_cluster_is_judged_by_the_file_system_of_the_output(tmp_path: Path, mo
     assert not any("not evaluated" in note for note in plan(tmp_path, SQUAD.format(tmp_path), SLURM))
     in_container = SQUAD.format(tmp_path / "none") + 'container_image = "a.sqsh"\n'
     assert any("not evaluated" in note for note in plan(tmp_path, in_container, SLURM))
+
+
+def _saved(root: Path, done: int, *, is_there: bool = True) -> None:
+    root.mkdir(exist_ok=True)
+    (root / "latest_checkpointed_iteration.txt").write_text(str(done))
+    if is_there:
+        (root / f"iter_{done:07d}").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("key", ["load_dir", "checkpoint.load"])
+def test_a_checkpoint_without_steps_left_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "ckpt"
+    args, extra = f'max_steps = 6\n{key} = "{path}"', ""
+    if key != "load_dir":
+        args, extra = "max_steps = 6", f'"{key}" = "{path}"'
+    _saved(path, 4)
+    (note,) = [note for note in plan(tmp_path, args, extra=extra) if key in note]
+    assert "is trained from step N+1 to max_steps, and the warm-up begins there" in note
+    _saved(path, 6)
+    fact = f"= '{path}' is at step 6 of max_steps = 6: no step is left to measure; set max_steps to at least 7"
+    with pytest.raises(BadInput, match=re.escape(fact)):
+        plan(tmp_path, args, extra=extra)
+    _saved(path, 7, is_there=False)  # the loop takes the newest that is there
+    plan(tmp_path, args, extra=extra)
+    _saved(path, 6)
+    for weights in ('"checkpoint.finetune" = "true"', '"checkpoint.ckpt_step" = "3"'):
+        plan(tmp_path, args, extra=f"{extra}\n{weights}")
+
+
+def test_a_warm_up_that_takes_all_steps_left_is_refused(tmp_path: Path) -> None:
+    _saved(tmp_path / "ckpt", 4)
+    args = f'max_steps = 6\nload_dir = "{tmp_path / "ckpt"}"'
+    with pytest.raises(BadInput, match=r"and the warm-up takes 2 more: .* set max_steps to at least 7"):
+        plan(tmp_path, args, extra="[metrics]\nwarmup_steps = 2")
+    plan(tmp_path, args, extra="[metrics]\nwarmup_steps = 1")

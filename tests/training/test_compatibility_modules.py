@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
+from cloudai_mbridge.training.data import packed_batch  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.state import TrainState  # noqa: E402
 from cloudai_mbridge.upstream.tables import MODULES  # noqa: E402
@@ -86,6 +87,9 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
 def test_model_flops_grow_with_the_batch(tiny: Any) -> None:
     config, count = ConfigContainer.from_dict(tiny()), _load("utils.flop_utils").num_floating_point_operations
     assert count(config, batch_size=8) == 8 * count(config) > 0
+    length = config.model.seq_length
+    halves = count(config, batch_size=8, seqlen_sum=8 * length, seqlen_squared_sum=16 * (length // 2) ** 2)
+    assert count(config, 8, 8 * length, 8 * length**2) == 8 * count(config) > halves > count(config, 8, 4 * length)
 
 
 def test_bounds_of_packed_sequences() -> None:
@@ -96,6 +100,17 @@ def test_bounds_of_packed_sequences() -> None:
     two = make({"cu_seqlens": padded, "cu_seqlens_unpadded": real, "cu_seqlens_unpadded_argmin": torch.tensor(3)})
     assert (two.cu_seqlens_kv.tolist(), two.cu_seqlens_kv_padded.tolist()) == ([0, 3, 7], [0, 4, 8])
     assert (two.qkv_format, two.max_seqlen_q) == ("thd", None)
+    names = {"cu_seqlens_q": real[:, :3], "cu_seqlens_kv": real[:, :3], "cu_seqlens_q_padded": padded}
+    own = make({**names, "max_seqlen_q": torch.tensor([4]), "max_seqlen_kv": 4})
+    assert (own.cu_seqlens_q.tolist(), own.cu_seqlens_q_padded.tolist()) == ([0, 3, 7], [0, 4, 8])
+    assert (own.cu_seqlens_kv.tolist(), own.cu_seqlens_kv_padded, own.max_seqlen_q) == ([0, 3, 7], None, 4)
+
+
+def test_the_tokens_of_a_row_reach_mamba_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_batch, "NUMBERS_TOKENS", True)
+    monkeypatch.setattr(packed_batch, "PackedSeqParams", SimpleNamespace)  # as of releases that have the field
+    for name in ("cu_seqlens", "cu_seqlens_q"):
+        assert packed_batch.get_packed_seq_params({name: torch.tensor([0, 4, 8]), "total_tokens": 8}).total_tokens == 8
 
 
 def test_a_container_of_ones_own() -> None:

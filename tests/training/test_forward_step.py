@@ -14,7 +14,7 @@ from tests.cases import every
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.logs import read_log  # noqa: E402
-from cloudai_mbridge.training.data.packed_batch import sequence_bounds, zigzag_index  # noqa: E402
+from cloudai_mbridge.training.data.packed_batch import sequence_bounds, sequence_lengths, zigzag_index  # noqa: E402
 from cloudai_mbridge.training.state import GlobalState  # noqa: E402
 from cloudai_mbridge.training.step import maybe_inject_state, needs_global_state_injection, prepare_forward_step_func  # noqa: E402
 
@@ -175,13 +175,31 @@ def test_context_parallel_ranks_share_every_packed_sequence() -> None:
         zigzag_index(torch.tensor([0, 4, 10]), 2, 0)
 
 
+@every(
+    ("rows", "lengths"),
+    [
+        ({}, None),
+        ({"cu_seqlens": [[0, 3, 8, -1]]}, [3, 5]),
+        ({"cu_seqlens": [[0, 4, 8]], "cu_seqlens_unpadded": [[0, 3, 7, -1]]}, [3, 4]),
+        ({"cu_seqlens_q": [0, 3, 8]}, [3, 5]),
+        ({"cu_seqlens_q": [0, 3, 7], "cu_seqlens_q_padded": [0, 4, 8]}, [3, 4]),
+    ],
+)
+def test_the_lengths_that_attention_works_in(rows: dict[str, Any], lengths: list[int] | None) -> None:
+    batch = {"tokens": torch.zeros(1, 8), **{name: torch.tensor(value) for name, value in rows.items()}}
+    found = sequence_lengths(batch)
+    assert (None if found is None else found.tolist()) == lengths
+    ends = rows.get("cu_seqlens_q_padded", rows.get("cu_seqlens_q"))
+    assert ends is None or sequence_bounds(batch).tolist() == ends
+
+
 # ---- on ranks
 
 SCRIPT = """
 import json, sys
 import torch, torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from cloudai_mbridge.training import cpu
+from cloudai_mbridge.training import cpu, gpt_step
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.gpt_step import forward_step, get_batch
 from cloudai_mbridge.training.initialize import initialize
@@ -231,6 +249,12 @@ def alone():
         found["direct"] = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])[0].tolist()
     found["apart"] = [losses(one_of_them(a, b)) for a, b in zip(BOUNDS, BOUNDS[1:])]
     found["packed"] = losses(packed())
+    cfg.model.is_hybrid_model, given = True, []  # of Mamba layers the arguments only
+    make = gpt_step.get_packed_seq_params
+    gpt_step.get_packed_seq_params = lambda batch: given.append(batch) or make(batch)
+    losses({**one_of_them(0, 64), "cu_seqlens_q": torch.tensor(BOUNDS), "max_seqlen_q": 24})
+    cfg.model.is_hybrid_model, gpt_step.get_packed_seq_params = False, make
+    found["hybrid"] = [given[0]["total_tokens"], given[0]["cu_seqlens"].tolist(), given[0]["max_seqlen"]]
     found["timed"] = state.timers("batch-generator").elapsed() > 0
     try:
         forward_step(state, iter([rows()]), model, return_schedule_plan=True)
@@ -318,6 +342,7 @@ def test_a_micro_batch_on_one_rank_and_shared_by_two(
     # packed: each sequence as if it were alone, and not as if all were one
     assert _close(one["packed"][0], [loss for each in one["apart"] for loss in each[0]])
     assert not _close(one["packed"][0][16:], output[16:])
+    assert one["hybrid"] == [64, [0, 16, 40, 64], 24]
     # context parallel: every rank has its share of the same losses
     two = _found(ranks, tiny, tmp_path, 2, "shared", context_parallel_size=2)
     assert [rank["places"] for rank in two] == [[*range(16), *range(48, 64)], [*range(16, 48)]]

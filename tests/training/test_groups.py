@@ -17,8 +17,9 @@ from cloudai_mbridge.training import initialize  # noqa: E402
 from cloudai_mbridge.training.config import ConfigContainer, DistributedInitConfig  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.process.device import bind_local_device  # noqa: E402
-from cloudai_mbridge.training.process.groups import set_flight_recorder  # noqa: E402
+from cloudai_mbridge.training.process.groups import embedding_ranks, set_flight_recorder  # noqa: E402
 from cloudai_mbridge.training.startup import unsupported  # noqa: E402
+from cloudai_mbridge.training.startup.prepare import adapt_to_device  # noqa: E402
 from tests.training.conftest import Train  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
@@ -115,3 +116,23 @@ def test_what_the_grid_has_no_settings_for(tiny: Any, monkeypatch: pytest.Monkey
     config.dist.use_tp_pp_dp_mapping = config.dist.use_sharp = True
     with pytest.raises(ConfigError, match=r"dist.use_tp_pp_dp_mapping = True with .* \(use False\); dist.use_sharp = "):
         unsupported.refuse_unsupported(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        ({}, [4, 6]),
+        ({"share_embeddings_and_output_weights": False}, [4]),
+        ({"share_embeddings_and_output_weights": False, "mtp_num_layers": 1}, [4, 6]),
+        (
+            {"mtp_num_layers": 1, "pipeline_model_parallel_layout": "Et|tm|L", "pipeline_model_parallel_size": 3},
+            [4, 5, 6],
+        ),
+    ],
+)
+def test_the_ranks_that_hold_the_word_embeddings(given: dict[str, Any], ranks: list[int], tiny: Any) -> None:
+    config = ConfigContainer.from_dict(tiny({"model": {**SMALL, "share_embeddings_and_output_weights": True, **given}}))
+    adapt_to_device(config, has_gpu=False)
+    config.model.finalize()
+    assert embedding_ranks(config.model, [4, 5, 6]) == ranks
+    assert embedding_ranks(object(), [4, 5, 6]) == [4, 6], "a model of the user's own is taken to be tied"

@@ -52,6 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_pos_emb_head_dim": 8,
         "v_head_dim": 16,
     },
+    "mtp": {"mtp_num_layers": 2},
+    "mtp-untied": {"mtp_num_layers": 2, "share_embeddings_and_output_weights": False},
 }
 SHORT = {
     "tp": "tensor_model_parallel_size",
@@ -105,6 +107,10 @@ LAYOUTS = {
     "moe-ep2-allgather": run(2, "moe", ep=2, dispatcher="allgather"),
     "moe-tp2-sp-ep2": run(2, "moe", tp=2, sp=True, etp=1, ep=2),
     "mla-tp2": run(2, "mla", tp=2),
+    "mtp-pp3-middle": run(3, "mtp", pp=3, layout="Ett|ttmm|L"),
+    "mtp-untied-pp3-middle": run(3, "mtp-untied", pp=3, layout="Ett|ttmm|L"),
+    "mtp-untied-pp2-first": run(2, "mtp-untied", pp=2, layout="Ettttmm|L"),
+    "mtp-pp4-vp2-middle": run(4, "mtp", pp=4, vp=2, layout="E|t|t|t|t|mm||L"),
     "full-recompute": run(1, **FULL),
     "selective-recompute": run(1, **SELECTIVE),
     "tp2-sp-full-recompute": run(2, tp=2, sp=True, **FULL),
@@ -115,7 +121,7 @@ BF16 = {"bf16": Run(model_fields={"dtype": "bf16"})}
 
 Losses = Callable[[str], list[float]]
 # One layout of each kind; `make test-long` trains all
-QUICK = {"tp2-sp", "pp2-vp2", "cp2", "dp2-distopt", "moe-ep2-alltoall", "full-recompute"}
+QUICK = {"tp2-sp", "pp2-vp2", "cp2", "dp2-distopt", "moe-ep2-alltoall", "mtp-pp3-middle", "full-recompute"}
 
 
 @pytest.fixture(scope="module")

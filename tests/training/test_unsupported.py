@@ -3,9 +3,11 @@
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
@@ -16,9 +18,11 @@ from cloudai_mbridge.training.config import (
     TensorInspectConfig,
     runtime_config_update,
 )
+from cloudai_mbridge.training.config.finetuning import PackedSequenceSpecs
 from cloudai_mbridge.training.config.text.classes import class_path
 from cloudai_mbridge.training.config.text.overrides import apply_overrides
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.peft.config import LoRA
 from cloudai_mbridge.training.resilience import packages
@@ -67,6 +71,35 @@ def test_every_field_is_one_and_is_refused_by_name(path: str) -> None:
         refuse_unsupported(config)
     assert ASKS_FOR_NOTHING[path][0] in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@every(("pattern", "numbers", "is_done"), [("M*-", False, False), ("*-", False, True), ("M*-", True, True)])
+def test_packed_sequences_of_mamba_layers(pattern: str, numbers: bool, is_done: bool, monkeypatch: Any) -> None:
+    """Megatron-Core before 0.17 carries the state from one sequence into the next."""
+    monkeypatch.setattr(unsupported, "NUMBERS_TOKENS", numbers)
+    monkeypatch.setattr(unsupported, "_lacking", set)
+    config = make_config()
+    config.model = HybridModelProvider(hybrid_layer_pattern=pattern, hidden_size=64, vocab_size=512)
+    refuse_unsupported(config)
+    for dataset in (
+        SimpleNamespace(packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=64)),
+        SimpleNamespace(inter_document_masking=True),
+    ):
+        found = [
+            *unsupported._of_documents(
+                SimpleNamespace(**{**vars(config), "dataset": dataset, "eval_batch_sizes": (1, 1)})
+            )
+        ]
+        assert any("with Mamba layers, whose state would cross" in text for text in found) is not is_done
+
+
+@every(("text", "is_done"), [("Et|t|m|L", False), ("E|t|tm|L", False), ("Et|t||mL", True), ("EttmL", True)])
+def test_multi_token_prediction_behind_the_embedding(text: str, is_done: bool) -> None:
+    config = make_config()
+    ranks = 2 if "|" in text else 1
+    config.model.pipeline_model_parallel_layout = PipelineParallelLayerLayout(text, ranks)
+    with nullcontext() if is_done else pytest.raises(ConfigError, match=r"m on the first pipeline rank, behind"):
+        refuse_unsupported(config)
 
 
 @every("path", NEEDS)

@@ -51,6 +51,32 @@ def _judge(status: str = "good", steps: str = "good", loss: str = "good", rate: 
     return judge(STATUSES[status], log, measure(records, WARMUP, 100.0), NUM_STEPS, ["the last line"])
 
 
+@every(
+    ("first", "steps", "reason"),
+    [
+        (3, "3456", ""),
+        (6, "6", ""),
+        (3, "345", "3 of 4 steps from 3 on are in the log; the first missing is 6"),
+        (3, "3 56", "3 of 4 steps from 3 on are in the log; the first missing is 4"),
+        (3, "456", "3 of 4 steps from 3 on are in the log; the first missing is 3"),
+        (3, "", "0 of 4 steps from 3 on are in the log; the first missing is 3"),
+        (3, "23456", "5 of 6 steps are in the log; the first missing is 1"),  # which the record cannot be of
+        (7, "", "nothing was left to train: the checkpoint is at step 6 of max_steps = 6; use more"),
+        *(
+            (no_number, "3456", "4 of 6 steps are in the log; the first missing is 1")
+            for no_number in (None, True, "3")
+        ),
+        *((no_step, "3456", "4 of 6 steps are in the log; the first missing is 1") for no_step in (0, -1, 3.0, 10**16)),
+    ],
+)
+def test_a_run_from_a_checkpoint_has_the_steps_behind_it(first: object, steps: str, reason: str) -> None:
+    records = tuple(StepRecord(int(step), 1.0, 2.0, 5.0) for step in steps if step != " ")
+    log = LogSummary(records, "records", {"first_iteration": first})
+    outcome = judge(STATUSES["good"], log, measure(records, 0, 100.0), NUM_STEPS, [])
+    assert outcome.reasons[:1] == ((reason,) if reason else ())
+    assert (outcome.verdict is Verdict.SUCCESS) is (not reason)
+
+
 @every("status", STATUSES)
 @every("steps", STEPS)
 @every("loss", LOSSES)

@@ -119,8 +119,9 @@ class Screen(AbstractContextManager["Screen"]):
         steps = self._progress.steps(row.run)
         if not steps:
             return None
-        self._steps[row.run.key] = steps[-1], measure(steps, row.run.warmup_steps, None, row.run.num_steps)
-        counted = counted_steps(steps, row.run.warmup_steps)
+        warmup = self._progress.last_warmup(row.run)
+        self._steps[row.run.key] = steps[-1], measure(steps, warmup, None, row.run.num_steps)
+        counted = counted_steps(steps, warmup)
         times = [step.step_time_s for step in counted or steps if step.step_time_s]
         return (steps[-1].step, median(times)) if times else None
 

@@ -271,7 +271,18 @@ class _Load:
         ):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
-            self.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+            self._apply_schedule(loaded["opt_param_scheduler"])
+
+    def _apply_schedule(self, saved: dict[str, Any]) -> None:
+        """Load the laws of learning rate and weight decay. Raises CheckpointError: this run has others."""
+        try:
+            self.scheduler.load_state_dict(saved)
+        except AssertionError as error:
+            raise CheckpointError(
+                f"{self.path}: was saved under another schedule ({' '.join(str(error).split())}); set"
+                " scheduler.override_opt_param_scheduler=true for this run's, or"
+                " scheduler.use_checkpoint_opt_param_scheduler=true for the checkpoint's"
+            ) from error
 
 
 def convert_if_modelopt(config: Any, model: Any) -> None:

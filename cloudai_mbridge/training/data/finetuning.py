@@ -198,6 +198,11 @@ def is_packed(dataset: Any) -> bool:
     return specs is not None and specs.packed_sequence_size > 0
 
 
+def has_packed_sequences(dataset: Any) -> bool:
+    """Return whether attention ends within a sequence: with a sample that shares it, or with a document."""
+    return is_packed(dataset) or bool(getattr(dataset, "inter_document_masking", False))
+
+
 def collate_for(config: ConfigContainer, dataset: Any) -> Collate:
     """Return the function that collates this dataset's samples.
 

@@ -22,15 +22,16 @@ from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig as GPTConfig
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.groups import predicts_tokens
 
 Datasets = tuple[Any | None, Any | None, Any | None]
 
 
-def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | None]) -> Datasets:
+def build_gpt_datasets(config: GPTConfig, model: Any, tokenizer: Any, sizes: Sequence[int | None]) -> Datasets:
     """Build the splits that samples are drawn from; sample i is the same on every rank and layout.
 
     Every rank calls it: rank 0 builds the indices of real files and writes them to the cache, the others read them.
-    Middle pipeline stages get None, unless samples limit attention. Raises ConfigError: Megatron-Core lacks its
+    Pipeline ranks that read none get None. Raises ConfigError: Megatron-Core lacks its
     compiled helpers, a split has not enough tokens, or the cache that `fast_cache_load` relies on is not built.
     """
     try:
@@ -52,7 +53,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | 
         permuter(config, tokenizer)  # which checks, on every rank, that the tokenizer has the tokens
         kind = GPTFIMDataset
     _check_splits(config)
-    builder = BlendedMegatronDatasetBuilder(kind, list(sizes), partial(reads_samples, config), config)
+    builder = BlendedMegatronDatasetBuilder(kind, list(sizes), partial(reads_samples, config, model), config)
     try:
         train, valid, test = builder.build()
     except Exception as error:
@@ -116,14 +117,15 @@ def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float
             yield from ((split, prefix, bounds) for prefix in blend[0] if not is_object_storage_path(prefix))
 
 
-def reads_samples(dataset: Any) -> bool:
-    """Return whether this pipeline stage reads samples: middle stages only use samples that limit attention.
+def reads_samples(dataset: Any, model: Any) -> bool:
+    """Return whether this pipeline rank reads samples: the first, the last, and that with multi-token prediction.
 
-    That is by a mask, or by the bounds of their documents.
+    The others only use samples that limit attention: by a mask, or by the bounds of their documents.
     """
     has_masks = not getattr(dataset, "skip_getting_attention_mask_from_dataset", True)
     is_end = mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True)
-    return bool(is_end or has_masks or getattr(dataset, "inter_document_masking", False))
+    limits_attention = has_masks or getattr(dataset, "inter_document_masking", False)
+    return bool(is_end or limits_attention or predicts_tokens(model))
 
 
 _FIM_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")  # keys of `dataset.fim_extra_tokens`

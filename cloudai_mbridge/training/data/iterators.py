@@ -107,7 +107,7 @@ def build_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -
     """Build the train, validation and test datasets on every rank; None for a missing or unrequested split."""
     dataset: Any = config.dataset
     if isinstance(dataset, GPTDatasetConfig):
-        return build_gpt_datasets(dataset, tokenizer, sizes)
+        return build_gpt_datasets(dataset, config.model, tokenizer, sizes)
     if isinstance(dataset, FinetuningDatasetConfig):
         return build_finetuning_datasets(config, tokenizer, sizes)
     context = DatasetBuildContext(
@@ -183,7 +183,7 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
     loader: Any = config.dataset
     iterators: list[Any]
-    if dataset is None or not (reads_samples(loader) or is_packed(loader)):
+    if dataset is None or not (reads_samples(loader, config.model) or is_packed(loader)):
         iterators = [None] * model_chunks
     elif loader.dataloader_type != "external":
         iterators = [_batches(config, dataset, split, consumed) for _ in range(model_chunks)]

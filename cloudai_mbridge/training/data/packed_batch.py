@@ -1,11 +1,15 @@
 """Several sequences packed into one row: their bounds, and their split by context parallelism."""
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.packed_seq_params import PackedSeqParams
 
+# Whether Megatron-Core numbers the sequence of each token, where Mamba's state begins anew: since 0.17
+NUMBERS_TOKENS = any(each.name == "total_tokens" for each in fields(PackedSeqParams))
+_BOUNDS = ("cu_seqlens_q_padded", "cu_seqlens_q", "cu_seqlens")
 FIXED = "bounds_are_fixed"  # key of a micro-batch whose bounds and longest sequence need no look at their values
 
 
@@ -13,23 +17,38 @@ def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     """Return the bounds [0, end of the first sequence, ...] of a packed micro-batch as int32; None if it is not packed.
 
     rows: `cu_seqlens` [1, n] or [n], padded with -1 from index `cu_seqlens_argmin` on, or without that index with the
-    row's length, as Megatron-Core's documents are. Tokens behind the last bound
-    become a sequence of their own, so that no token is left without attention.
+    row's length, as Megatron-Core's documents are; or `cu_seqlens_q_padded`, else `cu_seqlens_q`, in its place. Tokens
+    behind the last bound become a sequence of their own, so that no token is left without attention.
 
     Raises ValueError: more than one row, or bounds that do not ascend from 0 within the row.
     """
-    if rows.get("cu_seqlens") is None or rows.get(FIXED):
+    name = next((name for name in _BOUNDS if rows.get(name) is not None), None)
+    if name is None or rows.get(FIXED):
         return rows.get("cu_seqlens")
-    padded, length = rows["cu_seqlens"], int(rows["tokens"].size(1))
+    padded, length = rows[name], int(rows["tokens"].size(1))
     if rows["tokens"].size(0) != 1 or padded.numel() != padded.size(-1):
         raise ValueError(f"packed sequences need micro_batch_size = 1, not {rows['tokens'].size(0)} rows")
-    end = rows.get("cu_seqlens_argmin")
+    end = rows.get(f"{name}_argmin")
     bounds = padded.reshape(-1) if end is None else padded.reshape(-1)[: int(end)]
     bounds = bounds[bounds >= 0].to(torch.int32)
     bounds = bounds[: int((bounds < length).sum()) + 1] if end is None else bounds
     if not bounds.numel() or bounds[0] != 0 or bool((bounds.diff() < 0).any()) or bounds[-1] > length:
         raise ValueError(f"cu_seqlens {padded.tolist()} are not bounds of sequences in {length} tokens")
     return bounds if bounds[-1] == length else torch.cat([bounds, bounds.new_tensor([length])])
+
+
+def sequence_lengths(rows: dict[str, Any]) -> torch.Tensor | None:
+    """Return the lengths of the sequences of a packed micro-batch, without marked padding; None if it is not packed.
+
+    rows: as of `sequence_bounds`, and for sequences with padding the bounds without it: `cu_seqlens_unpadded`, or
+    `cu_seqlens_q` beside `cu_seqlens_q_padded`.
+    """
+    bounds = sequence_bounds(rows)
+    real = rows.get("cu_seqlens_unpadded" if rows.get("cu_seqlens_q") is None else "cu_seqlens_q")
+    if bounds is None or real is None:
+        return None if bounds is None else bounds.diff()
+    real = real.reshape(-1)
+    return real[real >= 0].diff().clamp(min=0)
 
 
 def with_fixed_bounds(rows: dict[str, Any]) -> dict[str, Any]:
@@ -86,15 +105,27 @@ def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
     """Return the parameters of a packed batch as Megatron-Core's attention takes them.
 
     batch: `cu_seqlens`, and if available `max_seqlen`, `cu_seqlens_unpadded`, and for either the number of its entries
-    under `..._argmin`; without that it ends before its first -1.
+    under `..._argmin`; without that it ends before its first -1. Or the parameters under their own names:
+    `cu_seqlens_q`, `cu_seqlens_q_padded`, `max_seqlen_q`, and the same for `kv`. total_tokens: of the row; Mamba layers
+    get the sequence of each token then, if Megatron-Core has it (0.17).
     """
+    given: dict[str, Any] = {"qkv_format": "thd"}
+    if NUMBERS_TOKENS:
+        given["total_tokens"] = batch.get("total_tokens")
+    if batch.get("cu_seqlens_q") is not None:
+        for name in (f"cu_seqlens_{kind}{end}" for kind in ("q", "kv") for end in ("", "_padded")):
+            given[name] = _bounds_of(batch, name)
+        for name in ("max_seqlen_q", "max_seqlen_kv"):
+            value = batch.get(name)
+            given[name] = int(value) if torch.is_tensor(value) else value
+        return PackedSeqParams(**given)
     padded = _bounds_of(batch, "cu_seqlens")
     real = _bounds_of(batch, "cu_seqlens_unpadded")
     longest = batch.get("max_seqlen")
     longest = longest.squeeze() if torch.is_tensor(longest) else longest
     bounds = padded if real is None else real
     return PackedSeqParams(
-        qkv_format="thd",
+        **given,
         cu_seqlens_q=bounds,
         cu_seqlens_kv=bounds,
         cu_seqlens_q_padded=None if real is None else padded,

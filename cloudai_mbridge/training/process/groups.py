@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import LayerType
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.dist import DistributedInitConfig
@@ -98,7 +99,7 @@ def make_grid_groups(config: ConfigContainer) -> None:
     pipelines: list[list[int]] = dense._gen_rank_enum(["pp"])
     new_subgroups: Any = dist.new_subgroups_by_enumeration
     for name, enumeration in (
-        ("embd", [sorted({ranks[0], ranks[-1]}) for ranks in pipelines]),
+        ("embd", [embedding_ranks(model, ranks) for ranks in pipelines]),
         ("pos_embd", [ranks[:1] for ranks in pipelines]),
     ):
         made[name], _ = new_subgroups(enumeration, backend=backend, timeout=timeout)
@@ -116,6 +117,33 @@ def make_grid_groups(config: ConfigContainer) -> None:
         mpu.set_virtual_pipeline_model_parallel_rank(0)
         mpu.set_virtual_pipeline_model_parallel_world_size(stages)
     mpu._set_global_memory_buffer()
+
+
+def embedding_ranks(model: Any, pipeline: list[int]) -> list[int]:
+    """Return the ranks of a pipeline that hold the word embeddings: first, output if tied, multi-token prediction.
+
+    model: a user's own may lack the fields; it is taken to be tied.
+    pipeline: global ranks, in order of stages.
+    """
+    held = {pipeline[0]}
+    if getattr(model, "share_embeddings_and_output_weights", True):
+        held.add(pipeline[-1])
+    return sorted(held.union(pipeline[index] for index in _stages_with_mtp(model)))
+
+
+def predicts_tokens(model: Any) -> bool:
+    """Return whether this pipeline rank holds the multi-token prediction, which embeds the tokens again."""
+    ranks = range(mpu.get_pipeline_model_parallel_world_size())
+    return mpu.get_pipeline_model_parallel_rank() in {ranks[index] for index in _stages_with_mtp(model)}
+
+
+def _stages_with_mtp(model: Any) -> list[int]:
+    """Return the pipeline ranks of the multi-token prediction: the layout's, without a layout the last, -1."""
+    if not getattr(model, "mtp_num_layers", None):
+        return []
+    if (layout := getattr(model, "pipeline_model_parallel_layout", None)) is None:
+        return [-1]
+    return [index for index, stages in enumerate(layout.layout) if any(LayerType.mtp in stage for stage in stages)]
 
 
 def _set(name: str, value: Any) -> None:

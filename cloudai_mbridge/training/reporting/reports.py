@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
 from cloudai_mbridge.training.flops import num_floating_point_operations
@@ -146,21 +145,21 @@ def peak_memory_gib(device: torch.device) -> float:
 def flops_per_step(state: Any, seq_length: int | None = None) -> int:
     """Return the model FLOPs of one step at the current batch size, which a ramp-up changes.
 
-    The lengths are, in this order: the sums that the forward step has counted on this rank, as `state.seqlen_sum` and
-    `state.seqlen_squared_sum` (over the real sub-sequences of the step's micro-batches; 0 or missing: not counted);
-    `seq_length`; the model's.
+    seq_length: of its sequences, of which packed ones are parts; None: the model's.
     """
-    batch_size = get_current_running_global_batch_size()
     model = state.cfg.model
-    if counted := getattr(state, "seqlen_sum", 0):
-        chunks = model.virtual_pipeline_model_parallel_size or 1  # each has counted the same micro-batches
-        replicas = mpu.get_data_parallel_world_size()
-        tokens, squared = (int(local) * replicas // chunks for local in (counted, state.seqlen_squared_sum))
-        return num_floating_point_operations(state.cfg, batch_size, tokens, squared)
-    return flops_of_batch(model, batch_size, int(model.seq_length) if seq_length is None else seq_length)
+    length = int(model.seq_length) if seq_length is None else seq_length
+    return flops_of_batch(model, get_current_running_global_batch_size(), length, state.packed.of_step)
 
 
-def flops_of_batch(model: Any, batch_size: int, seq_length: int) -> int:
-    """Return the model FLOPs to train on `batch_size` sequences of `seq_length` tokens."""
+def flops_of_batch(model: Any, batch_size: int, seq_length: int, packed: tuple[int, int] | None = None) -> int:
+    """Return the model FLOPs to train on `batch_size` sequences of `seq_length` tokens.
+
+    packed: tokens of sequences that were packed into these, and the sum of the squares of their lengths: attention
+    ends with each.
+    """
     tokens = batch_size * seq_length
-    return num_floating_point_operations(SimpleNamespace(model=model), batch_size, tokens, tokens * seq_length)
+    counted, squares = packed or (tokens, tokens * seq_length)
+    if counted != tokens:  # some were drawn twice, or by a part of the ranks
+        squares = round(tokens * squares / counted)
+    return num_floating_point_operations(SimpleNamespace(model=model), batch_size, tokens, squares)

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import LayerType
 
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE, installed_release
 from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.data.finetuning import has_packed_sequences, is_packed
+from cloudai_mbridge.training.data.packed_batch import NUMBERS_TOKENS
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models import engine_layers
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
@@ -208,6 +211,13 @@ def _asked_of_model(config: ConfigContainer, get: _Get) -> Iterator[str]:
         yield "model.transformer_layer_spec = local_layer_spec (Transformer Engine is installed, and used)"
     if has_transformer_engine() and getattr(model, "transformer_impl", None) == "local":
         yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    stages = getattr(getattr(model, "pipeline_model_parallel_layout", None), "layout", [[]])[0]  # of the first rank
+    if any(LayerType.mtp in stage for stage in stages[1:]):  # Megatron-Core would wait, or embed with zeros
+        layout = model.pipeline_model_parallel_layout
+        yield (
+            f"model.pipeline_model_parallel_layout = {layout} with m on the first pipeline rank, behind its stage with"
+            " E (use another rank for m)"
+        )
     tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
     if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
@@ -249,6 +259,10 @@ def _of_documents(config: ConfigContainer) -> Iterator[str]:
     Bounds of documents need whole sequences in one row: documents have any length.
     """
     dataset: Any = config.dataset
+    has_mamba = isinstance(config.model, HybridModelProvider) and "M" in (config.model.pattern or "M")
+    if has_mamba and has_packed_sequences(dataset) and not NUMBERS_TOKENS:
+        name = "packed_sequence_specs" if is_packed(dataset) else "inter_document_masking"
+        yield f"dataset.{name} with Mamba layers, whose state would cross sequences (install Megatron-Core 0.17)"
     if getattr(dataset, "reset_attention_mask", False):
         spec = getattr(config.model, "transformer_layer_spec", None)
         if has_transformer_engine() and spec is not modelopt_transformer_layer_spec:

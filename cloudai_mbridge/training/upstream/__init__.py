@@ -38,7 +38,7 @@ MODULES: dict[str, dict[str, str]] = {
         " get_checkpoint_tracker_filename read_run_config read_train_state",
     },
     "utils.config_utils": {"config.container": "_ConfigContainerBase"},
-    "utils.flop_utils": {_HERE: "num_floating_point_operations"},
+    "utils.flop_utils": {"flops": "num_floating_point_operations"},
     "utils.log_utils": {
         "reporting.progress_log": "append_to_progress_log",
         "loop.between_steps": "barrier_and_log",

@@ -18,7 +18,6 @@ from cloudai_mbridge.training.config.logger import LoggerConfig, set_up_logging
 from cloudai_mbridge.training.config.text import overrides
 from cloudai_mbridge.training.config.text.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.reporting.reports import flops_of_batch
 from cloudai_mbridge.training.state import TrainState
 
 T = TypeVar("T")
@@ -70,11 +69,6 @@ def read_train_state(train_state_filename: str) -> TrainState:
     state = TrainState()
     state.load_state_dict(torch.load(train_state_filename, weights_only=True))
     return state
-
-
-def num_floating_point_operations(cfg: Any, batch_size: int = 1) -> int:
-    """Return the model FLOPs to train on `batch_size` sequences of the model's length."""
-    return flops_of_batch(cfg.model, batch_size, int(cfg.model.seq_length))
 
 
 def setup_logging(
