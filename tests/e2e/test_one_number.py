@@ -47,10 +47,15 @@ def log_of(times: tuple[float, ...], **changes: dict[int, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ended(root: Path, test: dict[str, Any] = TEST, **changes: dict[int, Any]) -> ARun:
+def ended(root: Path, test: dict[str, Any] = TEST, trace: str = "", **changes: dict[int, Any]) -> ARun:
+    """Return a run with two points that have ended. changes: of the first one's records; trace: its profiler's file."""
     run = ARun(root, test)
     run.ended("t/mb1/0", log_of(TIMES, **changes), replace(COMPLETED, run_time_s=36.0))
     run.ended("t/mb2/0", log_of(tuple(3 * time for time in TIMES)), replace(COMPLETED, run_time_s=36.0))
+    if trace:
+        path = root / "t/mb1/0" / trace
+        path.parent.mkdir()
+        path.write_text("{}")
     with closing(Journal(run.root / "journal.sqlite")) as journal:
         for key in ("t/mb1/0", "t/mb2/0"):
             journal.decided(key, Verdict.SUCCESS, ())
@@ -130,12 +135,8 @@ def test_steps_that_are_no_measurements_count_nowhere(mbridge_here: Run, tmp_pat
     test = {**TEST, "cmd_args": {**TEST["cmd_args"], "pytorch_profiler": True, "profiling_start_step": 6}}
     test["cmd_args"]["profiling_stop_step"] = 7
     skipped = {"skipped_iterations": {3: 1, 4: 1, 8: 1}, "losses": {key: {"lm loss": 0.0} for key in (3, 4, 8)}}
-    run = ARun(tmp_path / "s_2026-11-01_02-00-00", test)
-    run.ended("t/mb1/0", log_of(TIMES, **skipped), replace(COMPLETED, run_time_s=36.0))
-    trace = run.root / "t/mb1/0/torch_profile/rank-0.17.pt.trace.json"
-    trace.parent.mkdir()
-    trace.write_text("{}")
-    pipeline.report(run.root)
+    trace = "torch_profile/rank-0.17.pt.trace.json"
+    run = ended(tmp_path / "s_2026-11-01_02-00-00", test, trace, **skipped)
     (point, other) = json.loads((run.root / "report.json").read_text())["points"][:2]
     metrics = point["metrics"]
     assert point["verdict"] == "success"
@@ -143,13 +144,13 @@ def test_steps_that_are_no_measurements_count_nowhere(mbridge_here: Run, tmp_pat
     assert (metrics["first_loss"], metrics["last_loss"]) == (6.875, 6.125), "the loss of step 7, not 0"
     text = " ".join(mbridge_here("show", run.root, "mb1")[1].split())
     assert "the optimizer skipped 3 steps, which are no measurements: 3-4 and 8" in text
-    assert f"profiled: steps 6-7, which are no measurements; traces: torch_profile/{trace.name}" in text
+    assert f"profiled: steps 6-7, which are no measurements; traces: {trace}" in text
     assert "Step time: 0.5 s (median" in text, "one step has no spread"
     assert "5-5 (n=1), warm-up 1-2, 3-4 and 8 skipped by the optimizer, 6-7 profiled left out" in text
     rows = list(csv.DictReader(io.StringIO((run.root / "steps.csv").read_text())))
-    assert [row["step"] for row in rows if row["counted"] == "true"] == ["5"]
-    assert trace.name in (run.root / "report.html").read_text()
-    assert other["verdict"] == "failed"
+    assert [row["step"] for row in rows if row["counted"] == "true" and row["label"] == "mb1"] == ["5"]
+    assert trace in (run.root / "report.html").read_text()
+    assert other["metrics"]["step_time_s"]["n"] == 4, "the profiler is on in both points"
 
 
 def test_a_run_of_skipped_steps_fails(tmp_path: Path) -> None:
