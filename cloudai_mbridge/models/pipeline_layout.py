@@ -135,6 +135,9 @@ def split_layers(
         fact = f"stages of their own size take {sum(given)} of {counted(num_layers, 'layer')}"
         fact += f", and {counted(stages, 'other stage')} cannot share the rest"
         raise SplitFault("pp", fact, f"leave a layer for every stage, or use an explicit {_LAYOUT}")
+    if not stages and pp > 1 and vp > 1:  # Megatron-Core divides by the stages between
+        remedy = "set vp to 1, or leave the size of one of them out"
+        raise SplitFault("vp", "virtual stages need a stage beside a first and a last of their own size", remedy)
     if stages and layers % stages:
         what = f"pp = {pp}" if not given else f"the {stages} stages beside those of their own size"
         included = " and ".join(name for name, is_in in (("embedding", embedding), ("loss", loss)) if is_in)

@@ -240,7 +240,7 @@ def _refused_by_some_rank(megatron: Megatron, recipe: Recipe, args: ResolvedCmdA
 
 
 @pytest.mark.parametrize(
-    ("number", "seed"), [(2000, 1), pytest.param(20_000, 2, marks=pytest.mark.drill)], ids=["2,000", "20,000"]
+    ("number", "seed"), [(2000, 1), pytest.param(8000, 2, marks=pytest.mark.long)], ids=["2,000", "8,000"]
 )
 def test_rules_on_overridden_values_and_megatron_core_agree(
     number: int, seed: int, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest

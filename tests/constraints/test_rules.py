@@ -328,6 +328,7 @@ EMBEDDING, LOSS = "model.account_for_embedding_in_pipeline_split", "model.accoun
         ("gpt_tiny", {**PIPELINE, "num_layers": 3}, {EMBEDDING: "true"}, set()),
         ("gpt_tiny", {**PIPELINE, "num_layers": 6, "vp": 2}, {EMBEDDING: "true", LOSS: "true"}, set()),
         ("gpt_tiny", {**PIPELINE, "num_layers": 6, "vp": 2}, {FIRST: "3"}, {"C08"}),
+        ("gpt_tiny", {**PIPELINE, "num_layers": 4, "vp": 2}, {FIRST: "2", LAST: "2"}, {"C08"}),
         ("gpt_tiny", {**PIPELINE, "num_layers": 5}, {FIRST: "2", LOSS: "true"}, {"C02"}),
         ("gpt_tiny", {**PIPELINE, "pipeline_model_parallel_layout": "Ett|ttL"}, {LOSS: "true"}, {"C02"}),
         ("gpt_tiny", {**PIPELINE, "pipeline_model_parallel_layout": "Ett|ttmL"}, {"model.mtp_num_layers": "1"}, set()),
