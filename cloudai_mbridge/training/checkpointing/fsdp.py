@@ -5,7 +5,6 @@ It has no common part: everything is in one tree, and a run loads the entries th
 
 from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from cloudai_mbridge.training.checkpointing import generators
-from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR, TRAIN_STATE
+from cloudai_mbridge.training.checkpointing.layout import FSDP_DTENSOR
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state, loading, parts_of
-from cloudai_mbridge.training.checkpointing.verify import on_each_rank, read_metadata
+from cloudai_mbridge.training.checkpointing.verify import on_each_rank, read_counters, read_metadata
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import CheckpointError
@@ -124,7 +123,7 @@ def load(
     loaded = on_each_rank(path, partial(_read, config, model, optimizer, scheduler, found, names))
     on_each_rank(path, partial(_apply, loaded, model, optimizer, scheduler, strict=strict))
     if not found.weights_only:
-        state.train_state.load_state_dict(torch.load(Path(path) / TRAIN_STATE, weights_only=True))
+        state.train_state.load_state_dict(read_counters(path))
     return loaded.get(_FLOPS, 0.0)
 
 

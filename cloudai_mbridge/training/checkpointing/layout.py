@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,7 +92,10 @@ def has_tracker(root: Path) -> bool:
 def tracked_iteration(root: Path) -> int | None:
     """Return the iteration that the trackers name; None if they are missing or unreadable."""
     with contextlib.suppress(Exception):  # missing, cut off or foreign: the other tracker counts
-        return int(torch.load(root / LATEST_TRAIN_STATE, weights_only=True)["step"])
+        tracker = root / LATEST_TRAIN_STATE
+        with zipfile.ZipFile(tracker) as archive:
+            if archive.testzip() is None:
+                return int(torch.load(tracker, weights_only=True)["step"])
     try:
         return int((root / LATEST_ITERATION).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -109,12 +113,14 @@ def checkpoint_exists(path: str | None) -> bool:
 class Found:
     """A checkpoint to load. weights_only: take the model's weights, begin at iteration 0. notes: lines to print.
 
-    directory: "" if there is nothing to load, which is not an error.
+    directory: "" if there is nothing to load, which is not an error. is_chosen: by the trackers, not by its name: an
+    earlier one may take its place.
     """
 
     directory: str
     weights_only: bool = False
     is_persistent: bool = True
+    is_chosen: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -191,15 +197,19 @@ def latest(root: Path) -> Found:
     """
     complete, tracked = saved_iterations(root), tracked_iteration(root)
     if tracked in complete:
-        return Found(get_checkpoint_name(str(root), tracked))
-    named = "no readable iteration" if tracked is None else f"iteration {tracked}, which is not complete"
+        return Found(get_checkpoint_name(str(root), tracked), is_chosen=True)
+    named = "no readable iteration"
+    if tracked is not None:
+        files = (".metadata", "metadata.json", TRAIN_STATE)
+        lacks = [name for name in files if not Path(get_checkpoint_name(str(root), tracked), name).is_file()]
+        named = f"iteration {tracked}, which is not complete (missing: {', '.join(lacks)})"
     if not complete:
         raise CheckpointError(
             f"{root}: the trackers name {named}, and no other checkpoint in Megatron-Core's torch_dist format is "
             "complete there; remove the directory to start from scratch, or point checkpoint.load elsewhere"
         )
     note = f"WARNING: {root}: the trackers name {named}; loading the newest complete checkpoint, {complete[-1]}"
-    return Found(get_checkpoint_name(str(root), complete[-1]), notes=[note])
+    return Found(get_checkpoint_name(str(root), complete[-1]), is_chosen=True, notes=[note])
 
 
 def pretrained(config: CheckpointConfig) -> Found:
@@ -213,8 +223,24 @@ def pretrained(config: CheckpointConfig) -> Found:
             f"{path}: checkpoint.pretrained_checkpoint holds no complete checkpoint in the torch_dist format"
         )
     found = latest(path)
-    found.weights_only = True
+    found.weights_only, found.is_chosen = True, False  # others would be another model
     return found
+
+
+def before(found: Found, config: CheckpointConfig) -> Found | None:
+    """Return the newest complete checkpoint before one that is damaged; None if there is none, or it was named."""
+    if not found.is_chosen or config.load is None:
+        return None
+    root, newest = Path(found.directory).parent, iteration_of(Path(found.directory)) or 0
+    earlier = [(iteration, root) for iteration in saved_iterations(root) if iteration < newest]
+    if not found.is_persistent:
+        earlier += [(i, Path(config.load)) for i in saved_iterations(Path(config.load)) if i <= newest]
+    if not earlier:
+        return None
+    iteration, where = max(earlier)
+    is_persistent = found.is_persistent or where != root
+    name = get_checkpoint_name(str(where), iteration)
+    return Found(name, found.weights_only, is_persistent=is_persistent, is_chosen=True)
 
 
 def keep_most_recent(root: Path, current: int, count: int) -> None:

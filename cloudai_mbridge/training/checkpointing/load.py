@@ -12,7 +12,7 @@ from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing import content, fsdp, generators, layout, local, optimizer_state, verify
 from cloudai_mbridge.training.checkpointing.layout import Found, find_checkpoint, pretrained
-from cloudai_mbridge.training.checkpointing.verify import on_each_rank, on_first_rank, read_common
+from cloudai_mbridge.training.checkpointing.verify import DamagedCheckpoint, on_each_rank, on_first_rank, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.compat.transformer_engine import load_weights
 from cloudai_mbridge.training.config.text.summary import print_rank_0
@@ -59,7 +59,7 @@ def load_checkpoint(
         print_rank_0(note)
     if not found.directory:
         return 0, 0
-    on_first_rank(partial(verify.check_files, found.directory))
+    found = _undamaged(config, found)
     is_of_fsdp = on_first_rank(partial(_check_format, state.cfg, found.directory))
     if peft is not None:
         on_first_rank(partial(check_adapters, found.directory, peft))
@@ -80,6 +80,34 @@ def load_checkpoint(
     return _position(state, flops)
 
 
+def _undamaged(config: Any, found: Found) -> Found:
+    """Return the checkpoint, or the newest before it without damage, with a warning. A collective.
+
+    Raises CheckpointError: it was named, or all are damaged.
+    """
+    first: DamagedCheckpoint | None = None
+    while True:
+        try:
+            on_first_rank(partial(verify.check_files, found.directory))
+            on_each_rank(found.directory, partial(verify.check_bytes, found.directory))
+        except DamagedCheckpoint as error:
+            first = first or error
+            earlier = on_first_rank(partial(layout.before, found, config))
+            if earlier is None:
+                remedy = "restore the file"
+                if found.is_chosen:
+                    remedy += f", or remove {Path(found.directory).parent} to start from scratch: no earlier checkpoint"
+                    remedy += " is whole there" if first is not error else " is complete there"
+                raise CheckpointError(f"{first}; {remedy}") from error
+            print_rank_0(
+                f"WARNING: {error}; loading the checkpoint before it, {earlier.directory}: the steps since are trained"
+                f" again; restore the file, or remove {found.directory}"
+            )
+            found = earlier
+        else:
+            return found
+
+
 def _position(state: Any, flops: Any) -> tuple[int, float]:
     """Follow the batch ramp-up to where the checkpoint was saved; return (iteration, model FLOPs so far)."""
     progress = state.train_state
@@ -95,7 +123,7 @@ def load_pretrained(state: Any, chunks: list[Any]) -> None:
     found = on_first_rank(partial(pretrained, state.cfg.checkpoint))
     for note in found.notes:
         print_rank_0(note)
-    on_first_rank(partial(verify.check_files, found.directory))
+    found = _undamaged(state.cfg.checkpoint, found)
     on_first_rank(partial(_check_format, state.cfg, found.directory))
     _Load(state, chunks, None, None, found, strict=True, is_whole=True).run(skip_model_and_optimizer=False)
     verify.forget_metadata()
@@ -247,8 +275,7 @@ class _Load:
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
-        file = Path(self.path) / layout.TRAIN_STATE
-        counters = self.common[local.COUNTERS] if self.is_local else torch.load(file, weights_only=True)
+        counters = self.common[local.COUNTERS] if self.is_local else verify.read_counters(self.path)
         self.state.train_state.load_state_dict(counters)
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])

@@ -1,12 +1,15 @@
 """Checks of a checkpoint before it is loaded, and results shared by all ranks: a failure on one rank fails every rank,
 so that none waits forever."""
 
+import io
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -15,12 +18,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from cloudai_mbridge.training.checkpointing.layout import is_of_fsdp
+from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE, is_of_fsdp
 from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_part
 from cloudai_mbridge.training.errors import CheckpointError
 
 T = TypeVar("T")
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A file of a checkpoint is missing, cut off, or has other bytes than were written."""
+
+
 FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException
+_CHECKED_BYTES = 1 << 28  # of tensors, by each rank: in about a second
 _LONGEST = 300  # characters of another library's error message
 
 
@@ -29,15 +39,15 @@ def on_first_rank(action: Callable[[], T]) -> T:
 
     Raises CheckpointError: on every rank, if `action` raised anything.
     """
-    outcome: list[Any] = [None, None]
+    outcome: list[Any] = [None, None, False]
     if dist.get_rank() == 0:
         try:
             outcome[0] = action()
         except FAILURES as error:
-            outcome[1] = one_line(error)
+            outcome[1:] = one_line(error), isinstance(error, DamagedCheckpoint)
     dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
-        raise CheckpointError(outcome[1])
+        raise (DamagedCheckpoint if outcome[2] else CheckpointError)(outcome[1])
     value: T = outcome[0]
     return value
 
@@ -47,17 +57,19 @@ def on_each_rank(path: str, action: Callable[[], T]) -> T:
 
     Raises CheckpointError: on every rank, if `action` raised anything on any of them; the first rank's message.
     """
-    value, message, cause = None, None, None
+    value, message, cause, is_damaged = None, None, None, False
     try:
         value = action()
     except FAILURES as error:
         text, cause = one_line(error), error
         message = text if path in text else f"{path}: {text}"
-    messages: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, message)
-    failed = [rank for rank, text in enumerate(messages) if text is not None]
+        is_damaged = isinstance(error, DamagedCheckpoint)
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, (message, is_damaged))
+    failed = [rank for rank, (text, _) in enumerate(outcomes) if text is not None]
     if failed:
-        raise CheckpointError(messages[failed[0]] + ("" if failed[0] == 0 else f" (rank {failed[0]})")) from cause
+        kind = DamagedCheckpoint if all(outcomes[rank][1] for rank in failed) else CheckpointError
+        raise kind(outcomes[failed[0]][0] + ("" if failed[0] == 0 else f" (rank {failed[0]})")) from cause
     return value  # type: ignore[return-value]
 
 
@@ -71,14 +83,17 @@ def one_line(error: BaseException) -> str:
 
 
 def check_files(directory: str) -> None:
-    """Check that every file is there, readable and long enough. Raises CheckpointError: with the file's path."""
+    """Check that every file is there, readable and long enough. Raises DamagedCheckpoint: with the file's path.
+
+    `run_config.yaml` is not needed. CheckpointError: another format.
+    """
     root, has_common = Path(directory), not is_of_fsdp(Path(directory))
     if has_common:
         try:
             backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{directory}: is not a checkpoint of Megatron-Core: metadata.json cannot be read"
+            raise DamagedCheckpoint(
+                f"{directory}/metadata.json: cannot be read as Megatron-Core's ({type(error).__name__})"
             ) from error
         if backend != "torch_dist":
             raise CheckpointError(f"{directory}: is in the format {backend!r}; only 'torch_dist' can be loaded")
@@ -88,11 +103,58 @@ def check_files(directory: str) -> None:
     for name, length in sorted(needed.items()):
         path = root / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: is missing")
+            raise DamagedCheckpoint(f"{path}: is missing")
         if path.stat().st_size < length:
-            raise CheckpointError(f"{path}: is cut off: {path.stat().st_size} bytes of {length}")
+            raise DamagedCheckpoint(f"{path}: is cut off: {path.stat().st_size} bytes of {length}")
     if has_common:
         read_common(directory)
+        if (root / COMMON_FILE).is_file():
+            _check_archive(root / COMMON_FILE, (root / COMMON_FILE).read_bytes())
+    if (root / TRAIN_STATE).is_file():  # weights alone have none
+        read_counters(directory)
+
+
+def read_counters(directory: str) -> dict[str, Any]:
+    """Return the progress of the run that saved a checkpoint. Raises DamagedCheckpoint: with the file's path."""
+    path = Path(directory) / TRAIN_STATE
+    try:
+        data = path.read_bytes()
+        counters: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+        int(counters["step"])
+    except Exception as error:  # whatever a damaged pickle raises
+        raise DamagedCheckpoint(f"{path}: cannot be read ({type(error).__name__})") from error
+    _check_archive(path, data)
+    return counters
+
+
+def check_bytes(directory: str) -> None:
+    """Check this rank's share of the tensors against the checksums that torch writes beside them.
+
+    Only if the shares are small: all of a large checkpoint would be read twice, for which
+    `checkpoint.verify_integrity` is there. Raises DamagedCheckpoint: with the file's path.
+    """
+    places = [*(read_metadata(directory).storage_data or {}).values()]
+    world = dist.get_world_size()
+    if sum(place.length for place in places) > _CHECKED_BYTES * world:
+        return
+    for place in sorted(places, key=lambda each: (each.relative_path, each.offset))[dist.get_rank() :: world]:
+        path = Path(directory) / place.relative_path
+        with path.open("rb") as file:
+            file.seek(place.offset)
+            _check_archive(path, file.read(place.length))
+
+
+def _check_archive(path: Path, data: bytes) -> None:
+    """Check an archive, which torch.save writes; other bytes are without a checksum. Raises DamagedCheckpoint."""
+    if not data.startswith(b"PK"):
+        return
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            bad = archive.testzip()
+    except Exception as error:  # whatever a damaged archive raises
+        bad = type(error).__name__
+    if bad is not None:
+        raise DamagedCheckpoint(f"{path}: has other bytes than were written ({bad})")
 
 
 def read_metadata(directory: str) -> Metadata:
@@ -100,7 +162,7 @@ def read_metadata(directory: str) -> Metadata:
     try:
         return _index(directory, Path(directory, ".metadata").stat().st_mtime_ns)
     except Exception as error:  # whatever a damaged pickle raises
-        raise CheckpointError(f"{directory}/.metadata: cannot be read ({type(error).__name__})") from error
+        raise DamagedCheckpoint(f"{directory}/.metadata: cannot be read ({type(error).__name__})") from error
 
 
 def forget_metadata() -> None:
@@ -120,7 +182,7 @@ def read_common(directory: str) -> dict[str, Any]:
     try:
         return read_common_part(directory, place)
     except Exception as error:  # whatever a damaged file raises
-        raise CheckpointError(f"{path}: cannot be read ({type(error).__name__})") from error
+        raise DamagedCheckpoint(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
 def check_fit(directory: str, tree: dict[str, Any], *, allow_missing: bool) -> list[str]:

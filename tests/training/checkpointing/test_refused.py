@@ -20,7 +20,7 @@ def damaged(name, damage, **checkpoint):
         shutil.copytree("good", name)
         damage(directory)
     on_one(prepare)
-    return refusal(start(checkpoint={"load": name, **checkpoint}))
+    return refusal(start(checkpoint={"load": name, **({"ckpt_step": 2} | checkpoint)}))
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:200])
@@ -52,12 +52,12 @@ def scenario():
         "step": damaged("step", lambda d: None, ckpt_step=7),
         "step cut": damaged("step_cut", lambda d: (d / "train_state.pt").unlink(), ckpt_step=2),
         "no json": damaged("no_json", lambda d: (d / "metadata.json").write_text("{")),
-        "fallback": damaged("fallback", lambda d: (d / "train_state.pt").unlink()),
+        "fallback": damaged("fallback", lambda d: (d / "train_state.pt").unlink(), ckpt_step=None),
     }
     def break_all(directory):
         for each in directory.parent.glob("iter_*"):
             shutil.rmtree(each)
-    results["all broken"] = damaged("all_broken", break_all)
+    results["all broken"] = damaged("all_broken", break_all, ckpt_step=None)
     on_one(lambda: (os.makedirs("foreign"), open("foreign/model.safetensors", "w").close()))
     results["foreign"] = refusal(start(checkpoint={"load": "foreign"}))
     results["foreign weights"] = refusal(start(checkpoint={"pretrained_checkpoint": "foreign"}))
@@ -84,7 +84,7 @@ def scenario():
         "common": ("common/iter_0000002/", ": cannot be read"),  # by release common.pt or a part of *.distcp
         "index": ("index/iter_0000002/.metadata: ", "cannot be read"),
         "format": ("format/iter_0000002: ", "is in the format 'zarr'"),
-        "no json": ("no_json/iter_0000002: ", "is not a checkpoint of Megatron-Core"),
+        "no json": ("no_json/iter_0000002/metadata.json: ", "cannot be read as Megatron-Core's (JSONDecodeError)"),
         "step": ("step/iter_0000007: ", "ckpt_step = 7 does not exist; complete checkpoints there: 1, 2"),
         "step cut": ("step_cut/iter_0000002: ", "ckpt_step = 2 is not complete; complete checkpoints there: 1"),
         "all broken": ("all_broken: ", "the trackers name iteration 2, which is not complete"),
@@ -104,4 +104,4 @@ def scenario():
         assert len(messages[name].splitlines()) == 1
         assert len(messages[name]) < 900
     assert messages["fallback"] == ""
-    assert "WARNING: fallback: the trackers name iteration 2, which is not complete; loading the newest" in out
+    assert "WARNING: fallback: the trackers name iteration 2, which is not complete (missing: " in out
