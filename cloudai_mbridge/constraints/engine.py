@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_sizes
+from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_kernels, megatron_sizes
 from cloudai_mbridge.constraints.embedded import CHECKPOINTS
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import Upstream, ask, ask_loop, trained_args
@@ -19,7 +19,7 @@ JUDGED_WITHOUT = frozenset(
     {"sequence_parallel", "moe_expert_capacity_factor", "ddp.data_parallel_sharding_strategy", *CHECKPOINTS.values()}
 )
 _A = TypeVar("_A", bound=Answer)
-RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features), *rules_in(embedded))
+RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features, megatron_kernels), *rules_in(embedded))
 
 
 @dataclass(frozen=True)
