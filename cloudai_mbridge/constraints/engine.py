@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_sizes
+from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_kernels, megatron_sizes
 from cloudai_mbridge.constraints.rule import NO_SETTINGS, Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import Upstream, ask, ask_loop, trained_args
 from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, Preset, origin
@@ -14,7 +14,7 @@ from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
 _A = TypeVar("_A", bound=Answer)
-RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features), *rules_in(embedded))
+RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features, megatron_kernels), *rules_in(embedded))
 
 
 @dataclass(frozen=True)

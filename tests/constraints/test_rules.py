@@ -26,6 +26,12 @@ SLURM4 = SLURM.model_copy(update={"gpus_per_node": 4})
 SIZES = {"num_layers": 32, "num_attention_heads": 8, "num_query_groups": 4, "ffn_hidden_size": 64}
 MODEL = Recipe("m", "", "", "", {"model": SIZES})
 ADAPTED = load_recipe("gpt_tiny")
+MAMBA = {"hidden_size": 2688, "mamba_num_heads": 64, "mamba_num_groups": 8, "hybrid_layer_pattern": "M*ME"}
+HYBRID = Recipe("h", "", "", "", {"model": {**SIZES, **MAMBA}})
+DELTA = Recipe("d", "", "", "", {"model": {**SIZES, "experimental_attention_variant": "gated_delta_net"}})
+WINDOWS = Recipe("w", "", "", "", {"model": {**SIZES, "window_size": [127, 0], "cp_comm_type": "all_gather"}})
+RINGS = Recipe("r", "", "", "", {"model": {**SIZES, "window_size": [127, 0]}})
+EXCHANGED = Recipe("x", "", "", "", {"model": {**SIZES, "cp_comm_type": "a2a"}})
 EXPERTS = Recipe("e", "", "", "", {"model": {**SIZES, "num_moe_experts": 4, "moe_ffn_hidden_size": 64}})
 
 
@@ -188,6 +194,32 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "2"}),
         _point(use_megatron_fsdp=True, env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
         None,
+    ),
+    "M25": (
+        _point(compute_dtype="fp8_mx", seq_length=4096, mb=1, tp=2),
+        _point(compute_dtype="fp8_mx", seq_length=4112, mb=1, tp=2),
+        _point(compute_dtype="fp8_mx", mb=1, tp=2),
+    ),
+    "M26": (
+        _point(recipe=MODEL, compute_dtype="fp8_mx", tp=2),
+        _point(recipe=MODEL, compute_dtype="fp8_mx", tp=4),
+        _point(compute_dtype="fp8_mx", tp=4),
+    ),
+    "M27": (
+        _loop(SLURM, recipe=WINDOWS, gpu_type="h100", cp=2),
+        _loop(SLURM, recipe=RINGS, gpu_type="h100", cp=2),
+        _loop(SLURM, recipe=RINGS, cp=2),
+    ),
+    "M28": (
+        _loop(SLURM, recipe=EXCHANGED, gpu_type="h100", cp=4),
+        _loop(SLURM, recipe=EXCHANGED, gpu_type="h100", cp=8),
+        _loop(SLURM, recipe=EXCHANGED, cp=8),
+    ),
+    "M29": (_point(recipe=HYBRID, tp=8, cp=8), _point(recipe=HYBRID, tp=16, cp=1), _point(tp=16)),
+    "M30": (
+        _point(recipe=DELTA, core="0.18", tp=8, cp=2),
+        _point(recipe=DELTA, core="0.18", tp=8, cp=4),
+        _point(recipe=DELTA, tp=8, cp=2),
     ),
     "E09": (
         _loop(recipe=EXPERTS, use_tokendrop=True),
