@@ -215,6 +215,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _loop(core="0.16", use_megatron_fsdp=True, num_gpus=1),
         _loop(use_megatron_fsdp=True, num_gpus=1),
     ),
+    "E14": (_loop(SLURM, recipe=MODEL), _loop(SLURM, recipe=HYBRID), _loop(SLURM, recipe=HYBRID, container_image="x")),
     "E06": (
         _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=2),
         _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=1),
