@@ -78,14 +78,15 @@ def show_error(text: str) -> None:
 
 
 def show_rejected(console: SteadyConsole, plan: "ScenarioPlan", *, in_full: bool = False) -> None:
-    """Print the number of accepted and rejected points, with the reasons; if many are rejected, by rule."""
+    """Print the number of accepted and rejected points, with the reasons; if many are rejected, or alike, by rule."""
     from cloudai_mbridge.constraints.rule_docs import details_hint  # slow to import for help
 
     num_runs = sum(not run.is_again for run in plan.runs)
     console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
     lines = [f"note: {note}" for note in plan.notes]
     rejected = [(f"{p.test_id}/{p.label}: {violation}", violation) for p in plan.rejected for violation in p.violations]
-    if in_full or len(rejected) <= MOST_REJECTED_LINES:
+    differ = len({str(violation) for _, violation in rejected}) == len(rejected)
+    if in_full or (differ and len(rejected) <= MOST_REJECTED_LINES):
         lines += [shortened(f"rejected {text}") for text, _ in rejected]
     else:
         first = {violation.rule_id: f"; such as {text}" for text, violation in reversed(rejected)}

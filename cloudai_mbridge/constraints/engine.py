@@ -4,17 +4,17 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_kernels, megatron_sizes
+from cloudai_mbridge.constraints import cloudai, embedded, megatron_features, megatron_kernels, megatron_sizes, stack
 from cloudai_mbridge.constraints.rule import NO_SETTINGS, Answer, Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import Upstream, ask, ask_loop, trained_args
-from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, Preset, origin
+from cloudai_mbridge.megatron_bridge.presets import ACTS_ON, SWITCHED_OFF, Preset, origin
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
 _A = TypeVar("_A", bound=Answer)
-RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features, megatron_kernels), *rules_in(embedded))
+RULES = (*rules_in(cloudai), *rules_in(megatron_sizes, megatron_features, megatron_kernels), *rules_in(embedded, stack))
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,15 @@ def with_origins(answer: _A, given: Container[str], preset: Preset | None) -> _A
     """
     if preset is None or not isinstance(answer, Violation):
         return answer
-    names = [name for name in answer.operands if name in ACTS_ON and name not in given and preset.values.get(name)]
-    return replace(answer, origins=dict.fromkeys(names, origin(preset)))
+    shown = {**answer.operands, **_own_value(answer, preset)}
+    names = [name for name in shown if name in ACTS_ON and name not in given and preset.values.get(name)]
+    off = ", ".join(f"{name} = {SWITCHED_OFF[name]}" for name in names if name in SWITCHED_OFF)
+    remedy = f"{answer.remedy}; what the preset set is switched off with {off}" if off else answer.remedy
+    operands = {name: value for name, value in shown.items() if name in answer.operands or name in names}
+    return replace(answer, operands=operands, remedy=remedy, origins=dict.fromkeys(names, origin(preset)))
+
+
+def _own_value(broken: Violation, preset: Preset) -> dict[str, Any]:
+    """Return the value of the argument that a violation is at, as the preset has it."""
+    name = broken.where.rpartition(".")[2]
+    return {name: preset.values[name]} if preset.values.get(name) and name not in broken.operands else {}

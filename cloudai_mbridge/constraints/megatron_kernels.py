@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
+from cloudai_mbridge.constraints.stack import stack_at
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.models.cmd_args import QUANTIZED
 from cloudai_mbridge.recipes.apply import lacking
+from cloudai_mbridge.training.compat.stack import ENGINE, Stack
 from cloudai_mbridge.training.compat.versions import TRANSFORMER_ENGINE
 
 _HOPPER = ("h100", "h200", "gh200")
@@ -27,6 +29,9 @@ def _has_engine(point: Point) -> bool | None:
     if not point.is_embedded:
         return True
     if TRANSFORMER_ENGINE in lacking(point.system):
+        return False
+    stack = None if point.system is None else stack_at(point.system, point.args, point.variable)
+    if isinstance(stack, Stack) and stack.release and ENGINE not in stack.modules:
         return False
     is_known = point.system is not None and point.system.is_this_environment
     return True if is_known or gpu_label(point.args, point.system) else None

@@ -357,6 +357,23 @@ class Violation:
         )
         return f"{self.rule_id} {self.where}: {self.fact} ({shown}); {self.remedy}"
 
+    @property
+    def cause(self) -> str:
+        """The operands that the user did not write, with their sources: "preset X sets tp = 2"; "" without."""
+        by_source: dict[str, list[str]] = {}
+        for name, source in self.origins.items():
+            if type(value := self.operands[name]) is int and value == 1:  # as if it were unset
+                continue
+            by_source.setdefault(source, []).append(f"{name} = {as_toml(value)}")
+        return " and ".join(f"{source} sets {', '.join(values)}" for source, values in by_source.items())
+
+
+def as_toml(value: Any) -> str:
+    """Return a value of an argument as a TOML file writes it, lists without their brackets."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 @dataclass(frozen=True)
 class NotEvaluated:

@@ -24,6 +24,11 @@ UPSTREAM_DECIDES = (
 )  # fmt: skip
 # Those of them with a field in the loop's configuration
 ACTS_ON = tuple(name for name in UPSTREAM_DECIDES if ARGUMENTS[name].config)
+# A test's values, in TOML, that replace a preset's setting in the embedded loop by none
+SWITCHED_OFF = {
+    "use_megatron_fsdp": "false", "nccl_ub": "false", "moe_a2a_overlap": "false",
+    "cuda_graph_impl": '"none"', "activation_offload_layers": "0",
+}  # fmt: skip
 # Values that leave an argument to the launcher
 UNSET: tuple[Any, ...] = (None, "", [])
 LISTS = ("cuda_graph_scope", "recompute_modules")

@@ -129,6 +129,9 @@ class TestRun(StrictModel):
     @classmethod
     def _not_set(cls, value: Any) -> Any:
         """Treat 0 and an empty list as unset, as CloudAI does."""
+        each = value if isinstance(value, list) else [value]
+        if wrong := [one for one in each if isinstance(one, int) and one < (1 if isinstance(value, list) else 0)]:
+            raise ValueError(f"{wrong[0]} is not a number of nodes; use at least 1")
         return None if value in (0, []) else value
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ from cloudai_mbridge.plan.select import ALL_POINTS, PointChoice, Selection, amon
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import fill_in_notes, lifted_note, pinned_by
+from cloudai_mbridge.sweep.pinned import fill_in_notes, lifted_note, pinned_by, software_note
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
@@ -143,6 +143,7 @@ class _TestRuns:
         for text in fill_in_notes(walk.sweep, walk.pinned):
             self._note(f"{self._where}: {text}")
         lifted: Counter[Lifted] = Counter()
+        unknown: Counter[str] = Counter()
         too_large: list[Headline] = []
         num_accepted = 0
         for num_examined, point in enumerate(walk):
@@ -165,9 +166,11 @@ class _TestRuns:
             num_accepted += 1
             too_large += [headline] if share is None and headline.exceeds(DEFAULT_LIMIT) else []
             lifted.update(point.lifted)
+            unknown.update(point.unknown_software)
             self._require_room(num_accepted, most_runs, walk.runs_per_point)
             self.runs += [first, *runs]
         self.notes += [f"{self._where}: {lifted_note(rule, count)}" for rule, count in lifted.items()]
+        self.notes += [f"{self._where}: {software_note(missing, count)}" for missing, count in unknown.items()]
         self.notes += self._memory_notes(too_large, num_accepted)
         if note := walk.budget_note():
             self.notes.append(note)

@@ -108,6 +108,8 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
     """Yield a line for every key of a test that has no effect, here or in CloudAI."""
     where, definition = f"test {test.run.id!r}", test.definition
     launcher = launchers_of(definition)[0]
+    if "num_nodes" in test.run.model_fields_set and test.run.num_nodes is None and not test.run.nodes:
+        yield f"{where}: num_nodes = 0 counts as unset, as in CloudAI: points take as few nodes as have their GPUs"
     if definition.agent_steps is not None and definition.agent != TUNE:
         yield f"{where}: agent_steps has no effect; [sweep] max_points limits the points"
     yield from notes_on_keys(where, test.run)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from cloudai_mbridge.constraints.stack import refuse_unknown_settings, stack_at
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.run_files import POINT_FILES
 from cloudai_mbridge.megatron_bridge.environment import gpu_label, recipe_environment
@@ -198,7 +199,12 @@ class EmbeddedLoop:
     ) -> dict[str, Any]:
         """Return the training configuration, {} if the launcher makes it; BadInput: it is invalid."""
         assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-        return training_config(recipe, args, test.definition.extra_cmd_args, core_release(system), lacking(system))
+        extra, core = test.definition.extra_cmd_args, core_release(system)
+        data = training_config(recipe, args, extra, core, lacking(system))
+        if extra and core is None and system is not None:  # of recipe and preset, rule E14 says it
+            variables = {**system.global_env_vars, **test.definition.extra_env_vars}
+            refuse_unknown_settings(data, stack_at(system, args, variables.get))
+        return data
 
     def fields(self, test: LoadedTest, args: ResolvedCmdArgs, system: System) -> dict[str, Any]:
         """Return the fields of a `RunPlan` that only this launcher reads."""

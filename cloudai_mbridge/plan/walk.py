@@ -229,6 +229,7 @@ class SweepSummary:
 
     not_considered: what is set and no prediction reads. run_holds_back: `mbridge run` has a limit of memory, too.
     fill_in: what the launcher fills in. lifted: accepted points by what CloudAI has against them.
+    causes: rejected points by rule and what a preset set. unknown: accepted points by what E14 could not check.
     left_out: accepted points that were not chosen. within_limits: accepted points, chosen or not, that a limit allows.
     is_by_time: the examples are the fastest accepted points, by predicted tokens per second and GPU: by the step time,
     where all have the same batch and GPUs; else they are the first.
@@ -256,6 +257,8 @@ class SweepSummary:
     fill_in: tuple[str, ...] = ()
     lifted: Counter[Lifted] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
+    causes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)
     examples: list[CheckedPoint] = field(default_factory=list)
     held_examples: list[tuple[CheckedPoint, str]] = field(default_factory=list)
@@ -270,6 +273,7 @@ class SweepSummary:
         if found.headline is None:
             # Once a point, in the order of the rules: that of a set depends on the hash seed
             self.rules.update([*dict.fromkeys(violation.rule_id for violation in found.violations)])
+            self.causes.update({(each.rule_id, each.cause): None for each in found.violations if each.cause}.keys())
             return
         if found.is_held_back:
             self.held_back += 1
@@ -282,6 +286,7 @@ class SweepSummary:
             self.left_out += 1
             return
         self.lifted.update(found.lifted)
+        self.unknown.update(found.unknown_software)
         self._show(found, examples)
         for why in found.headline.why:
             self.why[why if why in self.why or len(self.why) < _MOST_REASONS else "other reasons"] += 1

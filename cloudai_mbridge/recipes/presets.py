@@ -21,7 +21,7 @@ from cloudai_mbridge.megatron_bridge.presets import Preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.recipes.load import Block, Recipe, Sections, one_name, recipe_for
 from cloudai_mbridge.training.compat.versions import GPU
-from cloudai_mbridge.training.schema.forms import load_schema, options_of, parse
+from cloudai_mbridge.training.schema.forms import load_schema, options_of, parse, releases_of
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.not_done import NEEDS
 
@@ -145,3 +145,25 @@ def user_buffers(name: str) -> dict[str, Any]:
             slots[slot] = {"_target_": f"{_CONFIG}.PipelineOverlapCfg", "num_sm": chunks[i], "cga_size": 2}
             slots[slot] |= {"num_splits": 4, "set_sm_margin": True}
     return {"_target_": f"{_CONFIG}.TransformerLayerTPOverlapCfg", **slots}
+
+
+def fields_since(sections: Sections, release: str) -> Iterator[tuple[str, str]]:
+    """Yield the settings that a release of Megatron-Core lacks and others have, with those releases.
+
+    release: such as "0.16".
+    """
+    for section, values in sections.items():
+        for name in values:
+            if (since := _releases_with(f"{section}.{name}", release)) is not None:
+                yield f"{section}.{name}", since
+
+
+@cache
+def _releases_with(path: str, release: str) -> str | None:
+    """Return the releases that have a field, such as "0.18 or newer"; None if `release` does, or none."""
+    section, _, name = path.partition(".")
+    fields = load_schema(None)["classes"][CONTAINER]["fields"]
+    if section not in fields or _is_field(path, release):
+        return None
+    classes = (one.args[0] for one in options_of(parse(fields[section]["type"]), "config"))
+    return next((found for each in classes if (found := releases_of(each, name))), None)

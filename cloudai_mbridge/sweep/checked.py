@@ -21,6 +21,7 @@ from cloudai_mbridge.sweep.pinned import CHOOSING, STRUCTURAL, preset_key
 from cloudai_mbridge.sweep.screen import RuleScreen
 
 NOTHING_PINNED = Upstream()
+_SOFTWARE = "E14"
 _Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 
 
@@ -62,6 +63,12 @@ class CheckedPoint:
     def lifted(self) -> tuple[Lifted, ...]:
         """Objections of CloudAI to the point that the pinned release does not have."""
         return tuple(answer for answer in self.answers if isinstance(answer, Lifted))
+
+    @property
+    def unknown_software(self) -> tuple[str, ...]:
+        """The software that the point needs and nobody could be asked about: what rule E14 lacks."""
+        answers = (each for each in self.answers if isinstance(each, NotEvaluated) and each.rule_id == _SOFTWARE)
+        return tuple(each.missing for each in answers if " has " in each.missing)
 
     def resolve(self) -> tuple[SweepPoint, ResolvedCmdArgs, Recipe | None]:
         """Return the point, its arguments with the values of preset and recipe, and the recipe."""

@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Upstream
+from cloudai_mbridge.constraints.rule import as_toml
 from cloudai_mbridge.constraints.upstream import CHOOSING as PRESET_CHOOSING
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.megatron_bridge.environment import CONNECTIONS, gpu_label, recipe_environment
 from cloudai_mbridge.megatron_bridge.preset_rows import FIELDS
 from cloudai_mbridge.megatron_bridge.presets import (
+    ACTS_ON,
+    UNSET,
     UPSTREAM_DECIDES,
     Preset,
     has_presets,
@@ -79,6 +82,7 @@ def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:
 
 _MOST_COMBINATIONS = 500
 _MOST_NAMED = 5
+_MOST_CAUSES = 3
 _DECIDE_CONNECTIONS = ("tp", "cp", "moe_a2a_overlap")
 
 
@@ -115,6 +119,7 @@ def fill_in_notes(sweep: SweepSpace, pinned: Upstream) -> tuple[str, ...]:
         lines.append("no preset fills in what is not set: the GPU is not named; set gpu_type in the system")
     if gpus and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
+    lines += _confounded(sweep, pinned)
     lines += _replaced_variables(sweep, pinned)
     lines += [
         f"the launcher is passed gpu_type = {gpu!r}, CloudAI's default, and the system has {own_gpu}; set it"
@@ -125,9 +130,51 @@ def fill_in_notes(sweep: SweepSpace, pinned: Upstream) -> tuple[str, ...]:
     return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
 
 
+def because(causes: Mapping[tuple[str, str], int], rule: str, count: int) -> str:
+    """Return what presets have to do with the points that a rule rejects, to follow their number; "" for nothing.
+
+    causes: points by rule and cause. count: all points that the rule rejects.
+    """
+    found = sorted(((number, cause) for (name, cause), number in causes.items() if name == rule), reverse=True)
+    texts = [f"{'' if number == count else f'for {number} '}because {cause}" for number, cause in found[:_MOST_CAUSES]]
+    more = f" and {len(found) - _MOST_CAUSES} more causes" if len(found) > _MOST_CAUSES else ""
+    return f", {', '.join(texts)}{more}" if texts else ""
+
+
+def software_note(missing: str, count: int) -> str:
+    """Return the note on accepted points whose software is not known."""
+    return f"E14 not evaluated for {counted(count, 'point')}: {missing} is missing"
+
+
 def lifted_note(lifted: Lifted, count: int) -> str:
     """Return the note on accepted points that break a rule."""
     return f"{lifted} ({counted(count, 'point')})"
+
+
+_FORMAT = "compute_dtype"
+
+
+def _confounded(sweep: SweepSpace, pinned: Upstream) -> list[str]:
+    """Return a line if presets change other settings along an axis of number formats, which then are compared too."""
+    if len(sweep.axes.get(_FORMAT, ())) < 2:
+        return []
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
+        preset, is_embedded = pinned.preset_of(args), args.launcher is Launcher.EMBEDDED
+        resolved = (with_loop_preset if is_embedded else with_preset)(args, preset)
+        for name in (ACTS_ON if is_embedded else UPSTREAM_DECIDES) if preset else ():
+            if name not in sweep.axes:
+                value = getattr(resolved.args, name)
+                text = "unset" if value in (*UNSET, False) else as_toml(value)
+                found.setdefault(name, {}).setdefault(text, {})[args.compute_dtype] = None
+    differing = {name: values for name, values in found.items() if len(values) > 1}
+    if not differing:
+        return []
+    texts = (
+        f"{name} ({'; '.join(f'{value}: {chr(44).join(formats)}' for value, formats in values.items())})"
+        for name, values in differing.items()
+    )
+    return [f"along {_FORMAT}, presets also change {', '.join(texts)}; set these to compare the formats alone"]
 
 
 def _replaced_variables(sweep: SweepSpace, pinned: Upstream) -> list[str]:

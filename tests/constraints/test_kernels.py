@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from cloudai_mbridge.constraints import stack
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.constraints.upstream import rule_id
@@ -17,10 +18,12 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.training.compat import versions
+from cloudai_mbridge.training.compat.stack import ENGINE, Stack
 from tests.cases import every
 
 BY_ID = {rule_id(rule): rule for rule in RULES}
-SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}])
+HERE = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}])
+SLURM = HERE.model_copy(update={"python_executable": "/nodes/python"})  # whose packages are not known
 LOCAL = LocalSystem(name="here", scheduler="local")
 HEADS = {"num_attention_heads": 64, "num_query_groups": 8, "hidden_size": 2880}
 
@@ -143,7 +146,10 @@ def test_layers_without_transformer_engine_have_windows_and_sinks(monkeypatch: p
     for lacks, expected in ((True, "ok"), (False, "refused")):
         lacking = frozenset({versions.TRANSFORMER_ENGINE} if lacks else ())
         monkeypatch.setattr(versions, "lacking", lambda lacking=lacking: lacking)
+        found = Stack("/nodes/python", "0.16.1", frozenset() if lacks else frozenset({ENGINE}))
+        monkeypatch.setattr(stack, "stack_of", lambda python, variables, found=found: found)
         assert {_ask(rule, model, LOCAL, cp=4) for rule, model in models.items()} == {expected}
+        assert {_ask(rule, model, HERE, cp=4) for rule, model in models.items()} == {expected}
 
 
 @every(

@@ -20,6 +20,7 @@ from tests.cases import every
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}])
+ELSEWHERE = SLURM.model_copy(update={"python_executable": "/nodes/python"})
 SLURM4 = SLURM.model_copy(update={"gpus_per_node": 4})
 
 
@@ -206,14 +207,14 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(compute_dtype="fp8_mx", tp=4),
     ),
     "M27": (
-        _loop(SLURM, recipe=WINDOWS, gpu_type="h100", cp=2),
-        _loop(SLURM, recipe=RINGS, gpu_type="h100", cp=2),
-        _loop(SLURM, recipe=RINGS, cp=2),
+        _loop(ELSEWHERE, recipe=WINDOWS, gpu_type="h100", cp=2),
+        _loop(ELSEWHERE, recipe=RINGS, gpu_type="h100", cp=2),
+        _loop(ELSEWHERE, recipe=RINGS, cp=2),
     ),
     "M28": (
-        _loop(SLURM, recipe=EXCHANGED, gpu_type="h100", cp=4),
-        _loop(SLURM, recipe=EXCHANGED, gpu_type="h100", cp=8),
-        _loop(SLURM, recipe=EXCHANGED, cp=8),
+        _loop(ELSEWHERE, recipe=EXCHANGED, gpu_type="h100", cp=4),
+        _loop(ELSEWHERE, recipe=EXCHANGED, gpu_type="h100", cp=8),
+        _loop(ELSEWHERE, recipe=EXCHANGED, cp=8),
     ),
     "M29": (_point(recipe=HYBRID, tp=8, cp=8), _point(recipe=HYBRID, tp=16, cp=1), _point(tp=16)),
     "M30": (
@@ -246,6 +247,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _loop(recipe=ADAPTED, task="lora", tp=2, num_gpus=2, extra={"peft.dim": "31"}),
         _loop(task="lora"),
     ),
+    "E14": (_loop(SLURM, recipe=MODEL), _loop(SLURM, recipe=HYBRID), _loop(SLURM, recipe=HYBRID, container_image="x")),
     "E06": (
         _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=2),
         _loop(recipe=EXPERTS, num_gpus=2, tp=2, ep=1, et=1),

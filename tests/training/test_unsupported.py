@@ -26,6 +26,7 @@ from cloudai_mbridge.training.models.hybrid_provider import HybridModelProvider
 from cloudai_mbridge.training.models.layer_specs import local_layer_spec
 from cloudai_mbridge.training.peft.config import LoRA
 from cloudai_mbridge.training.resilience import packages
+from cloudai_mbridge.training.schema import packages as of_settings
 from cloudai_mbridge.training.schema.forms import why_missing
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, NEEDS
 from cloudai_mbridge.training.startup import prepare, unsupported
@@ -189,7 +190,7 @@ def test_optimizers_of_a_package(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_models_of_modelopt(config: ConfigContainer, monkeypatch: pytest.MonkeyPatch) -> None:
     config.model.restore_modelopt_state = True
     refuse_unsupported(config)
-    monkeypatch.setattr(packages, "is_installed", lambda module: module != packages.MODELOPT)
+    monkeypatch.setattr(packages, "is_installed", lambda module: module != of_settings.MODELOPT)
     with pytest.raises(ConfigError, match=r"needs the Python package 'cloudai-mbridge\[modelopt\]', which is not"):
         packages.check_packages(config)
     config.checkpoint.non_persistent_ckpt_type = "global"
@@ -201,8 +202,8 @@ def test_models_of_modelopt(config: ConfigContainer, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not packages.is_installed(packages.EMERGING), reason="emerging-optimizers is not installed")
-@pytest.mark.parametrize("name", packages.OF_EMERGING)
+@pytest.mark.skipif(not packages.is_installed(of_settings.EMERGING), reason="emerging-optimizers is not installed")
+@pytest.mark.parametrize("name", of_settings.OF_EMERGING)
 def test_two_ranks_with_an_optimizer_of_the_package(train: Any, name: str) -> None:
     sections = {"model": {"dtype": "bf16"}, "train": {"train_iters": 4}, "optimizer": {"optimizer": name}}
     one, two = train(1, sections).losses, train(2, sections).losses

@@ -33,6 +33,7 @@ from cloudai_mbridge.plan.select import PointChoice, among
 from cloudai_mbridge.plan.walk import PointWalk, SweepSummary, summarize_test
 from cloudai_mbridge.report.rows import spreadsheet_text
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
+from cloudai_mbridge.sweep.pinned import because, software_note
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _MOST_LABELS, _BY_TIME = 8, "time"
@@ -206,8 +207,9 @@ def _load(
 def _notes(summary: SweepSummary) -> Iterator[str]:
     yield from summary.fill_in
     for rule, count in sorted(summary.rules.items()):
-        yield f"{rule} rejects {count}"
+        yield f"{rule} rejects {count}{because(summary.causes, rule, count)}"
     yield from summary.lifted_notes()
+    yield from (software_note(text, count) for text, count in summary.unknown.items())
     if summary.held_back and (limit := summary.memory_limit):
         share = f"{limit.share:g} of the GPU's memory"
         yield f"held back: predicted to need over {share}; --include-oom-risk plans them"

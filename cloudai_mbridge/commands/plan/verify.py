@@ -48,7 +48,7 @@ from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import plan_run
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
-from cloudai_mbridge.sweep.pinned import pinned_by
+from cloudai_mbridge.sweep.pinned import pinned_by, software_note
 
 _Count = Callable[[Path, LoadedTest], str]  # checks the points of a test, and counts them
 # Without a system file, the launcher's options are checked for this system.
@@ -217,12 +217,14 @@ def _count(path: Path, test: LoadedTest, *, system: System | None, rules: RuleSe
     rejected: list[tuple[Violation, ...]] = []
     seen: set[tuple[str, str]] = set()
     problems: dict[str, None] = {}
+    unknown = Counter[str]()
     for point in checked_points(SweepSpace(definition, test.run), system, pinned_by(definition, system, rules)):
         total += 1
         if point.violations:
             rejected.append(point.violations)
             broken.update({violation.rule_id for violation in point.violations})
             continue
+        unknown.update(point.unknown_software)
         resolved, args, recipe = point.resolve()
         launcher = LAUNCHERS[args.launcher]
         num_steps_of(test, args)
@@ -240,7 +242,8 @@ def _count(path: Path, test: LoadedTest, *, system: System | None, rules: RuleSe
             f"{path}: test {test.run.id!r}: every one of its {counted(total, 'point')} is rejected by a rule,"
             f" so nothing would run: {by_rule}; the first: {rejected[0][0]}; {details_hint(broken)}"
         )
-    return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule"
+    notes = "".join(f"; {software_note(missing, count)}" for missing, count in unknown.items())
+    return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule{notes}"
 
 
 FINDINGS = json_object(

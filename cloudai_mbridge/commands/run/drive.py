@@ -135,6 +135,10 @@ def run(max_parallel: int | None, fail_fast: bool, detach: bool, all_rejected: b
     prepared = pipeline.plan(request_of(options), {k: v for k, v in overrides.items() if v is not None})
     if detach:
         refuse_detaching(prepared.system)
+    if not prepared.plan.runs:
+        show_rejected(console, prepared.plan, in_full=all_rejected)
+        console.print_line("every point is rejected: nothing was submitted or written")
+        return POINTS_FAILED
     return drive(console, prepared, write(console, prepared, all_rejected=all_rejected), detach=detach)
 
 

@@ -15,7 +15,7 @@ from cloudai_mbridge.training.compat.checkpoints import HAS_HASHES
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
-from cloudai_mbridge.training.resilience.packages import NVRX
+from cloudai_mbridge.training.schema.packages import NVRX
 
 
 @dataclass

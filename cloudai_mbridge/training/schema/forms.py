@@ -200,14 +200,17 @@ def variants_of(path: str, key: str) -> list[dict[str, Any]]:
     return entry if isinstance(entry, list) else []
 
 
-def why_missing(path: str, key: str, used: str | None) -> str | None:
-    """Describe the releases with a field that `used`, the release that trains, lacks; None if no release has it."""
+def releases_of(path: str, key: str) -> str | None:
+    """Describe the releases with a field that some lack, such as "0.18 or newer"; None if no release has it."""
     having = [each for each in RELEASES if any(each in variant[RELEASES_KEY] for variant in variants_of(path, key))]
     if not having:
         return None
-    text = ", ".join(having)
     if having[-1] == RELEASES[-1]:
-        text = f"{having[0]} or newer"
-    elif having[0] == RELEASES[0]:
-        text = f"{having[-1]} or older"
-    return f"needs Megatron-Core {text}, and {used} trains here; remove it, or change the release"
+        return f"{having[0]} or newer"
+    return f"{having[-1]} or older" if having[0] == RELEASES[0] else ", ".join(having)
+
+
+def why_missing(path: str, key: str, used: str | None) -> str | None:
+    """Describe the releases with a field that `used`, the release that trains, lacks; None if no release has it."""
+    having = releases_of(path, key)
+    return having and f"needs Megatron-Core {having}, and {used} trains here; remove it, or change the release"

@@ -26,16 +26,11 @@ from cloudai_mbridge.training.models.layer_specs import (
     modelopt_transformer_layer_spec,
 )
 from cloudai_mbridge.training.peft.config import LoRA
+from cloudai_mbridge.training.schema import packages
 from cloudai_mbridge.training.schema.not_done import asked_for, needed, other_than
 
 _Get = Callable[[str, str, Any], Any]
 
-# Kind of layer, by its letter in a pattern or the variant's name -> its imports and the extra that installs them
-_MAMBA = (("mamba_ssm", "causal_conv1d"), "mamba")
-_LINEAR = (("fla",), "linear-attention")
-_SPARSE = (("fast_hadamard_transform",), "sparse-attention")
-_PACKAGES = {"M": _MAMBA, "G": _LINEAR, "gated_delta_net": _LINEAR, "D": _SPARSE, "dsa": _SPARSE}
-_WORDS = {"M": "Mamba layers", "G": "Gated DeltaNet", "D": "sparse attention"}
 _FUSED_EXPERTS = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 
 # Fields that cannot be combined with a feature -> their harmless values
@@ -92,15 +87,7 @@ def check_resolved(config: ConfigContainer) -> None:
             " use False for one of them, or a precision of 16 bits"
         )
     _check_parallelism(config)
-    dispatcher, backend = model.moe_token_dispatcher_type, getattr(model, "moe_flex_dispatcher_backend", None)
-    is_missing = backend in ("deepep", "hybridep") and find_spec("deep_ep") is None
-    if model.num_moe_experts and dispatcher == "flex" and is_missing:
-        raise ConfigError(
-            f"model.moe_flex_dispatcher_backend = {backend!r} needs the package deep_ep, which is not installed;"
-            ' install it, or set model.moe_token_dispatcher_type = "alltoall" (cmd_args.moe_flex_dispatcher_backend'
-            ' = "None")'
-        )
-    _check_kernels(model)
+    _check_installed(model)
     _check_fused_experts(model)
 
 
@@ -131,25 +118,19 @@ def _check_parallelism(config: ConfigContainer) -> None:
         )
 
 
-def _check_kernels(model: Any) -> None:
-    """Refuse layers without whose package Megatron-Core fails while building a model.
+def _check_installed(model: Any) -> None:
+    """Refuse experts and layers whose package is missing: Megatron-Core would fail midway. Raises ConfigError."""
 
-    ConfigError: the layers, the package and the extra.
-    """
-    variant = getattr(model, "experimental_attention_variant", None)
-    kinds = [] if variant is None else [variant]
-    if getattr(model, "is_hybrid_model", False) and hasattr(model, "hybrid_layer_pattern"):
-        kinds += model.hybrid_layer_pattern or "M"  # ratios alone leave Mamba in the rest
-    for kind in dict.fromkeys(kinds):
-        packages, extra = _PACKAGES.get(kind, ((), ""))
-        # it is for the rotation alone, which a model of Megatron-Core 0.19 may be without
-        if extra == "sparse-attention" and not getattr(model, "dsa_indexer_rotate_activation", True):
-            continue
-        if missing := [each for each in packages if find_spec(each) is None]:
-            what = _WORDS.get(kind, f"model.experimental_attention_variant = {kind!r}")
-            raise ConfigError(
-                f"{what}: the kernels of {' and '.join(missing)} are not installed; install cloudai-mbridge[{extra}]"
-            )
+    def get(_: str, name: str, default: Any) -> Any:
+        return getattr(model, name, default)
+
+    def has(module: str) -> bool:
+        return find_spec(module) is not None
+
+    is_hybrid = getattr(model, "is_hybrid_model", False) and hasattr(model, "hybrid_layer_pattern")
+    pattern = (model.hybrid_layer_pattern or "M") if is_hybrid else ""  # ratios alone leave Mamba in the rest
+    for message in (*packages.for_exchange(get, has), *packages.for_layers(get, has, pattern)):
+        raise ConfigError(message)
 
 
 def _check_fused_experts(model: Any) -> None:

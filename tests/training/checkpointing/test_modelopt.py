@@ -9,6 +9,7 @@ import torch.distributed.checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from cloudai_mbridge.training.resilience import packages
+from cloudai_mbridge.training.schema import packages as of_settings
 
 RESTORED = "model.restore_modelopt_state=true"
 
@@ -58,7 +59,7 @@ def ranges(directory: Path) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # `ranges` reads without it
 @pytest.mark.process
-@pytest.mark.skipif(not packages.is_installed(packages.MODELOPT), reason="nvidia-modelopt is not installed")
+@pytest.mark.skipif(not packages.is_installed(of_settings.MODELOPT), reason="nvidia-modelopt is not installed")
 def test_a_quantized_model_is_restored_trained_and_resumed(train: Any, ranks: Any, tmp_path: Path) -> None:
     plain = train(1, None, "train.train_iters=4")
     ranks(1, QUANTIZE, is_quick=False)
