@@ -103,8 +103,9 @@ def first_step(run: Mapping[str, Any], steps: Sequence[StepRecord]) -> int:
     run: the training's record of its start, whose `first_iteration` counts unless a step of the log is earlier.
     """
     first = run.get("first_iteration")
-    is_number = type(first) is int and 1 <= first <= _MOST_STEPS
-    return first if is_number and all(step.step >= first for step in steps) else 1
+    if not isinstance(first, int) or isinstance(first, bool) or not 1 <= first <= _MOST_STEPS:
+        return 1
+    return first if all(step.step >= first for step in steps) else 1
 
 
 def missing_steps(steps: Sequence[StepRecord], num_steps: int, first: int = 1) -> list[str]:

@@ -47,8 +47,8 @@ def sequence_lengths(rows: dict[str, Any]) -> torch.Tensor | None:
     real = rows.get("cu_seqlens_unpadded" if rows.get("cu_seqlens_q") is None else "cu_seqlens_q")
     if bounds is None or real is None:
         return None if bounds is None else bounds.diff()
-    real = real.reshape(-1)
-    return real[real >= 0].diff().clamp(min=0)
+    ends: torch.Tensor = real.reshape(-1)
+    return ends[ends >= 0].diff().clamp(min=0)
 
 
 def with_fixed_bounds(rows: dict[str, Any]) -> dict[str, Any]:
