@@ -27,6 +27,12 @@ def source_of(cfg: Any) -> str | None:
     return next((str(source) for source in given if source), None)
 
 
+def _revision_of(cfg: Any) -> str | None:
+    """Return the revision of the model's own source on the hub; None for its newest, and for other sources."""
+    own = getattr(cfg.model, "hf_model_id", None)
+    return getattr(cfg.model, "hf_model_revision", None) if own and source_of(cfg) == str(own) else None
+
+
 def problems(cfg: Any) -> Iterator[str]:
     """Yield the fields of `checkpoint` that prevent an export, each with its value and a remedy."""
     c = cfg.checkpoint
@@ -55,7 +61,7 @@ def check(cfg: Any) -> None:
     if not cfg.checkpoint.also_save_hf_checkpoint:
         return
     source = source_of(cfg)
-    bridge = _open(source, cfg.checkpoint.hf_trust_remote_code)
+    bridge = _open(source, cfg.checkpoint.hf_trust_remote_code, _revision_of(cfg))
     with _refusals(source), TemporaryDirectory() as unused:  # else a missing file is found at the first checkpoint
         bridge.hf_pretrained.save_artifacts(unused, original_source_path=source)
         if cfg.peft is None and not _tensors(bridge):
@@ -71,7 +77,7 @@ def save(cfg: Any, model: list[Any], checkpoint: str) -> None:
     Raises Megatron-Bridge's errors, after the ranks' collectives: a rank that fails alone keeps no other waiting.
     """
     c, source, path = cfg.checkpoint, source_of(cfg), Path(checkpoint, "hf")
-    bridge = _open(source, c.hf_trust_remote_code)
+    bridge = _open(source, c.hf_trust_remote_code, _revision_of(cfg))
     if cfg.peft is not None:
         bridge.save_hf_adapter(model, path, cfg.peft, base_model_name_or_path=source, show_progress=False)
         return
@@ -103,12 +109,13 @@ def _tensors(bridge: Any) -> set[str]:
 
 
 @functools.cache
-def _open(source: str | None, trusts_code: bool) -> Any:
+def _open(source: str | None, trusts_code: bool, revision: str | None = None) -> Any:
     with _refusals(source):
         from megatron.bridge.models.conversion import auto_bridge, peft_bridge
 
         peft_bridge.ModuleDict = torch.nn.ModuleDict  # its own class and ours, of adapters for parts of a layer
-        return auto_bridge.AutoBridge.from_hf_pretrained(source, trust_remote_code=trusts_code)
+        options = {} if revision is None else {"revision": revision}
+        return auto_bridge.AutoBridge.from_hf_pretrained(source, trust_remote_code=trusts_code, **options)
 
 
 @contextlib.contextmanager

@@ -295,6 +295,7 @@ class _Load:
         with (
             optimizer_state.loading(self.optimizer, groups, self.scheduler),
             optimizer_state.states_like_parameters(self.optimizer),
+            optimizer_state.adopting_moments(self.optimizer),
         ):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:

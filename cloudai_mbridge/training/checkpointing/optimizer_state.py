@@ -22,9 +22,11 @@ from torch.distributed.tensor import DTensor
 
 from cloudai_mbridge.training.checkpointing.verify import read_common
 from cloudai_mbridge.training.compat.checkpoints import KIND, found_by_kind, kind_of
+from cloudai_mbridge.training.compat.transformer_engine import fused_adam
 from cloudai_mbridge.training.errors import CheckpointError
 
 _CLASSES = ("cpu_optimizer_cls", "gpu_optimizer_cls")  # in the groups of an offloaded optimizer
+_MOMENTS, _FP32 = ("exp_avg", "exp_avg_sq"), {torch.float32}
 _OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable", "offload_fraction", *_CLASSES)
 _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
@@ -101,6 +103,47 @@ def loading(optimizer: Any, saved: Sequence[Any], scheduler: Any) -> Iterator[No
             for param in group["params"]:
                 step = torch.as_tensor(inner.state[param].get("step", 0.0), dtype=torch.float32)
                 inner.state[param]["step"] = step.clone().to(_step_device(group, param))
+
+
+@contextmanager
+def adopting_moments(optimizer: Any) -> Iterator[None]:
+    """Let Transformer Engine's Adam take over the moments that Megatron-Core has made to load into.
+
+    Its own loader makes tensors of the same type once more and copies: both sets are held until the load ends. torch's
+    takes what has the type and device of its parameter. Only for moments and parameters in fp32, on the GPU.
+    """
+    changed = [part.optimizer for part in parts_of(optimizer) if _holds_plain_moments(part)]
+    for inner in changed:
+        inner.load_state_dict = partial(_load_plain_moments, inner, inner.load_state_dict)
+    try:
+        yield
+    finally:
+        for inner in changed:
+            del inner.load_state_dict
+
+
+def _load_plain_moments(inner: torch.optim.Optimizer, own: Callable[[Any], None], state_dict: dict[str, Any]) -> None:
+    states = state_dict["state"].values()
+    is_plain = all({*state} == {*_MOMENTS} and {each.dtype for each in state.values()} == _FP32 for state in states)
+    if states and is_plain:
+        torch.optim.Optimizer.load_state_dict(inner, state_dict)
+    else:
+        own(state_dict)
+
+
+def _holds_plain_moments(part: Any) -> bool:
+    """Return whether an optimizer is Transformer Engine's Adam, sharded by Megatron-Core, with everything in fp32."""
+    inner: Any = part.optimizer
+    adam = fused_adam()
+    if adam is None or adam not in type(inner).__mro__ or not hasattr(part, "shard_fp32_from_float16_groups"):
+        return False
+    others = ("use_precision_aware_optimizer", "optimizer_cpu_offload")
+    if any(getattr(part.config, name, False) for name in others) or part.ddp_config.use_megatron_fsdp:
+        return False
+    if inner.master_weights or getattr(inner, "store_param_remainders", False):
+        return False
+    types = {inner.name_to_dtype_map.get(name) for name in _MOMENTS}
+    return types | {param.dtype for group in inner.param_groups for param in group["params"]} == _FP32
 
 
 def _set_all_but_step(part: DistributedOptimizer, model_param: Any, tensors: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ Without it, Megatron-Core 0.16 has no version and its own test fails; newer rele
 """
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.utils import get_te_version, is_te_min_version
@@ -46,3 +46,12 @@ def load_weights(chunk: torch.nn.Module, weights: dict[str, Any], *, strict: boo
     finally:
         if not was_there:
             del os.environ[_TAKES_PICKLES]
+
+
+def fused_adam() -> type | None:
+    """Return Transformer Engine's Adam, None without it."""
+    try:
+        from transformer_engine.pytorch.optimizers import FusedAdam
+    except ImportError:
+        return None
+    return cast(type, FusedAdam)

@@ -26,6 +26,14 @@ class HFDatasetSourceConfig:
         """Check that there is one source. Raises ValueError."""
         if (self.dataset_name is None) == (self.path_or_dataset is None):
             raise ValueError("dataset.hf_dataset needs dataset_name or path_or_dataset, and not both")
+        where = "dataset.hf_dataset"
+        for name in ("subset", "schema_adapter") if self.dataset_name is not None else ():
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{where}.{name} = {value!r}: {self.dataset_name!r} has its own; remove it")
+        if self.adapter_kwargs:
+            raise ValueError(
+                f"{where}.adapter_kwargs = {self.adapter_kwargs!r}: no adapter of text takes any; remove it"
+            )
 
 
 @dataclass(kw_only=True)

@@ -54,6 +54,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     dense_grouped_gemm: bool = False
     transformer_layer_spec: ModuleSpec | Callable[["GPTModelProvider"], ModuleSpec] = default_layer_spec
     hf_model_id: str | None = None
+    hf_model_revision: str | None = None
     num_moe_experts: int | None = None
     moe_grouped_gemm: bool = False
     qk_layernorm: bool = False

@@ -61,6 +61,7 @@ class HybridModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # t
     gradient_accumulation_fusion: bool = field(default_factory=can_enable_gradient_accumulation_fusion)
     hybrid_stack_spec: ModuleSpec | Callable[..., ModuleSpec] | None = None
     hf_model_id: str | None = None
+    hf_model_revision: str | None = None
     mtp_num_layers: int | None = 0
     mtp_hybrid_override_pattern: str | None = None
     keep_mtp_spec_in_bf16: bool = False

@@ -235,3 +235,9 @@ def test_a_provider_of_the_callers_own_takes_overrides() -> None:
 def test_an_override_is_text(override: Any) -> None:
     with pytest.raises(ConfigError, match="an override is text"):
         apply_overrides(gpt_container(), [override])
+
+
+@every("plus", ["", "+", "++"])
+def test_a_table_takes_new_keys_as_hydra_writes_them(plus: str) -> None:
+    config = apply_overrides(gpt_container(), [f"{plus}env_vars.NEW=1"])
+    assert config.env_vars == {"NEW": 1}

@@ -49,6 +49,7 @@ class PackingProvider(DatasetProvider):
     """A dataset of the user's own that packs sequences in the batch; it has no `seq_length`."""
 
     pack_sequences_in_batch: bool = True
+    packed_sequence_specs: PackedSequenceSpecs | None = None
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
         """Build nothing."""
@@ -84,6 +85,15 @@ def _finetuning(**values: Any) -> FinetuningDatasetConfig:
 
 def _packed(size: int) -> FinetuningDatasetConfig:
     return _finetuning(packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=size))
+
+
+_SPECS = PackedSequenceSpecs(packed_sequence_size=32)
+_TWO = {"train.micro_batch_size": 2, "train.global_batch_size": 8}
+
+
+def _static(**values: Any) -> FinetuningDatasetConfig:
+    specs = PackedSequenceSpecs(packed_sequence_size=32, pad_cu_seqlens=True)
+    return _finetuning(packed_sequence_specs=specs, **values)
 
 
 def _nothing() -> None:
@@ -383,6 +393,7 @@ RULES = {
             ({"scheduler.lr_decay_samples": 40}, "use scheduler.lr_decay_iters, not lr_decay_samples"),
             ({"scheduler.lr_warmup_samples": 1}, "use scheduler.lr_warmup_iters, not lr_warmup_samples"),
             ({"scheduler.lr_warmup_iters": 1, "scheduler.lr_warmup_fraction": 0.1}, "lr_warmup_fraction"),
+            ({**_SAMPLES, "scheduler.max_steps": 9}, "max_steps = 9 counts iterations, and train.train_samples is set"),
             ({**_SAMPLES, "scheduler.lr_decay_iters": 9}, "use scheduler.lr_decay_samples, not lr_decay_iters"),
             ({**_SAMPLES, "scheduler.lr_warmup_iters": 1}, "use scheduler.lr_warmup_samples, not lr_warmup_iters"),
             ({**_SAMPLES, "scheduler.lr_warmup_samples": 1, "scheduler.lr_warmup_fraction": 0.1}, "lr_warmup_fraction"),
@@ -438,6 +449,8 @@ RULES = {
         ValueError,
         [
             {"dataset": _packed(32)},
+            {"dataset": _static(dataset_kwargs={"pad_to_max_length": True})},
+            {"dataset": PackingProvider(pack_sequences_in_batch=False, packed_sequence_specs=_SPECS)},
             {"dataset": _packed(0), "train.micro_batch_size": 2},
             {"dataset": _finetuning(), "train.micro_batch_size": 2},
             {"dataset": PackingProvider(), "train.micro_batch_size": 2},
@@ -449,6 +462,12 @@ RULES = {
         [
             ({"dataset": _packed(32), "train.micro_batch_size": 2, "train.global_batch_size": 8}, _SAME_WORK),
             ({"dataset": PackingProvider()}, "greater than 1"),
+            (
+                {"dataset": PackingProvider(pack_sequences_in_batch=False, packed_sequence_specs=_SPECS), **_TWO},
+                _SAME_WORK,
+            ),
+            ({"dataset": _static()}, "requires dataset.dataset_kwargs.pad_to_max_length=True"),
+            ({"dataset": _static(dataset_kwargs={"pad_to_max_length": False})}, "pad_to_max_length=True"),
             ({"model.seq_length": 64}, AssertionError, r"\(64\) must equal dataset.seq_length \(32"),
             ({"dataset": _finetuning(seq_length=33)}, AssertionError, r"seq_length \(33\)"),
         ],

@@ -1,6 +1,7 @@
 """Fine-tuning data as Megatron-Bridge 0.6 configures them: from its own YAML to the samples of the earlier class."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +88,22 @@ def test_columns_and_spaces(tmp_path: Path) -> None:
     sample = train[0]
     assert bytes(sample["tokens"].tolist()) == b"a b c"
     assert bytes(sample["labels"][sample["loss_mask"]].tolist()) == b" c\0"
+
+
+@every(
+    ("fields", "message"),
+    [
+        (
+            {"adapter_kwargs": {"data_root": "/d"}},
+            r"adapter_kwargs = {'data_root': '/d'}: no adapter of text takes any",
+        ),
+        ({"subset": "main"}, "subset = 'main': 'squad' has its own; remove it"),
+        ({"schema_adapter": "gsm8k"}, "schema_adapter = 'gsm8k': 'squad' has its own; remove it"),
+    ],
+)
+def test_settings_of_a_source_that_would_have_no_effect(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        configured(hf_dataset={**parse_yaml(YAML)["hf_dataset"], **fields})
 
 
 class Rows(list[Any]):

@@ -29,6 +29,10 @@ def check_training_scheduler_compatibility(config: "ConfigContainer") -> None:
     assert getattr(scheduler, f"lr_warmup_{other}") == 0, (
         f"train.train_{used} is set: use scheduler.lr_warmup_{used}, not lr_warmup_{other}"
     )
+    assert used == "iters" or scheduler.max_steps is None, (
+        f"scheduler.max_steps = {scheduler.max_steps} counts iterations, and train.train_samples is set: use"
+        " scheduler.lr_decay_samples"
+    )
     assert scheduler.lr_warmup_fraction is None or getattr(scheduler, f"lr_warmup_{used}") == 0, (
         f"scheduler: give one of lr_warmup_fraction and lr_warmup_{used}, not both"
     )

@@ -227,12 +227,19 @@ def check_data(config: "ConfigContainer") -> None:
     mbs, gbs = train.micro_batch_size, train.global_batch_size
     if getattr(dataset, "pack_sequences_in_batch", False) and mbs == 1:
         raise ValueError("dataset.pack_sequences_in_batch requires train.micro_batch_size greater than 1")
-    specs = dataset.packed_sequence_specs if isinstance(dataset, FinetuningDatasetConfig) else None
-    if specs is not None and specs.packed_sequence_size > 0 and mbs is not None and mbs > 1:
+    specs = getattr(dataset, "packed_sequence_specs", None) or getattr(dataset, "offline_packing_specs", None)
+    size = getattr(specs, "packed_sequence_size", None) or 0
+    if size > 0 and mbs is not None and mbs > 1:
         raise ValueError(
             f"packed sequences require train.micro_batch_size=1, got {mbs}. The same work is: "
             f"train.micro_batch_size=1, train.global_batch_size={(gbs or 0) // mbs} (now {gbs}), "
-            f"packed_sequence_size={specs.packed_sequence_size * mbs} (now {specs.packed_sequence_size})"
+            f"packed_sequence_size={size * mbs} (now {size})"
+        )
+    kwargs = getattr(dataset, "dataset_kwargs", None) or {}
+    is_padded = getattr(dataset, "pad_to_max_length", False) is True or kwargs.get("pad_to_max_length") is True
+    if size > 0 and getattr(specs, "pad_cu_seqlens", False) and not is_padded:
+        raise ValueError(
+            "dataset.packed_sequence_specs.pad_cu_seqlens=True requires dataset.dataset_kwargs.pad_to_max_length=True"
         )
     if isinstance(dataset, GPTDatasetConfig | FinetuningDatasetConfig):
         assert model.seq_length == dataset.seq_length, (

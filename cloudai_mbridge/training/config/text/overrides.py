@@ -42,6 +42,8 @@ def _apply(container: Any, text: str, undo: _Undo) -> None:
         fail(show(text), "an override is text: key=value or ~key")
     key, equals, value = text.strip().partition("=")
     key = key.strip()
+    if key.startswith("+") and _is_in_table(container, key.lstrip("+")):  # Hydra's form for a new key
+        key = key.lstrip("+")
     if key.startswith("+"):
         fail(key, f"every key of the config exists already, none can be added; write {key.lstrip('+')}=VALUE to set it")
     if key.startswith("~"):
@@ -59,6 +61,16 @@ def _apply(container: Any, text: str, undo: _Undo) -> None:
     except ConfigError as error:
         fail(key, f"{show(value)} cannot be read: {error}")
     _set(container, parts, read, undo)
+
+
+def _is_in_table(container: Any, key: str) -> bool:
+    """Return whether a key is below a table, such as env_vars, which takes any."""
+    owner = container
+    for part in key.split(".")[:-1]:
+        owner = getattr(owner, part.strip(), None)
+        if isinstance(owner, dict):
+            return True
+    return False
 
 
 def _parts(key: str) -> list[str]:
