@@ -107,7 +107,7 @@ def test_watch_follows_a_run_that_another_process_drives(
     resumed.finish(1)
     for done in (watching.finish(0), another.finish(0), run.command("watch").finish(0)):
         assert "1 success, 1 failed, 0 skipped, 0 rejected" in done.words
-        assert re.search("failed: long/single/0: [^:]* CANCELLED", done.words), done.words
+        assert re.search("failed: long/single/0: .*? CANCELLED", done.words), done.words
 
 
 # ---- cancel
