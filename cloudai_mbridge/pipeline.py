@@ -173,7 +173,7 @@ def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
 
 def preflight(prepared: Prepared) -> None:
     """Check, before anything is written, whether the system would take the runs."""
-    refuse_output_dir(prepared.output_dir, prepared.system)
+    refuse_output_dir(prepared.output_dir, prepared.system, prepared.plan.runs)
     if prepared.plan.runs:
         scheduler_for(prepared.system, prepared.plan).preflight()
 
@@ -190,7 +190,7 @@ def check_limits(prepared: Prepared) -> tuple[str, ...]:
 
 def write(prepared: Prepared, *, dry_run: bool = False) -> Path:
     """Write everything that a run submits into a new directory and return it. A dry run ends here, marked as one."""
-    refuse_output_dir(prepared.output_dir, prepared.system)
+    refuse_output_dir(prepared.output_dir, prepared.system, prepared.plan.runs)
     root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now(UTC))
     prepared = replace(prepared, plan=replace(prepared.plan, dry_run=dry_run))
     write_into(prepared, root)

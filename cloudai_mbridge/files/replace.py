@@ -93,6 +93,17 @@ def require_writable(path: Path) -> None:
         raise BadInput(f"{path}: its directory is read-only for this user; name a file in another one")
 
 
+PAGE_TITLE = "<title>Benchmark report</title>"  # of every page that is written here
+_HEAD = 4096
+
+
+def require_page(path: Path) -> None:
+    """Raise BadInput if no page can be written at a path, or another file would be lost by it."""
+    require_writable(path)
+    if path.exists() and (text := path.read_bytes()[:_HEAD]) and PAGE_TITLE.encode() not in text:
+        raise BadInput(f"{path}: exists and is no page of mbridge, which would replace it; name another file")
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

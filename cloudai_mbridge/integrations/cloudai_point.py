@@ -18,6 +18,7 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch import write_plan, write_runs
+from cloudai_mbridge.launch.write import refuse_output_dir
 from cloudai_mbridge.models import TestScenario
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
@@ -151,6 +152,10 @@ def prepare(tr: Any, system: Any, placement: Placement | None = None) -> Path:
     if not (root / ROOT_FILES.plan).exists():
         plan = plan_of(tr, system, placement)
         run = the_run(plan)
+        try:
+            refuse_output_dir(root, _system(system, tr), plan.runs)
+        except BadInput as error:
+            raise Refused(f"{tr.name}: {error}") from None
         root.mkdir(parents=True, exist_ok=True)
         write_runs(plan, _system(system, tr), root)
         with closing(Journal(root / ROOT_FILES.journal)) as journal:

@@ -12,6 +12,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from cloudai_mbridge.launch.script import (
     PYTHON_VARIABLE,
     SLURM_START,
     TRAINING,
+    container_guard,
     escaped_for_sbatch,
     exports,
     interpreter,
+    mount_options,
     sbatch_options,
     srun_options,
 )
 from cloudai_mbridge.launch.write import write_file
+from cloudai_mbridge.models.shell import expand
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.schedulers.interface import Submission
@@ -162,13 +166,15 @@ def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
     "all" makes srun write to the batch script's output: NeMo-Run would name a separate file.
     """
     srun = ["--output=all", "--error=all", *srun_options(plan, system)]
-    mounts = "".join(f",{shlex.quote(mount)}" for mount in plan.container_mounts)
-    container = f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"' if plan.container_image else ""
+    # the node's script, not this one, sets the run's variables
+    mounts = [expand(mount, plan.env) for mount in plan.container_mounts]
+    container = mount_options(mounts) if plan.container_image else ""
     return _script(
         f"# mbridge run {plan.key}: read by NeMo-Run's batch script",
         *SLURM_START,
         f"trap 'echo \"$?\" > {POINT_FILES.exit_code}' EXIT",
         'export MBRIDGE_HEAD_NODE="$head_node"',
+        *container_guard(replace(plan, container_mounts=tuple(mounts))),
         CPUS_LINE,
         f'{SRUN_ARRAY}=(--cpus-per-task="$_mbridge_cpus" {shlex.join(srun)} {container})',
     )

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.launch.claim import LAUNCHER_ID, LOCAL_ID, SIXTEEN_HEX, claim_lines
+from cloudai_mbridge.models.readers import guard, in_enroots_spelling
 from cloudai_mbridge.models.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -32,6 +33,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         f"# mbridge run {plan.key}",
         *SLURM_START,
         *_preamble(plan, system, "${SLURM_JOB_START_TIME:-$(date +%s)}"),
+        *container_guard(plan),
         *_node_commands(plan),
         *(_FIRST_NODE if plan.num_nodes > 1 else ()),
         CPUS_LINE,
@@ -166,17 +168,27 @@ def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
     if system.mpi:
         options.append(f"--mpi={system.mpi}")
     if plan.container_image:
-        options.append(f"--container-image={plan.container_image}")
+        options.append(f"--container-image={in_enroots_spelling(plan.container_image)}")
         if system.container_mount_home:
             options.append("--container-mount-home")
     return [*options, *shlex.split(system.extra_srun_args or ""), *shlex.split(plan.extra_srun_args)]
 
 
 def _container_options(plan: RunPlan) -> Iterable[str]:
-    """Mount the run's directory, whose path is available only in the job, into the container, and work there."""
     if plan.container_image:
-        mounts = "".join(f",{shell_word(mount)}" for mount in plan.container_mounts)
-        yield f'  --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" \\'
+        yield f"  {mount_options(plan.container_mounts)} \\"
+
+
+def mount_options(mounts: Iterable[str]) -> str:
+    """Return the options that mount the run's directory, whose path is available only in the job, and work there."""
+    more = "".join(f",{shell_word(mount)}" for mount in mounts)
+    return f'--container-mounts="$PWD:$PWD"{more} --container-workdir="$PWD"'
+
+
+def container_guard(plan: RunPlan) -> list[str]:
+    """Return the lines that end a job whose mounts enroot would interpret: its directory may have been moved."""
+    ending = f"echo 1 > {POINT_FILES.exit_code}; exit 1"
+    return guard(plan.container_mounts, ending, "PWD") if plan.container_image else []
 
 
 def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:

@@ -27,19 +27,29 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.launcher_command import render_launcher_script
 from cloudai_mbridge.plan.launchers import MEGATRON_BRIDGE
 from cloudai_mbridge.plan.read import PLAN_VERSION
+from cloudai_mbridge.plan.values import problem_of_directory
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")
 
 
-def refuse_output_dir(output_dir: Path, system: System) -> None:
-    """Raise BadInput if Slurm could not open the output of a job below a directory."""
+def refuse_output_dir(output_dir: Path, system: System, runs: Iterable[RunPlan]) -> None:
+    """Raise BadInput if Slurm could not open the output of a job below a directory, or no container could mount it."""
     path = str(output_dir.resolve())
+    is_pasted = {run.launcher.pastes_words for run in runs if _mounts_its_directory(run)}
+    for each in sorted(is_pasted):
+        if problem := problem_of_directory(Path(path), is_pasted=each):
+            raise BadInput(f"{path}: a container cannot mount it: {problem}; choose another --output-dir")
     if found := system.refused_in(path):
         raise BadInput(
             f"{path}: Slurm reads {found!r} in the path of a job's output as a pattern of its own, and the job would"
             " fail; choose another --output-dir"
         )
+
+
+def _mounts_its_directory(run: RunPlan) -> bool:
+    """Return whether a run is in a container and writes below its own directory there."""
+    return not run.of_launcher.args.get("log_dir") if run.launcher.pastes_words else bool(run.container_image)
 
 
 def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
@@ -80,8 +90,11 @@ def write_arrays(runs: Iterable[RunPlan], system: System, root: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
+    """Write a new file, in place of a file or link of that name. A link that somebody placed there is not followed."""
     with naming(path):
-        path.write_text(text, encoding="utf-8")
+        path.unlink(missing_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
 
 
 def write_plan(plan: ScenarioPlan, root: Path) -> None:

@@ -53,13 +53,15 @@ _QUOTED = {"$": r"\$", r"\$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\"}
 def shell_word(text: str, *, in_single_quotes: bool = False) -> str:
     """Quote for bash.
 
-    in_single_quotes: the launcher puts the word between single quotes of its own, in a shell without `set -u`. Words
-    that need no quotes stay unquoted then, as CloudAI writes them.
+    in_single_quotes: the launcher puts the word, of an assignment, between single quotes of its own, in a shell without
+    `set -u`, and NeMo-Run replaces quotes, `&`, `<` and `>` as in HTML: it contains none of these. Words that need no
+    quotes are written as CloudAI does.
     """
     if re.fullmatch(rf"{_SAFE}+", text) or (in_single_quotes and _AS_CLOUDAI.fullmatch(text)):
         return text
-    single, unset = (r"$(printf \\047)", "") if in_single_quotes else ("'", "-")
-    return '"' + "".join(_in_quotes(piece, single, unset) for piece in _PIECE.finditer(text)) + '"'
+    if in_single_quotes:
+        return "".join(map(_unquoted, _PIECE.finditer(text)))
+    return '"' + "".join(map(_in_quotes, _PIECE.finditer(text))) + '"'
 
 
 def launcher_word(text: str) -> str:
@@ -71,12 +73,28 @@ def _without_secret(match: re.Match[str]) -> str:
     return f"\\{match[0]}" if is_secret(name_in(match[0])) else match[0]
 
 
-def _in_quotes(match: re.Match[str], single: str, unset: str) -> str:
+def _in_quotes(match: re.Match[str]) -> str:
     """Write a piece of a value for use between double quotes."""
     piece, is_home = match[0], match["home"] is not None  # `~` after a quote is literal
     if is_home or re.fullmatch(REFERENCE, piece):
-        return f"${{{'HOME' if is_home else name_in(piece)}{unset}}}"
-    return single if piece == "'" else _QUOTED.get(piece, piece)
+        return f"${{{'HOME' if is_home else name_in(piece)}-}}"
+    return _QUOTED.get(piece, piece)
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    """Write a piece of a value for use in an assignment without quotes, whose expansions bash does not split."""
+    piece, is_home = match[0], match["home"] is not None
+    if is_home or re.fullmatch(REFERENCE, piece):
+        return f"${{{'HOME' if is_home else name_in(piece)}}}"
+    return "".join(_escaped(character) for character in ("$" if piece == r"\$" else piece))
+
+
+def _escaped(character: str) -> str:
+    if character == "\n":
+        return "${IFS:2:1}"
+    if character in "\"'&<>":
+        return rf"$(printf \\{ord(character):03o})"
+    return character if not character.isascii() or re.fullmatch(_SAFE, character) else f"\\{character}"
 
 
 # Slurm expands %j and the like in the whole path of a job's output, including its working directory; any backslash in
@@ -98,7 +116,11 @@ def absolute(path: str) -> str:
     return str(Path(here) / path)
 
 
+# Of pyxis, in place of the source of a mount
+MOUNT_FORMS = ("tmpfs", "umount")
+
+
 def absolute_mount(mount: str) -> str:
-    """Return SOURCE:TARGET[:FLAGS] with an absolute source."""
+    """Return SOURCE[:TARGET[:FLAGS]] with an absolute source; `tmpfs:TARGET` and `umount:TARGET` stay."""
     source, colon, rest = mount.strip().partition(":")
-    return f"{absolute(source)}:{rest}" if colon else mount
+    return mount.strip() if source in MOUNT_FORMS else f"{absolute(source)}{colon}{rest}"

@@ -19,6 +19,7 @@ from cloudai_mbridge.models.test_definition import GRID_SEARCH, TUNE, last_warmu
 from cloudai_mbridge.models.toml_source import suggest
 from cloudai_mbridge.plan.launchers import launchers_of, notes_on_keys
 from cloudai_mbridge.plan.run_plan import RunPlan
+from cloudai_mbridge.plan.values import notes_on_images, problems_of_values
 from cloudai_mbridge.sweep.expand import credentials_in_sweep
 
 SBATCH_PREFIX = "SBATCH_"  # options of sbatch as variables
@@ -49,6 +50,7 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     first, *others = launchers_of(definition)
     yield from first.refusals(test, system)
     yield from credentials_in_sweep(definition, test.run)
+    yield from problems_of_values(test, system)
     if system.executor is Executor.NEMO_RUN and any(launcher.has_script for launcher in (first, *others)):
         names = ["[nsys]"] if definition.nsys is not None and definition.nsys.enable else []
         for name in ("enable_nsys", "enable_vboost", "lock_gpu_freq", "peak_mem_clk"):
@@ -128,15 +130,10 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
         )
     for repo in definition.git_repos:
         yield from notes_on_keys(f"{where}: git_repos of {repo.commit!r}", repo)
-    values: dict[str, Any] = {
-        **{f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()},
-        **{f"cmd_args.{name}": value for name, value in launcher.shell_args(definition).items()},
-        "extra_container_mounts": definition.extra_container_mounts,
-    }
-    for key, value in values.items():  # a value itself may be a credential
-        texts = value if isinstance(value, list) else [value]
-        if any(isinstance(text, str) and has_other_forms(text) for text in texts):
-            yield f"{where}: {key}: {_LITERAL}"
+    for name, value in definition.extra_env_vars.items():  # a value itself may be a credential
+        if any(map(has_other_forms, value if isinstance(value, list) else [value])):
+            yield f"{where}: extra_env_vars.{name}: {_LITERAL}"
+    yield from (f"{where}: {note}" for note in notes_on_images(test, None))
 
 
 # Partition -> node -> its state as `sinfo` writes it, or None if Slurm does not answer.

@@ -26,6 +26,7 @@ from cloudai_mbridge.megatron_bridge.release import (
     venv_path,
 )
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, names_in
+from cloudai_mbridge.models.readers import guard, image_problem, in_enroots_spelling, path_problem, word_problem
 from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.slurm_values import format_time_limit
 from cloudai_mbridge.models.system import SlurmSystem
@@ -147,7 +148,7 @@ def _image(image: str, install_path: Path, exists: Callable[[Path], bool]) -> st
     if image.startswith(("/", ".")) and exists(path := Path(image).expanduser()):
         return str(path.absolute())
     installed = image_path(install_path, image)
-    return str(installed) if image and exists(installed) else image
+    return str(installed) if image and exists(installed) else in_enroots_spelling(image)
 
 
 def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
@@ -174,10 +175,46 @@ def python_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
 def unknown_options(run: "RunPlan", system: SlurmSystem) -> Iterator[str]:
     """Yield a line for every option or value that a run's launcher lacks; an unknown release's are not judged."""
     launcher = find_launcher(release_of(run.of_launcher, system))
-    arguments = {flag: f"cmd_args.{name}" for name, flag in FLAGS.items()}
     if launcher is not None:
         for flag, problem in problems_of(launcher_argv(run, system), launcher):
-            yield f"test {run.test_id!r}: {arguments.get(flag, flag)}: {problem}"
+            yield f"test {run.test_id!r}: {_ARGUMENTS.get(flag, flag)}: {problem}"
+
+
+_ARGUMENTS = {flag: f"cmd_args.{name}" for name, flag in FLAGS.items()} | {"-i": "cmd_args.container_image"}
+# The launcher mounts these, or directories with such a name: it names its experiment after the others
+_MOUNTED = frozenset({
+    "-l", "-nh", "-wdj",
+    *(FLAGS[name] for name in (
+        "pretrained_checkpoint", "save_dir", "model_family_name", "model_recipe_name", "gpu_type", "compute_dtype",
+        "task", "config_variant",
+    )),
+})  # fmt: skip
+_SLURM_PARAMS, _MOUNTS, _COMMAND = "--additional_slurm_params", "-cm", "-cb"
+_KEEPS_SLURM_PARAMS = (0, 5)  # the release since which they do not reach the ranks' script
+
+
+def interpreted_words(run: "RunPlan", system: SlurmSystem) -> Iterator[str]:
+    """Yield a line for every word of the launcher's command line that a reader behind it would interpret."""
+    flag, release = "", release_of(run.of_launcher, system)
+    is_kept = release is None or release.key >= _KEEPS_SLURM_PARAMS
+    argv = launcher_argv(run, system)
+    for i, text in enumerate(argv):
+        if i >= len(argv) - len(run.of_launcher.overrides):
+            flag = "extra_cmd_args"
+        elif re.match(r"-(?![0-9.])", text):
+            flag, _, text = text.partition("=")
+        if flag in _MOUNTED:
+            problem = path_problem(text, is_pasted=True)
+        elif flag == "-i":
+            problem = image_problem(text, is_pasted=True) if text else None
+        elif flag == _COMMAND:
+            problem = "a line break would end its line in the ranks' shell script" if "\n" in text else None
+        elif flag == _SLURM_PARAMS:
+            problem = word_problem(re.sub("[;|&()]" if is_kept else ";", "", text))
+        else:
+            problem = None if flag == _MOUNTS else word_problem(text)
+        if problem:
+            yield f"test {run.test_id!r}: {_ARGUMENTS.get(flag, flag)}: {text!r}: {problem}; use a value without it"
 
 
 # Read when a container is created, before the job's own shell sets anything, so sbatch must inherit them.
@@ -202,6 +239,7 @@ def render_launcher_script(plan: "RunPlan", system: SlurmSystem, claim: Iterable
         f"# mbridge run {plan.key}",
         *claim,
         "set -u",
+        *guard(plan.container_mounts, f"echo 1 > {_EXIT}; exit 1"),
         *(f"export {name}={shlex.quote(plan.env[name])}" for name in _CONTAINER_VARIABLES if name in plan.env),
         f'export NEMORUN_HOME="$PWD/{POINT_FILES.nemorun_home}"',
         'mkdir -p "$NEMORUN_HOME"',

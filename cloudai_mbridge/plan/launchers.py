@@ -22,7 +22,7 @@ from cloudai_mbridge.models.loading import LoadedTest
 from cloudai_mbridge.models.scenario import RunnerConfig, TestRun, TestScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, Partition, SlurmSystem, System, slurm_of
 from cloudai_mbridge.models.test_definition import GitRepo, NsysConfiguration, TestDefinition, TrainingReportConfig
-from cloudai_mbridge.plan.launcher_command import unknown_options
+from cloudai_mbridge.plan.launcher_command import interpreted_words, unknown_options
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, lacking, refuse_hidden_steps, training_config
 from cloudai_mbridge.recipes.arguments import DETERMINISTIC
@@ -133,6 +133,7 @@ class EmbeddedLoop:
     log_name, config_name: files of a run, with its steps and its training configuration; "" for none.
     has_records: the log contains a record of every step, with its loss.
     has_script: a script of ours is the job: a task of an array, the job of an executor, or a check of one node.
+    pastes_words: its words stand unquoted in scripts of the job, which is always in a container.
     max_parallel: runs at a time unless the scenario limits them; None for no limit.
     always_shown: arguments in plans and reports, whoever set them.
     """
@@ -140,6 +141,7 @@ class EmbeddedLoop:
     name = Launcher.EMBEDDED
     log_name, config_name = POINT_FILES.stdout, POINT_FILES.training_config
     has_records = has_script = True
+    pastes_words = False
     max_parallel: int | None = None
     always_shown = frozenset({"num_gpus", "max_steps", "compute_dtype"})
 
@@ -160,10 +162,6 @@ class EmbeddedLoop:
     def notes_on_run(self, point: SweepPoint, run: "RunPlan") -> Iterator[str]:
         """Yield a line for the settings of a point that do not reach the launcher."""
         yield from ()
-
-    def shell_args(self, definition: TestDefinition) -> dict[str, Any]:
-        """Return the arguments that a shell sees."""
-        return {}
 
     def arguments(self, point: SweepPoint, resolved: ResolvedCmdArgs) -> ResolvedCmdArgs:
         """Return the arguments that the launcher gets. resolved: the point's, with those of recipe and preset."""
@@ -229,6 +227,7 @@ class BridgeLauncher:
     name = Launcher.MEGATRON_BRIDGE
     log_name, config_name = POINT_FILES.launcher_log, ""
     has_records = has_script = False
+    pastes_words = True
     max_parallel = 32
     always_shown = frozenset({"num_gpus"})
 
@@ -254,9 +253,6 @@ class BridgeLauncher:
             )
         if note := graph_note(point.args):
             yield note
-
-    def shell_args(self, definition: TestDefinition) -> dict[str, Any]:
-        return definition.cmd_args.model_dump(mode="json")
 
     def arguments(self, point: SweepPoint, resolved: ResolvedCmdArgs) -> ResolvedCmdArgs:
         """Return the point's alone: the launcher has recipes of its own, whose defaults are unknown here."""
@@ -291,7 +287,8 @@ class BridgeLauncher:
         return {"upstream": plan_upstream(test, args, system)}
 
     def problems(self, run: "RunPlan", system: System) -> Iterator[str]:
-        return unknown_options(run, slurm_of(system))
+        yield from unknown_options(run, slurm_of(system))
+        yield from interpreted_words(run, slurm_of(system))
 
     def avoiding(self, run: "RunPlan", nodes: Iterable[str]) -> "RunPlan":
         """Add the nodes to the options of the job, unless the scenario names the nodes to use."""

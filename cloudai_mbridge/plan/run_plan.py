@@ -257,7 +257,7 @@ def plan_run(
         profiled=profiled_steps(config.get("profiling") or upstream_profiling(args, definition.extra_cmd_args)),
         extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
-        container_mounts=tuple(map(absolute_mount, mounts)),
+        container_mounts=tuple(absolute_mount(mount) for mount in mounts if mount.strip()),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),

@@ -24,7 +24,7 @@ from cloudai_mbridge.commands.options import PATH, run_argument
 from cloudai_mbridge.commands.run.watch import observer_for
 from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
 from cloudai_mbridge.files.documents import json_object
-from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.files.replace import require_page, require_writable, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.gate.comparison import (
     COMPARABLE_METRICS,
@@ -176,9 +176,9 @@ def _require_writable(files: Mapping[str, Path | None]) -> None:
     """Raise BadInput if a file cannot be written, or would replace results."""
     if (path := files["json_file"]) and path.name == ROOT_FILES.report:
         raise BadInput(f"--json: would write to {path}; put --json after the runs, or write --json={STDOUT}")
-    for path in files.values():
+    for name, path in files.items():
         if path is not None and path != _STDOUT:
-            require_writable(path)
+            (require_page if name == "html" else require_writable)(path)
 
 
 def _facts(result: GateResult) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.console import new_console, print_json
 from cloudai_mbridge.commands.options import JSON, PATH, Number, run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.files.replace import require_page, write_text
 from cloudai_mbridge.gate.runs import read_results, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.report.html import render_report_file
@@ -64,7 +64,7 @@ def show(
     if not results and (history is None or html is not None):
         raise BadInput("give a RUN" + (" for the page" if history else ", or a --history"))
     if html is not None:
-        require_writable(html)
+        require_page(html)
     # numpy, for this command only
     from cloudai_mbridge.gate.history import History
     from cloudai_mbridge.gate.nodes import judge_nodes, odd_facts, runs_of_history, runs_on_nodes

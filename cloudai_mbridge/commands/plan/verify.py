@@ -46,6 +46,7 @@ from cloudai_mbridge.models.toml_source import TomlSource, read_toml
 from cloudai_mbridge.plan.checks import unlisted_partition
 from cloudai_mbridge.plan.launchers import LAUNCHERS, num_steps_of
 from cloudai_mbridge.plan.run_plan import plan_run
+from cloudai_mbridge.plan.values import notes_on_images, problems_of_values
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import pinned_by, software_note
@@ -216,7 +217,7 @@ def _count(path: Path, test: LoadedTest, *, system: System | None, rules: RuleSe
     total, broken = 0, Counter[str]()
     rejected: list[tuple[Violation, ...]] = []
     seen: set[tuple[str, str]] = set()
-    problems: dict[str, None] = {}
+    problems = dict.fromkeys(problems_of_values(test, system or _ANY_SYSTEM))
     unknown = Counter[str]()
     for point in checked_points(SweepSpace(definition, test.run), system, pinned_by(definition, system, rules)):
         total += 1
@@ -242,7 +243,8 @@ def _count(path: Path, test: LoadedTest, *, system: System | None, rules: RuleSe
             f"{path}: test {test.run.id!r}: every one of its {counted(total, 'point')} is rejected by a rule,"
             f" so nothing would run: {by_rule}; the first: {rejected[0][0]}; {details_hint(broken)}"
         )
-    notes = "".join(f"; {software_note(missing, count)}" for missing, count in unknown.items())
+    missing_software = [software_note(missing, count) for missing, count in unknown.items()]
+    notes = "".join(f"; {note}" for note in (*missing_software, *notes_on_images(test, system)))
     return f"{test.run.id!r} with {counted(total, 'point')}, {len(rejected)} of them rejected by a rule{notes}"
 
 

@@ -19,7 +19,7 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH, run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
-from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.files.replace import require_page, write_text
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, counted_steps, measure
@@ -188,7 +188,7 @@ def watch(root: Path, page: Path | None) -> int:
         return _watch(console, plan, root, lambda: None)
     if page.resolve().parent == root.resolve() and page.name in vars(type(ROOT_FILES)).values():
         raise BadInput(f"--html: {page} is a file of the run itself; name another file")
-    require_writable(page)
+    require_page(page)
     console.print_line(f"page: {page}")
     due_at = 0.0
 

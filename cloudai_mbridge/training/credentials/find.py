@@ -34,6 +34,7 @@ _OTHER_NAME = re.compile(
     r"|(?:^|_)(?:primary|foreign|sort|cache|partition|group|label|text|data|json|image|public)_keys?$",
     re.IGNORECASE,
 )
+_DIRECTORIES = ("PWD", "OLDPWD")  # of the shell
 _PASSWORD_NAME = re.compile(r"pass|pwd|secret", re.IGNORECASE)
 
 # ---- values
@@ -157,6 +158,8 @@ def is_assigned_credential(name: str, value: str) -> bool:
     """Return whether a value that stands under a name is a credential."""
     is_variable = name.isupper() and is_secret(name) and not name.endswith("TOKENS")
     if not (is_variable or is_credential_key(name)) or _OTHER_NAME.search(name.replace("-", "_")):
+        return False
+    if name in _DIRECTORIES and value.startswith("/"):
         return False
     return _is_value(value) and not _is_of_another_kind(name, value)
 
