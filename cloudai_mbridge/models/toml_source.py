@@ -29,6 +29,7 @@ _MOST_SHOWN = 20  # mistakes
 # Former names of keys, from earlier releases of CloudAI and their files
 _RENAMED = {"model_size": "model_recipe_name", "model_name": "model_family_name"}
 _OFTEN_LEFT_OUT = {"model", "size"}
+_WHOLE = {"parallelism": "parallel", "len": "length", "seq": "sequence"}
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -179,6 +180,7 @@ def suggest_field(name: str, fields: Mapping[str, FieldInfo]) -> str:
     """Return a remedy for an unknown key: the argument with this name in Megatron, or a key with similar spelling."""
     places = {key: getattr(field.json_schema_extra, "config", None) or "" for key, field in fields.items()}
     same = [key for key, place in places.items() if place.rpartition(".")[2] == name or key == _RENAMED.get(name)]
+    same = same or [key for key, place in places.items() if place and _words(place.rpartition(".")[2]) == _words(name)]
     if same:
         return f"did you mean {same[0]!r}?"
     words = set(name[:100].split("_"))  # tensor_parallel is short for tensor_model_parallel_size
@@ -190,6 +192,11 @@ def suggest_field(name: str, fields: Mapping[str, FieldInfo]) -> str:
     if nearest:
         return f"did you mean {' or '.join(map(repr, nearest))}?"
     return suggest(name, list(fields))
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name that tell it from others: tensor_parallel is tensor_model_parallel_size."""
+    return {_WHOLE.get(word, word) for word in name.split("_")} - {*_OFTEN_LEFT_OUT, "num", "number", "of"}
 
 
 def _fields_at(model: type[BaseModel], path: KeyPath) -> dict[str, FieldInfo]:

@@ -14,7 +14,8 @@ _FLAGS = {_START: 10, _END: 11}  # defaults of the launcher's flags, in effect w
 def profiled_steps(settings: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the first and the last step that a profiler slows, None without one. settings: the section `profiling`.
 
-    The window [start, end) counts the steps done before a step. PyTorch's profiler warms up in the step before it.
+    The window [start, end) counts the steps done before a step. PyTorch's profiler warms up in the step before it. The
+    step behind the window is slow as well: the trace is written in it.
     Source: megatron.bridge.training.profiling of Megatron-Bridge 0.6.0, and `training/profiling.py`.
     """
     start, end = (settings.get(name, default) for name, default in _WINDOW.items())
@@ -23,7 +24,7 @@ def profiled_steps(settings: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     if not all(isinstance(number, int) for number in (start, end)) or end <= start:
         return None
-    return max(1, start if uses_pytorch else start + 1), end
+    return max(1, start if uses_pytorch else start + 1), end + 1
 
 
 def upstream_profiling(args: ResolvedCmdArgs, overrides: Mapping[str, str]) -> Mapping[str, Any]:

@@ -165,10 +165,10 @@ def test_a_run_of_skipped_steps_fails(tmp_path: Path) -> None:
 @every(
     "overrides, args, window",
     [
-        ({}, {"enable_nsys": True}, (11, 11)),
-        ({}, {"pytorch_profiler": True, "profiling_start_step": 4, "profiling_stop_step": 6}, (4, 6)),
-        ({"profiling.use_pytorch_profiler": "True"}, {}, (10, 12)),
-        ({"profiling.use_nsys_profiler": "true", "profiling.profile_step_start": "3"}, {}, (4, 12)),
+        ({}, {"enable_nsys": True}, (11, 12)),
+        ({}, {"pytorch_profiler": True, "profiling_start_step": 4, "profiling_stop_step": 6}, (4, 7)),
+        ({"profiling.use_pytorch_profiler": "True"}, {}, (10, 13)),
+        ({"profiling.use_nsys_profiler": "true", "profiling.profile_step_start": "3"}, {}, (4, 13)),
         ({}, {"profiling_start_step": 4}, None),
         ({"profiling.profile_step_start": "20", "profiling.use_nsys_profiler": "true"}, {}, None),
     ],
