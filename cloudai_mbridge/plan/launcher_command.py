@@ -189,7 +189,9 @@ _MOUNTED = frozenset({
         "task", "config_variant",
     )),
 })  # fmt: skip
-_SLURM_PARAMS, _MOUNTS, _COMMAND = "--additional_slurm_params", "-cm", "-cb"
+# Checked with the test's files; quoted for the ranks' shell
+_QUOTED = ("-cm", "-cb")
+_SLURM_PARAMS = "--additional_slurm_params"
 _KEEPS_SLURM_PARAMS = (0, 5)  # the release since which they do not reach the ranks' script
 
 
@@ -207,12 +209,10 @@ def interpreted_words(run: "RunPlan", system: SlurmSystem) -> Iterator[str]:
             problem = path_problem(text, is_pasted=True)
         elif flag == "-i":
             problem = image_problem(text, is_pasted=True) if text else None
-        elif flag == _COMMAND:
-            problem = "a line break would end its line in the ranks' shell script" if "\n" in text else None
         elif flag == _SLURM_PARAMS:
             problem = word_problem(re.sub("[;|&()]" if is_kept else ";", "", text))
         else:
-            problem = None if flag == _MOUNTS else word_problem(text)
+            problem = None if flag in _QUOTED else word_problem(text)
         if problem:
             yield f"test {run.test_id!r}: {_ARGUMENTS.get(flag, flag)}: {text!r}: {problem}; use a value without it"
 
