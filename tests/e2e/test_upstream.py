@@ -109,7 +109,7 @@ def entry(test_id: str = "t", mode: str = "good", args: str = "") -> str:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """Return an install_path with the fake launcher in place of Megatron-Bridge, and a Python for it."""
-    install = tmp_path / "in stall"
+    install = tmp_path / "in-stall"
     script = repo_path(install, URL, COMMIT) / "scripts/performance/setup_experiment.py"
     script.parent.mkdir(parents=True)
     script.write_text(FAKE_LAUNCHER)

@@ -252,3 +252,17 @@ def test_clocks_are_set_before_the_training_and_a_failure_ends_the_job() -> None
     after = text[text.index(clocks) :].split("\n")[1:4]
     assert after[1] == '  echo "$_mbridge_exit" > exit_code.txt; exit "$_mbridge_exit"'
     assert "-lgc" not in render_local_script(run, LOCAL)
+
+
+def test_a_link_in_place_of_a_file_of_the_run_is_not_followed(tmp_path: Path) -> None:
+    victim, root = tmp_path / "victim", tmp_path / "root"
+    victim.write_text("mine")
+    root.mkdir()
+    for name in ("plan.json.new", "plan.json", "system.toml"):
+        (root / name).symlink_to(victim)
+    plan = ScenarioPlan("s", "c", (_run(),), ())
+    write_runs(plan, LocalSystem(name="l", scheduler="local"), root)
+    write_plan(plan, root)
+    assert victim.read_text() == "mine"
+    assert not (root / "plan.json").is_symlink()
+    assert json.loads((root / "plan.json").read_text())["scenario"] == "s"
