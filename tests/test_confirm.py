@@ -224,7 +224,7 @@ def test_files_are_those_of_a_fresh_dry_run_here(tmp_path: Path, fake: Fake) -> 
 
 
 def test_files_of_the_upstream_launcher_are_those_of_a_fresh_dry_run(tmp_path: Path, fake: Fake) -> None:
-    system = f'install_path = "{tmp_path}/installed here"\n{SYSTEM}'
+    system = f'install_path = "{tmp_path}/installed-here"\n{SYSTEM}'
     fake.nodes = set()
     root = write(tmp_path, system, scenario=UPSTREAM)
     end(root)
@@ -235,8 +235,8 @@ def test_files_of_the_upstream_launcher_are_those_of_a_fresh_dry_run(tmp_path: P
     prepared, _ = confirm.prepare(root, [point], 1)
     new = pipeline.write(replace(prepared, output_dir=tmp_path / "newer"))
     assert "exclude=n9,n1,n8" in (new / point / "3" / "launcher.sh").read_text()
-    (tmp_path / "installed here").mkdir()  # an image that was installed since would be used by a further run
-    (tmp_path / "installed here" / f"{slug('nvcr.io#nvidia/nemo:26.02')}.sqsh").touch()
+    (tmp_path / "installed-here").mkdir()  # an image that was installed since would be used by a further run
+    (tmp_path / "installed-here" / f"{slug('nvcr.io#nvidia/nemo:26.02')}.sqsh").touch()
     refused(root, "launcher.sh: differs from what this mbridge writes", point)
 
 

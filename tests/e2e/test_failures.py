@@ -145,7 +145,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path: Path, start: Any) -> 
 
 
 def test_what_megatron_refuses_is_a_failure_with_its_words(tmp_path: Path, start: Any) -> None:
-    process = start(argv(tmp_path, args='[Tests.extra_cmd_args]\n"model.num_query_groups" = "3"'))
+    process = start(argv(tmp_path, args='[Tests.extra_cmd_args]\n"model.init_method_std" = "-1.0"'))
     out, _ = process.communicate(timeout=1500)
     assert process.returncode == 1
     point = report(tmp_path)

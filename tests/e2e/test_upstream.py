@@ -217,7 +217,7 @@ def test_a_launcher_that_submits_nothing(tmp_path: Path, installed: Path, cluste
     assert point["failure"]["id"] == "bad_configuration"
     assert f"the launcher submitted no job; see {log}" in point["reasons"][1]
     assert any("ValueError: no such recipe" in line for line in point["failure"]["evidence"])
-    assert f"the launcher submitted no job and exited with 1; see {log}" in point["evidence"]
+    assert f"the launcher submitted no job and exited with 1; see {log}" in [*point["evidence"], *point["last_lines"]]
     assert (directory / "exit_code.txt").read_text() == "1\n"
     assert not (directory / "slurm_job_id.txt").exists()
 
