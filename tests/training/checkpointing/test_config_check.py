@@ -156,4 +156,4 @@ def test_a_changed_file_is_refused(launch):
         return
     ((whole, name, refused),), _ = launch(1, CHANGED)
     assert whole == 1
-    assert f"verification failed for 1 file(s) in hashed/iter_0000001: {name}: hash mismatch" in refused
+    assert f"hashed/iter_0000001/{name}: has other bytes than were written" in refused

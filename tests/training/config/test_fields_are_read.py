@@ -35,7 +35,9 @@ _NOT_TRAINED = {"T5ModelProvider", "MIMOProvider"}  # which the loop refuses by 
 
 def words_of(text: str) -> set[str]:
     """Return the names that code reads, and the words of its texts; documentation is none."""
-    tree, found = ast.parse(text), set[str]()
+    with warnings.catch_warnings():  # Megatron-Core's docstrings have escapes that Python 3.12 warns of
+        warnings.simplefilter("ignore", SyntaxWarning)
+        tree, found = ast.parse(text), set[str]()
     bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
     firsts = [body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)]
     documentation = {id(value) for value in firsts if isinstance(value, ast.Constant)}
