@@ -109,7 +109,7 @@ def test_a_rank_that_cannot_be_bound_does_not_train(monkeypatch: pytest.MonkeyPa
 def test_the_environment_is_written_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     env = {DUMP: "1", "SLURM_JOB_ID": "17", "HF_TOKEN": "n0ttobeseen", "A": "b\nc"}
-    env |= {"PWD": "/", "OLDPWD": "/work/Ünï=1/My Runs", "DB_PWD": "/n0ttobeseen"}
+    env |= {"PWD": "/", "OLDPWD": "/data/Ünï=1/My Runs", "DB_PWD": "/n0ttobeseen"}
     dump_variables({**env, "RANK": "1"})
     dump_variables({**env, DUMP: ""})
     assert os.listdir() == []
@@ -118,5 +118,5 @@ def test_the_environment_is_written_without_credentials(tmp_path: Path, monkeypa
     assert "n0ttobeseen" not in text
     assert "A='b\\nc'\n" in text
     assert "\nPWD='/'\n" in text
-    assert "OLDPWD='/work/Ünï=1/My Runs'\n" in text
+    assert "OLDPWD='/data/Ünï=1/My Runs'\n" in text
     assert stat.S_IMODE(os.stat("env_17.log").st_mode) == 0o600
