@@ -255,12 +255,11 @@ class Measure:
         return found if found is None or self.is_statistic else found.max
 
     def over_runs(self, runs: Sequence[Any]) -> Statistic | float | None:
-        """Return the value of a point from the values of its runs: over all, the largest, or the first one's last."""
+        """Return the value of a point from the values of its runs: over all, the largest, or the mean of their last."""
         if self.is_statistic:
             return over_runs(runs)
-        if self.over == "last":
-            return runs[0] if runs else None
-        return max(runs) if runs and None not in runs else None
+        found = summarize(runs)
+        return found and (found.mean if self.over == "last" else found.max)
 
 
 def measured(label: str, unit: str, direction: Direction, about: str, **options: Any) -> Mapping[str, Measure]:

@@ -75,7 +75,7 @@ def m25_tokens_fill_the_blocks_of_the_format(point: Point) -> Answer:
 
 
 def _unit_of_tokens(point: Point, dtype: str) -> tuple[int, int | None]:
-    """Return of what the tokens between layers, and all of a layer, are a multiple; None: the GPU decides."""
+    """Return the units of the tokens between layers, and of all tokens of a layer; None: the GPU decides."""
     if dtype == "fp8_mx":
         return 32, 1
     if dtype == "nvfp4":

@@ -70,7 +70,7 @@ def stack_at(system: System, args: ResolvedCmdArgs, variable: Callable[[str], An
 
 
 def _strictest(wanted: Mapping[str, None]) -> list[str]:
-    """Return what is needed, with the newest of several releases of Megatron-Core alone."""
+    """Return the needed packages, and the newest of the needed releases of Megatron-Core."""
     releases = sorted(
         (each for each in wanted if each.startswith(_CORE)), key=lambda each: version_key(each.split()[1])
     )
@@ -99,7 +99,7 @@ def refuse_unknown_settings(data: Mapping[str, Any], stack: Stack | str) -> None
 
 
 def _missing(point: Point, stack: Stack | None, wanted: dict[str, None] | None = None) -> Iterator[str]:
-    """Yield what a point's settings need and the stack lacks.
+    """Yield the needs of a point's settings that the stack lacks.
 
     stack: None: the oldest release, without a package. wanted: takes releases and packages that are needed.
     """

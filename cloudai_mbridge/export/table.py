@@ -146,7 +146,8 @@ def _over_runs(good: Sequence[PointReport]) -> dict[str, Any]:
             values[measure.name] = over and (over.max if measure.over == "largest" else over.mean)
         elif over:
             plain = summarize([_number(row.get(columns["mean"])) for row in rows])
-            found = {"capped_mean": over.mean, "capped_std": over.std, "mean": plain and plain.mean, "n": over.n}
+            spread = over.std if over.n > 1 else None
+            found = {"capped_mean": over.mean, "capped_std": spread, "mean": plain and plain.mean, "n": over.n}
             values |= {column: found[number] for number, column in columns.items()}
     return values
 

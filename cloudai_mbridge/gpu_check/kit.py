@@ -248,8 +248,8 @@ def speed(point: Figures) -> Figures:
     """Return a summary of a point's measurements in a report."""
     metrics = point["metrics"]
     return {
-        "step_time_s": metrics["step_time_s"]["median"],
-        "tflops_per_gpu": (metrics["tflops_per_gpu"] or {}).get("median"),
+        "step_time_s": metrics["step_time_s"]["capped_mean"],
+        "tflops_per_gpu": (metrics["tflops_per_gpu"] or {}).get("capped_mean"),
         "peak_memory_gib": metrics["peak_memory_gib"],
         "first_loss": metrics["first_loss"],
         "last_loss": metrics["last_loss"],

@@ -220,19 +220,20 @@ def _try(kit: Kit, name: str, config: Path, overrides: Sequence[str]) -> tuple[F
 def run_trial(kit: Kit, name: str, config: Path, overrides: Sequence[str]) -> Figures:
     """Train in a process of its own; return its losses, step time, TFLOP/s and memory."""
     from cloudai_mbridge.logs import read_log
+    from cloudai_mbridge.metrics import measure
 
     here = f"logger.save_config_filepath={kit.work / name}.yaml"
     argv = [sys.executable, "-m", "cloudai_mbridge.training", "--config", str(config), *overrides, here]
     kit.run(argv, log=name)
     log = kit.work / f"{name}.stdout"
     steps = read_log(log).steps
-    counted = steps[WARMUP_STEPS:]
-    if not counted:
+    metrics = measure(steps, WARMUP_STEPS, None)
+    if metrics.step_time_s is None:
         raise PartFailed(f"{name}: {len(steps)} steps are in the log")
     return {
         "losses": [math.nan if step.loss is None else step.loss for step in steps],
-        "step_time_s": statistics.median(step.step_time_s or 0.0 for step in counted),
-        "tflops_per_gpu": statistics.median(step.tflops_per_gpu or 0.0 for step in counted),
+        "step_time_s": metrics.step_time_s.capped_mean,
+        "tflops_per_gpu": metrics.tflops_per_gpu.capped_mean if metrics.tflops_per_gpu else 0.0,
         "peak_memory_gib": max((step.peak_memory_gib or 0.0) for step in steps),
         "captured": CAPTURED_MARK in log.read_text(encoding="utf-8", errors="replace"),
     }

@@ -216,6 +216,7 @@ class _TestRuns:
         self._require_measured_steps(args)
         for iteration in range(count):
             run = plan_run(self._test, resolved, args, recipe, self._system, iteration, preset)
+            self._require_unprofiled_steps(run)
             for note in run.launcher.notes_on_run(resolved, run):
                 self._note(f"{self._where}: {note}")
             yield run
@@ -243,6 +244,18 @@ class _TestRuns:
             raise BadInput(
                 f"{self._where}: {definition.warmup_key} = {warmup} leaves no step to measure of"
                 f" max_steps = {steps}; use at most {steps - 1} warm-up steps, or more steps"
+            )
+
+    def _require_unprofiled_steps(self, run: RunPlan) -> None:
+        """Raise BadInput if the warm-up and a profiler leave no step to measure."""
+        if run.profiled is None or run.num_steps is None:
+            return
+        first, last = run.profiled
+        if first <= run.warmup_steps + 1 and last >= run.num_steps:
+            raise BadInput(
+                f"{self._where}: a profiler slows steps {first} to {min(last, run.num_steps)} of max_steps ="
+                f" {run.num_steps}, and the warm-up takes {run.warmup_steps}: no step is left to measure; profile fewer"
+                " steps, or set more"
             )
 
 

@@ -245,6 +245,7 @@ _RunPart = _part(
     num_nodes=_Ranks,
     ranks_per_node=_Ranks,
     array=Annotated[_Text, AfterValidator(lambda path: path and _is_inside(path))],
+    profiled=Annotated[list[_Count], Field(min_length=2, max_length=2)] | None,
     upstream=_UpstreamPart | None,
     search=_SearchPart | None,
     secret_names=list[_Text],

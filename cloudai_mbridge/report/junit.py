@@ -122,6 +122,7 @@ def _properties(point: PointReport) -> Iterator[tuple[str, str]]:
     for name in _NUMBERS:
         value = getattr(m, name)
         if isinstance(value, Statistic):
+            yield name, str(value.capped_mean)
             yield from ((f"{name}.{key}", str(number)) for key, number in vars(value).items())
         elif value is not None:
             yield name, str(value)

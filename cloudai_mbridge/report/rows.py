@@ -18,7 +18,7 @@ from typing import Any
 from cloudai_mbridge.files.replace import replacing
 from cloudai_mbridge.files.text import visible
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import MEASURES, Metrics
+from cloudai_mbridge.metrics import MEASURES, Metrics, Statistic
 from cloudai_mbridge.report.columns import API_COLUMNS, MEASURE_COLUMNS, columns_with
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.ranking import gpu_hours
@@ -59,9 +59,17 @@ def measure_cells(metrics: Metrics | None) -> dict[str, Any]:
         return {}
     values = {measure: getattr(metrics, measure.name) for measure in MEASURES}
     return {
-        column: getattr(values[measure], number, None) if number else values[measure]
+        column: number_of(values[measure], number) if number else values[measure]
         for column, (measure, number) in MEASURE_COLUMNS.items()
     }
+
+
+def number_of(statistic: Statistic | None, number: str) -> float | None:
+    """Return a number of a statistic by its name, None if unknown: a single step or run has no spread."""
+    if statistic is None or (number == "capped_std" and statistic.n < 2):
+        return None
+    value: float = getattr(statistic, number)
+    return value
 
 
 def axis_types(coordinates: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, type]:

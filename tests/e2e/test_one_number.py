@@ -18,10 +18,13 @@ from rich.console import Console
 import cloudai_mbridge as mb
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.run.watch import Screen
+from cloudai_mbridge.errors import BadInput, Damaged
 from cloudai_mbridge.export import gauges, table
 from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.gate.runs import read_results
+from cloudai_mbridge.metrics import MEASURES, summarize
 from cloudai_mbridge.plan.profiling import profiled_steps, upstream_profiling
+from cloudai_mbridge.report.rows import number_of
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
@@ -78,7 +81,7 @@ def places(run: ARun, mbridge: Run, tmp_path: Path) -> Iterator[tuple[str, float
     yield "the run's report.txt", number_in((root / "t/mb1/0/report.txt").read_text(), "\nStep time:")
     yield "report.md", number_in((root / "report.md").read_text(), r"mb1[^|]*\| success \|[^|]*\|")
     cases = ET.parse(root / "junit.xml").iter("property")
-    junit = next(case.get("value") for case in cases if case.get("name") == "step_time_s.capped_mean")
+    junit = next(case.get("value") for case in cases if case.get("name") == "step_time_s")
     yield "junit.xml", number_in(junit or "", "")
     page = (root / "report.html").read_text()
     yield "report.html", number_in(page, r"fastest: \S+", " s a step")
@@ -179,3 +182,34 @@ def test_steps_that_the_launchers_profiler_slows(
     unset = dict.fromkeys(("enable_nsys", "pytorch_profiler", "profiling_start_step", "profiling_stop_step"))
     given = SimpleNamespace(**{**unset, **args})
     assert profiled_steps(upstream_profiling(given, overrides)) == window  # type: ignore[arg-type]
+
+
+@every("start, stop, is_measured", [(3, 8, False), (2, 7, False), (4, 8, True), (3, 6, True), (20, 22, True)])
+def test_a_profiler_leaves_a_step_to_measure(tmp_path: Path, start: int, stop: int, is_measured: bool) -> None:
+    """Two steps of warm-up, of eight: one that is slowed by the profiler from the third to the last is refused."""
+    window = {"pytorch_profiler": True, "profiling_start_step": start, "profiling_stop_step": stop}
+    test = {**TEST, "cmd_args": {**TEST["cmd_args"], **window}}
+    if is_measured:
+        assert ARun(tmp_path / "run", test).plan.runs
+    else:
+        with pytest.raises(BadInput, match="no step is left to measure; profile fewer steps, or set more"):
+            ARun(tmp_path / "run", test)
+
+
+def test_a_plan_with_a_damaged_window_is_damaged(tmp_path: Path) -> None:
+    root = ended(tmp_path / "s_2026-11-01_02-00-00").root
+    plan = root / "plan.json"
+    for window in ([], [3], ["a", 4], {"first": 1}):
+        data = json.loads(plan.read_text())
+        data["runs"][0]["profiled"] = window
+        plan.write_text(json.dumps(data))
+        with pytest.raises(Damaged, match=r"runs\.0\.profiled"):
+            pipeline.report(root)
+
+
+def test_one_step_has_no_spread_and_a_points_last_loss_is_the_mean_of_its_runs() -> None:
+    time, loss = (next(each for each in MEASURES if each.name == name) for name in ("step_time_s", "last_loss"))
+    one, two = summarize([0.5]), summarize([0.5, 0.6])
+    assert [number_of(each, "capped_std") is None for each in (None, one, two)] == [True, True, False]
+    assert (number_of(one, "capped_mean"), time.over_runs([one])) == (0.5, one)
+    assert (loss.over_runs([4.0, 5.0]), loss.over_runs([4.0, None]), loss.over_runs([])) == (4.5, None, None)

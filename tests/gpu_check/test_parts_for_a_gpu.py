@@ -6,6 +6,7 @@ Only the training is a stand-in: what `mbridge run` would submit is written by t
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def report(run: dict[str, Any], loss: Loss) -> dict[str, Any]:
         "failure": {"cause": "the loss is not finite"},
         "steps": [{"step": step + 1, "loss": loss} for step, loss in enumerate(losses)],
         "metrics": {
-            "step_time_s": {"median": STEP_S},
-            "tflops_per_gpu": {"median": TFLOPS},
+            "step_time_s": {"capped_mean": STEP_S},
+            "tflops_per_gpu": {"capped_mean": TFLOPS},
             "peak_memory_gib": MEMORY_GIB,
             "first_loss": losses[0],
             "last_loss": losses[-1],
@@ -95,14 +96,34 @@ def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, 
     assert (figures["step_time_s"], figures["share_of_bf16_matmul_peak"]) == (STEP_S, 0.5)
 
 
-def test_muon_needs_its_package(h100: Kit, stand_in: Any) -> None:
-    """Without it the part is skipped, and rule E14 says so before anything runs."""
+def test_muon_begins_where_adam_does_and_learns(
+    h100: Kit, stand_in: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without its package the part is skipped, and rule E14 stops its run; packages of these names stand in for it."""
     with pytest.raises(PartSkipped, match="no emerging-optimizers"):
         needs_muon(h100)
     stand_in(falling)
     proxy.proxy(h100)
     with pytest.raises(PartFailed, match="mbridge rule E14"):
         proxy.muon(h100)
+    version = 'MAJOR = 0\nMINOR = 19\nPATCH = 2\nPRE_RELEASE = ""\n'
+    for name, text in {"megatron/core/package_info.py": version, "emerging_optimizers/__init__.py": ""}.items():
+        (tmp_path / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "packages" / name).write_text(text)
+    (tmp_path / "packages/megatron/core/__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/packages")
+    again = replace(h100, work=h100.work / "with_muon")
+    again.work.mkdir()
+    proxy.proxy(again)
+    figures = proxy.muon(again)
+    assert figures["mean_decrease"] == figures["mean_decrease_of_adam"] > 0
+    (path,) = again.work.glob("results/muon/*/muon/*/0/training.json")
+    assert json.loads(path.read_text())["optimizer"]["optimizer"] == "dist_muon"
+    stand_in(lambda test, step: 10.0 + step)
+    rising = replace(h100, work=h100.work / "rising")
+    rising.work.mkdir()
+    with pytest.raises(PartFailed, match="do not fall"):
+        proxy.muon(rising)
 
 
 def test_transformer_engine_is_hidden_or_is_not_there(h100: Kit, kit: Kit, stand_in: Any) -> None:

@@ -10,8 +10,13 @@ function measureColumn(measure) {
     kind: "number",
     key: (run) => (succeeded(run) ? measure.of(run) : null),
     cell: (run) =>
-      numberCell(measure.of(run), whyMissing(run, measure.id), run.statistics[measure.id]?.capped_std),
+      numberCell(measure.of(run), whyMissing(run, measure.id), spreadOf(run.statistics[measure.id])),
   };
+}
+
+// A single step has no spread.
+function spreadOf(statistic) {
+  return statistic?.n > 1 ? statistic.capped_std : null;
 }
 
 function lossCell(run) {
