@@ -11,7 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import workers
+from tests import figures, workers
+from tests.figures import figure as figure
 from tests.forked import STARTS, run_mbridge
 from tests.sandbox import SlurmSandbox, missing_programs
 from tests.sandbox.conf import PATIENT
@@ -47,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    figures.pytest_configure(config)
     workers.pytest_configure(config)
     if config.getoption("--no-processes"):
         sys.addaudithook(_forbid)
