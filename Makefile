@@ -38,12 +38,12 @@ run: $(VENV)/.train
 test: $(VENV)/.dev
 	.ci/install-slurm
 	.ci/install-chromium
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --fork $(WORKERS) $(PYTEST_ARGS)
 
 # Run the tests that `make test` leaves out for their length.
 test-long: $(VENV)/.dev
 	.ci/install-slurm
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "long and not drill" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --fork $(WORKERS) -m "long and not drill" $(PYTEST_ARGS)
 
 # Run the tests against the real CloudAI and the real launcher of Megatron-Bridge, in an environment of their own.
 interop: interop-install
@@ -136,7 +136,7 @@ check: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j 2 lint check-tests
 
 check-tests: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes -n logical --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes --fork auto $(PYTEST_ARGS)
 
 # Build the documentation into build/site. A broken link is an error.
 docs: $(VENV)/.dev

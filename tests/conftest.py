@@ -8,9 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-from tests.forked import run_mbridge
+from tests import figures, workers
+from tests.figures import figure as figure
+from tests.forked import STARTS, run_mbridge
 from tests.sandbox import SlurmSandbox, missing_programs
 from tests.sandbox.conf import PATIENT
 
@@ -18,12 +21,16 @@ REPOSITORY = Path(__file__).parents[1]
 # Before torch is loaded, here and in all processes of tests: its idle threads sleep, as there are more than cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# A time limit for each example fails on a busy machine
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
+
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 _WITH_PROCESSES = {"e2e", "gpu_check", "interop", "sandbox", "slurm"}  # folders of which every test may start some
 _STARTING = {"mbridge", "cluster", "ranks", "train"}  # fixtures that start them
-_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", STARTS}
 _running: list[pytest.Item] = []
 
 
@@ -37,9 +44,12 @@ def _no_attention_backend_is_left() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="fail tests that start one without the marker for it")
+    workers.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    figures.pytest_configure(config)
+    workers.pytest_configure(config)
     if config.getoption("--no-processes"):
         sys.addaudithook(_forbid)
 

@@ -1,13 +1,17 @@
 """Processes of the product without the seconds that each takes to import it: forked from a server that did it once.
 
 There is a server for the command line, one for ranks of the training program, with torch and Megatron-Core, and one for
-those of Megatron-Bridge. What is forked is a process of its own, with its own arguments, environment, directory and
-files, and ends as any other. Ranks have torchrun's variables, and gloo. What decides how an interpreter starts
-(`PYTHONPATH` and others) needs a real one, and so does a rank where a GPU is usable: CUDA does not survive a fork. What
-torchrun itself does is tested in tests/training/test_exits.py and test_hang.py, and in tests/e2e.
+those of Megatron-Bridge: one of each for all workers of a session, started when it is first asked, and ending with the
+session. It is an interpreter that has imported what its kind needs and nothing else, not a fork of the process that
+collected the tests: a rank must not see what 400 modules of tests have imported, patched or set in the environment.
+What is forked is a process of its own, with its own arguments, environment, directory and files, and ends as any other.
+Ranks have torchrun's variables, and gloo. What decides how an interpreter starts (`PYTHONPATH` and others) needs a real
+one, and so does a rank where a GPU is usable: CUDA does not survive a fork. What torchrun itself does is tested in
+tests/training/test_exits.py and test_hang.py, and in tests/e2e.
 """
 
 import atexit
+import functools
 import gc
 import importlib
 import json
@@ -15,19 +19,25 @@ import os
 import pkgutil
 import re
 import runpy
+import selectors
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import process
 from pathlib import Path
 from typing import Any, Protocol
 
 _DECIDES_THE_START = re.compile("PYTHON|LANG|LC_|LD_")
+_ENVIRONMENT = dict(os.environ)  # that of the session, before any test has changed it
+STARTS = "tests.forked"  # the audit event of a start
+KINDS = ("commands", "ranks", "bridge")
 _GRACE_S = 10.0
 _codes: dict[int, int] = {}  # of this process, once it ends
 
@@ -45,12 +55,10 @@ class Process(Protocol):
 
 
 class ForkServer:
-    """A server, seen from the tests. kind: "commands", "ranks" or "bridge"."""
+    """A server, seen from the tests; several requests at once are served. kind: "commands", "ranks" or "bridge"."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._start = kind, _deciding(os.environ)
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._kind = kind
 
     def run(
         self, program: Sequence[str], directory: Path, env: Mapping[str, str], *, processes: int = 1, timeout: float
@@ -60,63 +68,116 @@ class ForkServer:
         Raises:
             TimeoutExpired: one process has not ended.
         """
-        if _deciding(env) != self._start or not self._lock.acquire(blocking=False):
+        if _deciding(env) != _deciding(_ENVIRONMENT):
             return None
-        try:
-            return self._run(list(program), directory, env, processes, timeout)
-        finally:
-            self._lock.release()
+        with tempfile.TemporaryDirectory(prefix="mbridge-forked-") as outputs:
+            out, err = Path(outputs, "stdout"), Path(outputs, "stderr")
+            where = {"directory": str(directory), "stdout": str(out), "stderr": str(err)}
+            code = self._ask(
+                {**where, "program": list(program), "env": dict(env), "processes": processes, "timeout": timeout}
+            )
+            if code == -signal.SIGALRM:
+                raise subprocess.TimeoutExpired(list(program), timeout)
+            return subprocess.CompletedProcess(list(program), code, _text(out), _text(err))
 
     def start(
         self, program: Sequence[str], directory: Path, env: Mapping[str, str], stdout: Path, stderr: Path
     ) -> "Forked | None":
         """Start `python PROGRAM`; None if that needs a real start."""
-        if _deciding(env) != self._start:
+        if _deciding(env) != _deciding(_ENVIRONMENT):
             return None
         where = {"directory": str(directory), "stdout": str(stdout), "stderr": str(stderr)}
-        with self._lock:
-            pid = self._ask({**where, "program": list(program), "env": dict(env), "processes": 1, "timeout": 0.0})
-        return Forked(self, pid)
+        return Forked(
+            self, self._ask({**where, "program": list(program), "env": dict(env), "processes": 1, "timeout": 0.0})
+        )
 
     def ended(self, pid: int) -> int | None:
         """Return the exit code of a process that was started, None while it runs."""
-        with self._lock:
-            return self._ask({"ended": pid})
-
-    def _run(
-        self, program: list[str], directory: Path, env: Mapping[str, str], processes: int, timeout: float
-    ) -> "subprocess.CompletedProcess[str]":
-        with tempfile.TemporaryDirectory(prefix="mbridge-forked-") as outputs:
-            out, err = Path(outputs, "stdout"), Path(outputs, "stderr")
-            where = {"directory": str(directory), "stdout": str(out), "stderr": str(err)}
-            code = self._ask(
-                {**where, "program": program, "env": dict(env), "processes": processes, "timeout": timeout}
-            )
-            if code == -signal.SIGALRM:
-                raise subprocess.TimeoutExpired(program, timeout)
-            return subprocess.CompletedProcess(program, code, _text(out), _text(err))
+        code: int | None = self._ask({"ended": pid})
+        return code
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, self._kind],  # `tests/` holds a directory `transformer_engine`
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+        sys.audit(STARTS)
+        servers = _servers()
+        if servers.owner == os.getpid():
+            servers.start(self._kind)
+        with socket.socket(socket.AF_UNIX) as connection, suppress(ConnectionError):
+            connection.connect(str(servers.socket_of(self._kind)))
+            if answer := _exchange(connection, request):
+                return json.loads(answer)
+        raise ChildProcessError(f"the server of {self._kind} has ended:\n{_text(servers.log_of(self._kind))}")
+
+
+class Servers:
+    """The servers of this process and of those that it forks. A process that has asked waits while they import."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._directory = Path(tempfile.mkdtemp(dir="/tmp", prefix="mb-servers-"))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+        self.not_started = {kind: self._listen(kind) for kind in KINDS}
+        atexit.register(self._end)
+
+    def socket_of(self, kind: str) -> Path:
+        return self._directory / f"{kind}.socket"
+
+    def log_of(self, kind: str) -> Path:
+        return self._directory / f"{kind}.log"
+
+    def start(self, kind: str) -> None:
+        """Start a server that is not started yet."""
+        with self._lock:
+            if kind not in self._processes:
+                self._processes[kind] = self._started(kind)
+
+    def _started(self, kind: str) -> "subprocess.Popen[bytes]":
+        with self.not_started.pop(kind) as listening, self.log_of(kind).open("w") as log:
+            return subprocess.Popen(
+                # -P: `tests/` holds a directory `transformer_engine`
+                [sys.executable, "-P", __file__, kind, str(listening.fileno()), str(self.owner)],
+                env={**_ENVIRONMENT, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listening.fileno()],
                 start_new_session=True,
             )
-            atexit.register(self._end)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+
+    def _listen(self, kind: str) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(self.socket_of(kind)))
+        listening.listen(128)
+        return listening
 
     def _end(self) -> None:
-        assert self._process is not None
-        with self._process:
-            self._process.kill()
+        if os.getpid() != self.owner:
+            return
+        for kind, server in self._processes.items():
+            with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+                connection.connect(str(self.socket_of(kind)))
+                _exchange(connection, {"end": True})
+            server.wait()  # time(1) counts what it has used
+        for listening in self.not_started.values():
+            listening.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@functools.cache
+def _servers() -> Servers:
+    return Servers()
+
+
+def shared_servers() -> Servers:
+    """Return the servers, for the workers that are forked after this; this process starts those that are asked."""
+    return _servers()
+
+
+def _exchange(connection: socket.socket, request: Mapping[str, Any]) -> str:
+    """Return the answer to a request, "" if there is none."""
+    with connection.makefile() as answers:
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        return answers.readline()
 
 
 class Forked:
@@ -156,24 +217,120 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _serve(kind: str) -> int:
-    """Answer each request with an exit code, to the last; return the code of a process if this has become one."""
-    atexit.register(_leave)  # the first that is registered is the last that runs
-    with redirect_stdout(sys.stderr):  # the answers go to stdout
-        import_all(kind)
-    gc.freeze()  # imported modules stay: no collection of a fork visits and copies them
-    while line := sys.stdin.readline():
-        request = json.loads(line)
+class _Requests:
+    """The requests that a server has accepted, and their processes."""
+
+    def __init__(self, listening: int, owner: int) -> None:
+        """owner: the process with which the server ends."""
+        self._listening, self._owner = socket.socket(fileno=listening), os.pidfd_open(owner)
+        self._asking: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the leader's process
+        self._started: set[int] = set()
+        self._ready = selectors.PollSelector()
+        for file in (self._listening, self._owner):
+            self._ready.register(file, selectors.EVENT_READ)
+
+    def next_in_child(self) -> Mapping[str, Any] | None:
+        """Serve until this is a forked process: return its request. None: the server has ended."""
+        while True:
+            for file in [key.fileobj for key, _ in self._ready.select()]:
+                if file == self._owner:
+                    return self._end()
+                if file is self._listening:
+                    connection, _ = self._listening.accept()
+                    if (request := self._accept(connection)) is not None:
+                        return self._end() if "end" in request else request
+                elif isinstance(file, int) and file in self._asking:
+                    self._answer(file)
+                elif isinstance(file, socket.socket):
+                    self._hang_up(file)
+
+    def _accept(self, connection: socket.socket) -> Mapping[str, Any] | None:
+        """Start what a request is for, or answer it; return it in the child."""
+        with connection.makefile() as lines:
+            line = lines.readline()
+        if not line:  # has ended
+            connection.close()
+            return None
+        request: Mapping[str, Any] = json.loads(line)
+        if "end" in request:
+            connection.close()
+            return request
         if "ended" in request:
             pid, status = os.waitpid(request["ended"], os.WNOHANG)
-            print(os.waitstatus_to_exitcode(status) if pid else "null", flush=True)
+            self._started.discard(pid)
+            _send(connection, os.waitstatus_to_exitcode(status) if pid else None)
         elif (leader := os.fork()) == 0:
-            return _end(request)
+            os.setpgid(0, 0)
+            connection.close()
+            self._forget()
+            return request
         elif request["timeout"]:
-            print(os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]), flush=True)
+            with suppress(OSError):  # it has done it itself
+                os.setpgid(leader, leader)
+            descriptor = os.pidfd_open(leader)
+            self._asking[descriptor] = leader, connection
+            for file in (descriptor, connection):
+                self._ready.register(file, selectors.EVENT_READ)
         else:
-            print(leader, flush=True)
-    return 0
+            self._started.add(leader)
+            _send(connection, leader)
+        return None
+
+    def _answer(self, descriptor: int) -> None:
+        """Answer with the exit code of a process that has ended."""
+        leader, connection = self._asking.pop(descriptor)
+        for file in (descriptor, connection):
+            with suppress(KeyError):  # it has hung up
+                self._ready.unregister(file)
+        os.close(descriptor)
+        _send(connection, os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]))
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        """End the processes of a worker that has ended."""
+        self._ready.unregister(connection)
+        for leader, asking in self._asking.values():
+            if asking is connection:
+                with suppress(ProcessLookupError):
+                    os.killpg(leader, signal.SIGKILL)
+
+    def _end(self) -> None:
+        _end_all([*self._started, *(leader for leader, _ in self._asking.values())])
+
+    def _forget(self) -> None:
+        """Close in a child what is the server's."""
+        self._ready.close()
+        self._listening.close()
+        os.close(self._owner)
+        for descriptor, (_, connection) in self._asking.items():
+            os.close(descriptor)
+            connection.close()
+
+
+def _send(connection: socket.socket, answer: int | None) -> None:
+    with connection, suppress(OSError):  # the worker may have ended
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _end_all(leaders: Iterable[int]) -> None:
+    """End processes and what they have started, after a time for their own end."""
+    left, kill_at = set(leaders), time.monotonic() + _GRACE_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for leader in left:
+            with suppress(ProcessLookupError):
+                os.killpg(leader, number)
+        while left and time.monotonic() < kill_at:
+            left = {leader for leader in left if not os.waitpid(leader, os.WNOHANG)[0]}
+            time.sleep(0.05)
+
+
+def _serve(kind: str, listening: int, owner: int) -> int:
+    """Answer requests until the owner ends; return the code of a process if this has become one."""
+    atexit.register(_leave)  # the first that is registered is the last that runs
+    requests = _Requests(listening, owner)
+    import_all(kind)
+    gc.freeze()  # imported modules stay: no collection of a fork visits and copies them
+    request = requests.next_in_child()
+    return 0 if request is None else _end(request)
 
 
 def import_all(kind: str) -> None:
@@ -326,4 +483,4 @@ def run_mbridge(
 
 
 if __name__ == "__main__":
-    sys.exit(_serve(sys.argv[1]))
+    sys.exit(_serve(sys.argv[1], *map(int, sys.argv[2:])))

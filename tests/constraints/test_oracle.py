@@ -28,6 +28,7 @@ from cloudai_mbridge.recipes import Recipe, load_recipe  # noqa: E402
 from cloudai_mbridge.recipes.apply import settings_of, training_config, with_recipe_defaults  # noqa: E402
 from cloudai_mbridge.training.compat.versions import installed_release  # noqa: E402
 from tests.constraints.overridden import overridden_points  # noqa: E402
+from tests.figures import Figure  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -194,9 +195,7 @@ _SHARES = (30, pytest.param(1, marks=pytest.mark.drill))
 
 
 @pytest.mark.parametrize("share", _SHARES, ids=["a thirtieth", "all"])
-def test_rules_and_megatron_core_agree(
-    share: int, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
+def test_rules_and_megatron_core_agree(share: int, figure: Figure, request: pytest.FixtureRequest) -> None:
     if "RANK" in os.environ:
         pytest.skip("needs a process without torchrun's variables")
     megatron = Megatron()
@@ -221,11 +220,10 @@ def test_rules_and_megatron_core_agree(
             false_accepts.append(f"{name} {point}: {refusal[:200]}")
         if refusal is None and (ours := [v for v in violations if v.rule_id.startswith("M")]):
             false_rejects.append(f"{name} {point}: {ours[0]}")
-    with capsys.disabled():
-        print(
-            f"\noracle: points compared {counts['compared']}, false accepts {len(false_accepts)}, "
-            f"false rejects {len(false_rejects)}; {dict(sorted(counts.items()))}"
-        )
+    figure(
+        f"oracle: points compared {counts['compared']}, false accepts {len(false_accepts)}, "
+        f"false rejects {len(false_rejects)}; {dict(sorted(counts.items()))}"
+    )
     assert false_accepts[:5] == []
     assert false_rejects[:5] == []
     assert counts["compared"] >= 15_000 // share
@@ -243,7 +241,7 @@ def _refused_by_some_rank(megatron: Megatron, recipe: Recipe, args: ResolvedCmdA
     ("number", "seed"), [(2000, 1), pytest.param(8000, 2, marks=pytest.mark.long)], ids=["2,000", "8,000"]
 )
 def test_rules_on_overridden_values_and_megatron_core_agree(
-    number: int, seed: int, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    number: int, seed: int, figure: Figure, request: pytest.FixtureRequest
 ) -> None:
     """Heads, groups, widths, routing, stages and layouts come by `extra_cmd_args`, in both directions."""
     if "RANK" in os.environ:
@@ -272,11 +270,10 @@ def test_rules_on_overridden_values_and_megatron_core_agree(
         counts.update({each.rule_id for each in violations})
         if not violations and refusal is not None:
             false_accepts.append(f"{name} {point} {extra}: {refusal[:200]}")
-    with capsys.disabled():
-        print(
-            f"\noracle: points with overrides compared {number}, false accepts {len(false_accepts)}, "
-            f"false rejects {len(false_rejects)}; {dict(sorted(counts.items()))}"
-        )
+    figure(
+        f"oracle: points with overrides compared {number}, false accepts {len(false_accepts)}, "
+        f"false rejects {len(false_rejects)}; {dict(sorted(counts.items()))}"
+    )
     assert false_accepts[:5] == []
     assert false_rejects[:5] == []
     assert counts["taken by both"] > number // 6
@@ -338,7 +335,7 @@ def transformer_config(args: ResolvedCmdArgs) -> None:
     TransformerConfig(**fields, overlap_moe_expert_parallel_comm=args.moe_a2a_overlap)
 
 
-def test_rules_and_megatron_cores_configuration_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_and_megatron_cores_configuration_agree(figure: Figure) -> None:
     core = installed_release()
     counts: Counter[str] = Counter()
     false_accepts: Counter[str] = Counter()
@@ -359,12 +356,11 @@ def test_rules_and_megatron_cores_configuration_agree(capsys: pytest.CaptureFixt
             false_accepts[refusal[:120]] += 1
         if refusal is None and (ours := [v for v in violations if v.rule_id[0] == "M" or v.rule_id in OF_GRAPHS]):
             false_rejects[f"{ours[0]} {point}"] += 1
-    with capsys.disabled():
-        print(
-            f"\noracle: configurations compared {counts['compared']} with Megatron-Core {core},"
-            f" false accepts {sum(false_accepts.values())}, false rejects {sum(false_rejects.values())};"
-            f" {dict(sorted(counts.items()))}"
-        )
+    figure(
+        f"oracle: configurations compared {counts['compared']} with Megatron-Core {core},"
+        f" false accepts {sum(false_accepts.values())}, false rejects {sum(false_rejects.values())};"
+        f" {dict(sorted(counts.items()))}"
+    )
     assert false_accepts.most_common(5) == []
     assert false_rejects.most_common(5) == []
     assert counts["taken by both"] > 30

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from scipy.special import stdtrit
 
+from tests.figures import Figure
+
 pytestmark = [pytest.mark.slurm, pytest.mark.drill, pytest.mark.timeout(3 * 3600)]
 pytest.importorskip("torch")
 
@@ -83,7 +85,7 @@ def start(request: pytest.FixtureRequest, start_run: Any) -> Any:
     return lambda *tests: start_run(sandbox, tests, runner="max_parallel = 1", whole_system=SYSTEMS[request.param])
 
 
-def test_the_winner_is_the_best_of_all(start: Any, until: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_winner_is_the_best_of_all(start: Any, until: Any, figure: Figure) -> None:
     grid = start(render("all", SPACE)).finish(0, 7200)
     points = {point["label"]: point for point in grid.report["points"] if point["verdict"] == "success"}
     assert len(points) == POINTS
@@ -104,8 +106,7 @@ def test_the_winner_is_the_best_of_all(start: Any, until: Any, capsys: pytest.Ca
     noise = math.sqrt(squares / (2 * PAIRS - 2))
     slower = fmean(logs["winner"]) - fmean(logs["best"])
     share = search["gpu_hours"] / gpu_hours(grid)
-    with capsys.disabled():
-        print(f"\nbest of {POINTS}: {best}; the search's: {winner}, {slower:+.1%}, with noise of {noise:.1%}")
-        print(f"{len(search['trials'])} trials, {share:.0%} of the grid's GPU time; {search['ending']}")
+    figure(f"best of {POINTS}: {best}; the search's: {winner}, {slower:+.1%}, with noise of {noise:.1%}")
+    figure(f"{len(search['trials'])} trials, {share:.0%} of the grid's GPU time; {search['ending']}")
     assert slower <= stdtrit(2 * PAIRS - 2, 0.95) * noise * math.sqrt(2 / PAIRS)
     assert share <= 1 / SHARE

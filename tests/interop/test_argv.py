@@ -25,6 +25,7 @@ from cloudai_mbridge.plan.checks import resolve_groups, unknown_states
 from cloudai_mbridge.plan.launcher_command import launcher_words
 from cloudai_mbridge.plan.run_plan import plan_run
 from cloudai_mbridge.sweep.expand import expand
+from tests.figures import Figure
 from tests.interop.random_tomls import Files, files
 
 CONFIGURATIONS = 400
@@ -194,7 +195,7 @@ def without(argv: list[str], flag: str, is_unwanted: Callable[[str], bool]) -> I
             yield from (word, value) if word == flag else (word,)
 
 
-def test_equal_but_for_the_documented_differences(pairs: list[Pair]) -> None:
+def test_equal_but_for_the_documented_differences(pairs: list[Pair], figure: Figure) -> None:
     used: Counter[str] = Counter()
     same_but_credentials = 0
     for pair in pairs:
@@ -205,23 +206,23 @@ def test_equal_but_for_the_documented_differences(pairs: list[Pair]) -> None:
             expected = changed
         assert pair.ours == expected
         same_but_credentials += pair.ours == credentials_by_name(pair, pair.theirs)
-    print(f"{CONFIGURATIONS} configurations, {len(pairs)} points: {len(pairs)} equal; {same_but_credentials} without")
-    print(f"any difference but the credentials' values; differences by use: {dict(used)}")
+    figure(f"{CONFIGURATIONS} configurations, {len(pairs)} points: {len(pairs)} equal; {same_but_credentials} without")
+    figure(f"any difference but the credentials' values; differences by use: {dict(used)}")
     assert all(used[difference.__name__] for difference in DIFFERENCES), "a difference that is never seen"
 
 
 def test_the_real_launcher_takes_what_it_takes_of_cloudai(
-    pairs: list[Pair], launcher_0_3: Path, tmp_path: Path
+    pairs: list[Pair], launcher_0_3: Path, tmp_path: Path, figure: Figure
 ) -> None:
     """Its argument parser for all of them; its whole dry run for every tenth."""
     parsed = _parse(launcher_0_3, [pair.theirs for pair in pairs]), _parse(launcher_0_3, [pair.ours for pair in pairs])
     refused = [pair.ours for theirs, ours, pair in zip(*parsed, pairs, strict=True) if theirs and not ours]
-    print(f"of {len(pairs)} command lines the parser takes {sum(parsed[0])} of CloudAI's, {sum(parsed[1])} of ours")
+    figure(f"of {len(pairs)} command lines the parser takes {sum(parsed[0])} of CloudAI's, {sum(parsed[1])} of ours")
     assert not refused
     some = [pair for pair in pairs[::STEP] if "--list_config_variants" not in pair.ours]  # it asks and waits
     codes = [_dry_run(launcher_0_3, [argv(pair) for pair in some], tmp_path / name) for name, argv in BOTH.items()]
     taken = [[code == 0 for code in each] for each in codes]
-    print(f"of {len(some)} dry runs end well {sum(taken[0])} of CloudAI's, {sum(taken[1])} of ours")
+    figure(f"of {len(some)} dry runs end well {sum(taken[0])} of CloudAI's, {sum(taken[1])} of ours")
     assert sum(taken[0]) > 5
     assert not [pair.ours for theirs, ours, pair in zip(*taken, some, strict=True) if theirs and not ours]
 

@@ -14,6 +14,7 @@ import pytest
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.foreign import ARCHITECTURES
+from tests.figures import Figure
 
 WRITER = Path(__file__).with_name("real_files.py")
 # The Megatron-Core of 0.6 beside that of the environment, as in test_presets
@@ -45,7 +46,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     return request.param, tmp_path
 
 
-def test_files_load_as_they_were_written(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_load_as_they_were_written(written: tuple[str, Path], figure: Figure) -> None:
     release, directory = written
     facts = json.loads((directory / "facts.json").read_text())
     expected = {name for name in facts if name in ARCHITECTURES or name in OURS}
@@ -58,8 +59,7 @@ def test_files_load_as_they_were_written(written: tuple[str, Path], capsys: pyte
         held = {key: getattr(model, key) for key in given if hasattr(model, key) and key not in translated}
         assert len(held) > 150
         assert {key: value for key, value in held.items() if value != given[key]} == {}, name
-    with capsys.disabled():
-        print(f"\nMegatron-Bridge {release}: {len(loaded)} of {len(facts)} providers' files load")
+    figure(f"Megatron-Bridge {release}: {len(loaded)} of {len(facts)} providers' files load")
 
 
 def test_frequencies_of_llama_31_are_megatron_cores(written: tuple[str, Path]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.figures import Figure
 from tests.interop.compare_containers import Found, Reasons, differences, read, table
 from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
 
@@ -90,9 +91,8 @@ def test_every_recipe_has_a_verdict_with_its_reasons(verdicts: list[Verdict]) ->
     assert [each for each in verdicts if (each["message"] is None) != (each["needs"] == [])] == []
 
 
-def test_our_loop_takes_as_many_as_before(verdicts: list[Verdict], capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print(f"\n{tables(verdicts)}")
+def test_our_loop_takes_as_many_as_before(verdicts: list[Verdict], figure: Figure) -> None:
+    figure(tables(verdicts))
     assert len(_taken(verdicts, GPUS)) >= TAKEN_AT_LEAST
     assert len(_left(verdicts)) <= LEFT_AT_MOST
     assert {field for each in verdicts for field in each["given"]} == set(GIVEN)

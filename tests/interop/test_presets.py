@@ -16,6 +16,7 @@ from cloudai_mbridge.megatron_bridge.preset_rows import PresetRow, catalog
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, given_by, resolve_sizes, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from tests.figures import Figure
 from tests.interop.presets.reader import read_source
 
 RUNNER = Path(__file__).with_name("real_presets.py")
@@ -71,7 +72,7 @@ def test_every_preset_of_the_release_is_known(release: Release) -> None:
     assert [name for name, answer in zip(unknown, answers, strict=True) if "refused" not in answer] == []
 
 
-def test_sizes_are_those_of_the_real_configuration_code(release: Release, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_are_those_of_the_real_configuration_code(release: Release, figure: Figure) -> None:
     points = list(_points(release))
     answers = _real(release, *(_argv(point) for point in points))
     differences = [
@@ -80,15 +81,14 @@ def test_sizes_are_those_of_the_real_configuration_code(release: Release, capsys
         if (difference := _difference(_ours(point, release), answer))
     ]
     refused = sum("refused" in answer for answer in answers)
-    with capsys.disabled():
-        print(
-            f"\nMegatron-Bridge {release.version}: {len(points)} points, {refused} refused by the launcher,"
-            f" {len(differences)} differences"
-        )
+    figure(
+        f"Megatron-Bridge {release.version}: {len(points)} points, {refused} refused by the launcher,"
+        f" {len(differences)} differences"
+    )
     assert differences[:20] == []
 
 
-def test_what_is_chosen_without_and_with_a_variant(release: Release, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_chosen_without_and_with_a_variant(release: Release, figure: Figure) -> None:
     points = list(_choices(release))
     answers = _real(release, *(_argv(point) for point in points))
     differences = []
@@ -99,8 +99,7 @@ def test_what_is_chosen_without_and_with_a_variant(release: Release, capsys: pyt
             differences.append(f"{_argv(point)}: {'known' if known else 'not known'} here, {answer}")
         elif known and (difference := _difference(_ours(point, release), answer)):
             differences.append(f"{_argv(point)}: {difference}")
-    with capsys.disabled():
-        print(f"\nMegatron-Bridge {release.version}: {len(points)} choices, {len(differences)} differences")
+    figure(f"Megatron-Bridge {release.version}: {len(points)} choices, {len(differences)} differences")
     assert differences[:20] == []
 
 

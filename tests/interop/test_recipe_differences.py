@@ -12,6 +12,7 @@ from cloudai_mbridge.megatron_bridge.preset_rows import catalog
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 from cloudai_mbridge.recipes.load import recipe_names
+from tests.figures import Figure
 from tests.interop.compare_containers import Found, Reasons, differences, read, table
 from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
 from tests.interop.test_performance_recipes import CORE_0_6, HERE, check_page, run
@@ -88,10 +89,9 @@ def test_every_difference_has_a_reason_and_every_reason_a_difference(found: Foun
     REASONS.check(found)
 
 
-def test_the_page_has_these_tables(found: Found, answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_has_these_tables(found: Found, answers: Answers, figure: Figure) -> None:
     compared = sum("yaml" in theirs and "yaml" in ours for theirs, ours in answers)
-    with capsys.disabled():
-        print(f"\n{compared} of {len(answers)} presets compared, {len(found)} fields differ somewhere")
+    figure(f"{compared} of {len(answers)} presets compared, {len(found)} fields differ somewhere")
     assert compared >= COMPARED_AT_LEAST
     check_page(PAGE, tables(found, answers))
 

@@ -18,6 +18,7 @@ from cloudai_mbridge.megatron_bridge.presets import loop_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.load import load_recipe
 from cloudai_mbridge.sweep.checked import with_recipe
+from tests.figures import Figure
 from tests.interop.conftest import LAUNCHER_0_6, source
 from tests.interop.test_performance_recipes import CORE_0_6, run
 from tests.interop.test_presets import FLAGS
@@ -138,7 +139,7 @@ def judged_upstream(chosen: list[Point]) -> list[str | None]:
     return [json.loads(line) for line in answers.splitlines()]
 
 
-def test_the_rules_decide_as_upstream(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rules_decide_as_upstream(figure: Figure) -> None:
     if not (CORE_0_6 / "megatron/core").is_dir():
         pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
     chosen = list(points())
@@ -156,11 +157,10 @@ def test_the_rules_decide_as_upstream(capsys: pytest.CaptureFixture[str]) -> Non
             counts.update(f"laxer: {words}" for words in known)
             if not known:
                 false_acceptances[refusal].append(point)
-    with capsys.disabled():
-        print(
-            f"\n{len(chosen)} points, false rejections {sum(map(len, false_rejections.values()))}, false acceptances"
-            f" {sum(map(len, false_acceptances.values()))}; {dict(sorted(counts.items()))}"
-        )
+    figure(
+        f"{len(chosen)} points, false rejections {sum(map(len, false_rejections.values()))}, false acceptances"
+        f" {sum(map(len, false_acceptances.values()))}; {dict(sorted(counts.items()))}"
+    )
     assert dict(false_rejections) == {}
     assert dict(false_acceptances) == {}
     assert all(counts[f"{ours} by upstream, {ours} by the rules"] > 500 for ours in ("taken", "refused"))

@@ -17,6 +17,7 @@ from cloudai_mbridge.models.loading import load_scenario, load_system
 from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.launchers import refuse_unknown_options
+from tests.figures import Figure
 from tests.interop.schema_variants import Files, cloudais_files, variants
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "coming-from-cloudai.md"
@@ -96,7 +97,7 @@ def entry_of(text: str) -> str:
     return next((entry for entry, pattern in ON_PURPOSE.items() if re.search(pattern, text)), "")
 
 
-def test_seeded_variants(cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+def test_seeded_variants(cloudai_source: Path, is_taken: Taken, tmp_path: Path, figure: Figure) -> None:
     counts: Counter[str] = Counter()
     unexpected = []
     for files in variants(cloudai_source, seed=13):
@@ -110,7 +111,7 @@ def test_seeded_variants(cloudai_source: Path, is_taken: Taken, tmp_path: Path) 
                 unexpected.append(f"{files.name}: {text}")
         if counts["taken by CloudAI"] == NUM_TAKEN:
             break
-    print(dict(counts))
+    figure(f"{dict(counts)}")
     assert not unexpected, "\n".join(unexpected)
     assert counts["taken by CloudAI"] == NUM_TAKEN
 

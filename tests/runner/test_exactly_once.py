@@ -30,6 +30,7 @@ from cloudai_mbridge.runner.journal import JournalEntry, SubmissionLog
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.schedulers.slurm import SlurmClient, client, jobs
+from tests.figures import Figure
 from tests.runs import planned_run, slurm_system
 
 SYSTEM = slurm_system()
@@ -477,7 +478,7 @@ def test_a_thousand_steps_and_every_fault(tmp_path: Path) -> None:
 
 @pytest.mark.drill
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_steps(tmp_path: Path) -> None:
+def test_a_hundred_thousand_steps(tmp_path: Path, figure: Figure) -> None:
     counted: Counter[str] = Counter()
     steps, seed = 0, 0
     while steps < 100_000 or seed < 500:
@@ -485,8 +486,8 @@ def test_a_hundred_thousand_steps(tmp_path: Path) -> None:
         world = play(root.resolve(), seed)
         counted += world.counted
         steps, seed = steps + world.steps, seed + 1
-    print(f"\n{steps} steps, seeds 0 to {seed - 1}")
-    print("\n".join(f"{count:6} {what}" for what, count in sorted(counted.items())))
+    figure(f"{steps} steps, seeds 0 to {seed - 1}")
+    figure("\n".join(f"{count:6} {what}" for what, count in sorted(counted.items())))
 
 
 # The defects that this test was written for, planted again

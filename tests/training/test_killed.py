@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.figures import Figure
 from tests.training.conftest import launcher, processes_in
 
 pytest.importorskip("torch")
@@ -65,7 +66,13 @@ def test_saved_at_5_killed_and_resumed(
     ],
 )
 def test_killed_again_and_again(
-    tmp_path: Path, train: Any, tiny: Callable[..., dict[str, Any]], kills: int, layout: str, is_async: bool
+    tmp_path: Path,
+    train: Any,
+    tiny: Callable[..., dict[str, Any]],
+    kills: int,
+    layout: str,
+    is_async: bool,
+    figure: Figure,
 ) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
@@ -95,7 +102,7 @@ def test_killed_again_and_again(
     whole = train(processes, no_checkpoints, f"train.exit_interval={max(seen)}", directory=tmp_path / "whole").losses
     assert seen == {step: whole[step] for step in seen}
     assert sorted(seen) == list(range(1, max(seen) + 1)), "every step was trained"
-    print(f"{kills} kills, {num_in_a_save} in a save, {max(seen)} steps")
+    figure(f"{kills} kills, {num_in_a_save} in a save, {max(seen)} steps")
 
 
 def killed_run(

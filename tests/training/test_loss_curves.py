@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
+from tests.figures import Figure
 from tests.training.conftest import run_ranks
 
 pytest.importorskip("torch")
@@ -166,10 +167,10 @@ def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tupl
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS]
 )
-def test_layout_equals_one_process(losses: Losses, name: str) -> None:
+def test_layout_equals_one_process(losses: Losses, name: str, figure: Figure) -> None:
     reference = losses(f"one-{LAYOUTS[name].model}")
     difference = max(abs(a - b) for a, b in zip(reference, losses(name), strict=True))
-    print(f"\n{name}: {difference:.1e}")
+    figure(f"{difference:.1e}")
     assert reference[-1] < reference[0] - 0.1, "the reference did not learn"
     assert difference < TOLERANCE
 

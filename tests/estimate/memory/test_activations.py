@@ -18,6 +18,7 @@ from cloudai_mbridge.estimate.memory.activations import activations_per_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
+from tests.figures import Figure
 
 torch = pytest.importorskip("torch")
 
@@ -198,15 +199,14 @@ def estimated(case: Case) -> float:
 
 
 @pytest.mark.parametrize("cases", [list(grid()), list(others())], ids=["grid", "others"])
-def test_estimate_against_saved_tensors(megatron: Any, capsys: pytest.CaptureFixture[str], cases: list[Case]) -> None:
+def test_estimate_against_saved_tensors(megatron: Any, figure: Figure, cases: list[Case]) -> None:
     errors = {}
     for case in cases:
         with pytest.MonkeyPatch.context() as patch:
             errors[case.name] = estimated(case) / measured(megatron, case, patch) - 1
     worst = max(errors, key=lambda name: abs(errors[name]))
     exact = sum(abs(error) < 1e-9 for error in errors.values())
-    with capsys.disabled():
-        print(f"\nactivations: {len(errors)} steps, {exact} exact, worst {errors[worst]:+.2%} ({worst})")
+    figure(f"activations: {len(errors)} steps, {exact} exact, worst {errors[worst]:+.2%} ({worst})")
     assert {name: f"{error:+.2%}" for name, error in errors.items() if abs(error) > 0.03} == {}
 
 

@@ -24,6 +24,7 @@ import pytest
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.recipes.load import recipe_names
+from tests.figures import Figure
 
 torch = pytest.importorskip("torch")
 
@@ -267,9 +268,7 @@ _SHARES = (9, pytest.param(1, marks=pytest.mark.drill))
 
 
 @pytest.mark.parametrize("share", _SHARES, ids=["a ninth", "all"])
-def test_every_rank_holds_what_megatron_core_builds(
-    share: int, megatron: Any, stack_spec: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_rank_holds_what_megatron_core_builds(share: int, megatron: Any, stack_spec: Any, figure: Figure) -> None:
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     for _, group in itertools.groupby(sorted(CASES[::share], key=_layout), key=_layout):
@@ -280,8 +279,7 @@ def test_every_rank_holds_what_megatron_core_builds(
             if different := {(stage, there, stages[stage]) for stage, there in held if there != stages[stage]}:
                 wrong.append(f"{case}: stage, real, predicted: {sorted(different)}")
             assert {stage for stage, _ in held} == set(range(case.pp))
-    with capsys.disabled():
-        print(f"\nparameters: {dict(counts)}, different: {len(wrong)}")
+    figure(f"parameters: {dict(counts)}, different: {len(wrong)}")
     assert wrong == []
     assert counts["layouts"] >= 450 // share
     assert {*HYBRID, GPT_OSS} <= counts.keys()

@@ -16,6 +16,7 @@ from cloudai_mbridge.estimate.memory.parameters import active_parameters, parame
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.recipes.load import recipe_names
+from tests.figures import Figure
 
 _spec = importlib.util.spec_from_file_location("real_parameters", Path(__file__).with_name("real_parameters.py"))
 assert _spec is not None
@@ -138,9 +139,7 @@ _SHARES = (14, pytest.param(1, marks=pytest.mark.drill))
 
 
 @pytest.mark.parametrize("share", _SHARES, ids=["a fourteenth", "all"])
-def test_every_rank_holds_what_megatron_core_builds(
-    share: int, megatron: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_rank_holds_what_megatron_core_builds(share: int, megatron: Any, figure: Figure) -> None:
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     for case in CASES[::share]:
@@ -154,8 +153,7 @@ def test_every_rank_holds_what_megatron_core_builds(
         counts[case.recipe] += 1
         if different := {(stage, there, stages[stage]) for stage, there in held if there != stages[stage]}:
             wrong.append(f"{case}: stage, real, predicted: {sorted(different)}")
-    with capsys.disabled():
-        print(f"\nparameters: {dict(counts)}, different: {len(wrong)}")
+    figure(f"parameters: {dict(counts)}, different: {len(wrong)}")
     assert wrong == []
     assert counts["layouts"] >= 680 // share
     assert set(EMBEDDED) <= counts.keys()

@@ -10,6 +10,7 @@ from cloudai_mbridge.estimate.published import PublishedRow, read_published
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from tests.figures import Figure
 
 # container, recipe, GPU -> why the row as printed cannot be what ran
 IMPOSSIBLE = {
@@ -42,7 +43,7 @@ def headlines() -> list[tuple[PublishedRow, Headline]]:
 
 
 def test_published_configurations_are_not_held_back(
-    headlines: list[tuple[PublishedRow, Headline]], capsys: pytest.CaptureFixture[str]
+    headlines: list[tuple[PublishedRow, Headline]], figure: Figure
 ) -> None:
     found = [(row, headline) for row, headline in headlines if not _is_impossible(row)]
     shares = sorted((headline.peak_memory_gib or 9e9) / (headline.gpu_memory_gib or 1) for _, headline in found)
@@ -51,10 +52,11 @@ def test_published_configurations_are_not_held_back(
         for row, headline in found
         if (headline.memory_share or 9) > DEFAULT_LIMIT.share
     }
-    with capsys.disabled():
-        over = sum(share > DEFAULT_LIMIT.share for share in shares)
-        print(f"\npublished: {len(shares)} rows, median {shares[len(shares) // 2]:.2f}, worst {shares[-1]:.2f}", end="")
-        print(f" of the memory; {over} above {DEFAULT_LIMIT.share}, {len(tight)} configurations without assumed terms")
+    over = sum(share > DEFAULT_LIMIT.share for share in shares)
+    figure(
+        f"published: {len(shares)} rows, median {shares[len(shares) // 2]:.2f}, worst {shares[-1]:.2f}"
+        f" of the memory; {over} above {DEFAULT_LIMIT.share}, {len(tight)} configurations without assumed terms"
+    )
     assert len(shares) == 151
     assert [row.label for row, headline in found if headline.exceeds(DEFAULT_LIMIT)] == []
     assert shares[-1] < 1

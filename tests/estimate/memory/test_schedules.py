@@ -12,6 +12,7 @@ from cloudai_mbridge.estimate.memory.activations import activations_per_stage, i
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
+from tests.figures import Figure
 from tests.training.conftest import run_ranks
 
 pytestmark = pytest.mark.process
@@ -104,9 +105,7 @@ def _container(ranks: int, microbatches: int, sizes: dict[str, Any], model: dict
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, PIPELINES), pytest.param(4, FOUR, marks=pytest.mark.drill)])
-def test_estimate_against_real_schedules(
-    ranks: int, cases: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_estimate_against_real_schedules(ranks: int, cases: list[Any], tmp_path: Path, figure: Figure) -> None:
     (tmp_path / "configurations.json").write_text(json.dumps([_container(ranks, *case) for case in cases]))
     script = Path(__file__).with_name("schedule_ranks.py")
     run_ranks(ranks, [str(script), str(tmp_path / "configurations.json"), str(tmp_path)], tmp_path)
@@ -119,8 +118,7 @@ def test_estimate_against_real_schedules(
             stages = activations_per_stage(model, _layout(ranks, *case, found["imbalance"]))
             errors[f"rank {rank} of {case}"] = sum(stages[found["stage"]].values()) / found["peak"] - 1
     worst = max(errors, key=lambda name: abs(errors[name]))
-    with capsys.disabled():
-        print(f"\nschedules: {len(errors)} ranks, worst {errors[worst]:+.2%} ({worst})")
+    figure(f"schedules: {len(errors)} ranks, worst {errors[worst]:+.2%} ({worst})")
     assert {name: f"{error:+.2%}" for name, error in errors.items() if abs(error) > 0.03} == {}
 
 

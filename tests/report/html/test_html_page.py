@@ -11,6 +11,7 @@ from rich.console import Console
 
 from cloudai_mbridge.report.read import report_of
 from cloudai_mbridge.report.terminal import render_ending
+from tests.figures import Figure
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.make_report import (
     make_died,
@@ -314,7 +315,7 @@ def cpu_seconds(browser: Any) -> float:
     return sum(process["cpuTime"] for process in processes)
 
 
-def test_five_thousand_points(browser: Any, show: Open) -> None:
+def test_five_thousand_points(browser: Any, show: Open, figure: Figure) -> None:
     report = make_report(make_sweep(BIG_AXES, num_steps=50, most=5000))
     start, started = cpu_seconds(browser), time.perf_counter()
     opened = show(report)
@@ -326,8 +327,8 @@ def test_five_thousand_points(browser: Any, show: Open) -> None:
     assert opened.page.get_attribute("th[data-column=step_time_s]", "aria-sort") == "descending"
     assert opened.page.locator("#rows tr[data-run]").count() == 200
     size = opened.path.stat().st_size / 1e6
-    print(
-        f"\n5,000 points of 50 steps: {size:.1f} MB, rendered and drawn in {drawn - started:.1f} s, of which"
+    figure(
+        f"5,000 points of 50 steps: {size:.1f} MB, rendered and drawn in {drawn - started:.1f} s, of which"
         f" {loaded - start:.1f} s of computing in the browser; filtered in {filtered - loaded:.1f} s of computing"
     )
     assert loaded - start < 8

@@ -21,6 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.figures import Figure
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     import torch
@@ -274,7 +276,7 @@ def test_mutated_small_files(trap: Path) -> None:
 @pytest.mark.drill
 @pytest.mark.timeout(2 * 3600)
 @pytest.mark.filterwarnings(DROPPED)
-def test_ten_minutes_of_mutated_files(trap: Path) -> None:
+def test_ten_minutes_of_mutated_files(trap: Path, figure: Figure) -> None:
     """MBRIDGE_FUZZ_SEED and MBRIDGE_FUZZ_S as in tests/e2e/test_fuzz.py."""
     seed = first = int(os.environ.get("MBRIDGE_FUZZ_SEED") or random.randrange(1 << 30))
     end = time.monotonic() + float(os.environ.get("MBRIDGE_FUZZ_S", "600"))
@@ -288,7 +290,7 @@ def test_ten_minutes_of_mutated_files(trap: Path) -> None:
             slowest = max(slowest, time.process_time() - started)
             assert slowest < HANG_S, seed
             seed += 1
-    print(f"YAML: {seed - first} mutants, seeds {first} to {seed - 1}, {accepted} accepted, slowest {slowest:.2g} s")
+    figure(f"YAML: {seed - first} mutants, seeds {first} to {seed - 1}, {accepted} accepted, slowest {slowest:.2g} s")
 
 
 @pytest.mark.filterwarnings(DROPPED)
