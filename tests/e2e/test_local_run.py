@@ -1,4 +1,7 @@
-"""The whole line on this machine, as `make run` goes it; its host name does not resolve, where that can be had."""
+"""The whole line on this machine, as `make run` goes it; its host name does not resolve, where that can be had.
+
+All points of the shipped sweep, with a third of its micro-batches; `make test-long` runs it as it is.
+"""
 
 import json
 import re
@@ -34,14 +37,16 @@ def here(namespace: Any, repository: Path) -> Callable[..., "subprocess.Complete
     return run
 
 
-@pytest.fixture(scope="module")
-def sweep(here: Any, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
-    """Run the shipped sweep once: (process, report.json, root of the run)."""
-    out = tmp_path_factory.mktemp("sweep")
+STEPS, WARM_UP = 8, 3
+SHORTER = {"gb = 8": "gb = 4", "max_steps = 12": f"max_steps = {STEPS}"}
+
+
+def run_sweep(here: Any, repository: Path, tests: Path, out: Path) -> Any:
+    """Run the shipped scenario with the tests of a directory; return (process, report.json, root of the run)."""
     done = here(
         "run",
         *("--system-config", repository / "systems/local.toml"),
-        *("--tests-dir", repository / "test_defs"),
+        *("--tests-dir", tests),
         *("--test-scenario", repository / "conf/scenarios/gpt_tiny_sweep.toml"),
         *("--output-dir", out),
     )
@@ -49,15 +54,37 @@ def sweep(here: Any, repository: Path, tmp_path_factory: pytest.TempPathFactory)
     return done, json.loads((root / "report.json").read_text()), root
 
 
-def test_every_accepted_point_trains_and_the_run_succeeds(sweep: Any) -> None:
-    done, report, _ = sweep
+@pytest.fixture(scope="module")
+def sweep(here: Any, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
+    """Run the sweep once: (process, report.json, root of the run)."""
+    tests = tmp_path_factory.mktemp("tests")
+    text = (repository / "test_defs/gpt_tiny_sweep.toml").read_text()
+    for shipped, shorter in SHORTER.items():
+        assert text.count(shipped) == 1
+        text = text.replace(shipped, shorter)
+    (tests / "gpt_tiny_sweep.toml").write_text(text)
+    return run_sweep(here, repository, tests, tmp_path_factory.mktemp("sweep"))
+
+
+def check_it_trains(done: Any, report: dict[str, Any], steps: int, falls_by: float) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert report["summary"] == {"success": 6, "failed": 0, "skipped": 0, "rejected": 6}
     for point in report["points"]:
         if point["verdict"] == "success":
             losses = [step["loss"] for step in point["steps"]]
-            assert len(losses) == point["num_steps"] == 12
-            assert losses[-1] < losses[2] - 0.3
+            assert len(losses) == point["num_steps"] == steps
+            assert losses[-1] < losses[2] - falls_by
+
+
+def test_every_accepted_point_trains_and_the_run_succeeds(sweep: Any) -> None:
+    done, report, _ = sweep
+    check_it_trains(done, report, STEPS, falls_by=0.2)
+
+
+@pytest.mark.long
+def test_the_shipped_sweep_trains_as_it_is(here: Any, repository: Path, tmp_path: Path) -> None:
+    done, report, _ = run_sweep(here, repository, repository / "test_defs", tmp_path)
+    check_it_trains(done, report, 12, falls_by=0.3)
 
 
 def test_its_host_name_does_not_resolve(namespace: Any) -> None:
@@ -97,9 +124,9 @@ def test_numbers_agree_with_each_other_and_with_the_printed_lines(sweep: Any) ->
         assert printed == [round(step["step_time_s"], 2) for step in point["steps"]]
         for step in point["steps"]:
             assert step["tflops_per_gpu"] == pytest.approx(flops / step["step_time_s"] / world / 1e12, rel=1e-9)
-        counted = [step["step_time_s"] for step in point["steps"] if step["step"] > 3]
-        assert point["metrics"]["step_time_s"]["n"] == len(counted) == 9
-        assert point["metrics"]["step_time_s"]["mean"] == pytest.approx(sum(counted) / 9)
+        counted = [step["step_time_s"] for step in point["steps"] if step["step"] > WARM_UP]
+        assert point["metrics"]["step_time_s"]["n"] == len(counted) == STEPS - WARM_UP
+        assert point["metrics"]["step_time_s"]["mean"] == pytest.approx(sum(counted) / len(counted))
 
 
 def test_the_report_is_what_the_schema_says(sweep: Any, repository: Path) -> None:

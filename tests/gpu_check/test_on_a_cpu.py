@@ -12,6 +12,7 @@ import pytest
 from cloudai_mbridge.gpu_check import tiny
 from cloudai_mbridge.gpu_check.kit import Device, Kit
 from cloudai_mbridge.gpu_check.run import PARTS
+from tests.training.conftest import run_ranks
 
 pytest.importorskip("torch")
 
@@ -113,7 +114,7 @@ for block in (bench.bare_block, bench.loop_block, bench.timed_block):
 
 
 def test_only_timed_blocks_wait_for_each_part_of_a_step(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", _SYNCHRONIZATIONS], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "script.py").write_text(_SYNCHRONIZATIONS)
+    done = run_ranks(1, ["script.py"], tmp_path)
     found = [line.split() for line in done.stdout.splitlines() if "_block" in line]
     assert found == [["bare_block", "4", "0"], ["loop_block", "0", "0"], ["timed_block", "12", "2"]]

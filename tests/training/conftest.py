@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
-from tests.forked import ForkServer
+from tests.forked import ForkServer, Process
+from tests.kept_ranks import KeptRanks
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {
@@ -32,6 +35,7 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 _SERVER = ForkServer("ranks")
+_READ_LATER = re.compile("WANDB_|COMET_|MLFLOW_")  # by packages that ranks import themselves
 
 
 @dataclass(frozen=True)
@@ -79,17 +83,59 @@ def processes_in(directory: Path) -> list[int]:
 @pytest.fixture
 def tiny() -> Callable[..., dict[str, Any]]:
     """Return a small model's container as plain data: tiny({"model": {"num_layers": 2}, "checkpoint": {...}})."""
+    return tiny_container
 
-    def data(sections: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-        sections = sections or {}
-        names = [*TINY, *(name for name in sections if name not in TINY)]
-        return container_data({name: {**TINY.get(name, {}), **sections.get(name, {})} for name in names})
 
-    return data
+def tiny_container(sections: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    sections = sections or {}
+    names = [*TINY, *(name for name in sections if name not in TINY)]
+    return container_data({name: {**TINY.get(name, {}), **sections.get(name, {})} for name in names})
+
+
+@pytest.fixture(scope="module")
+def _ranks_of_the_module() -> Iterator[KeptRanks]:
+    kept = KeptRanks(_SERVER)
+    try:
+        yield kept
+    finally:
+        kept.end()
 
 
 @pytest.fixture
-def train(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Train:
+def kept(request: pytest.FixtureRequest) -> KeptRanks | None:
+    """Return what keeps ranks from run to run; None for a test without the marker `kept_ranks`."""
+    if request.node.get_closest_marker("kept_ranks") is None:
+        return None
+    ranks: KeptRanks = request.getfixturevalue("_ranks_of_the_module")
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def train_once(_ranks_of_the_module: KeptRanks, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Run the training program as `train` does, on kept ranks, or return what the same run gave before.
+
+    Each run has a directory of its own.
+    """
+
+    @cache
+    def run(processes: int, container: str, overrides: tuple[str, ...]) -> Finished:
+        directory = tmp_path_factory.mktemp("once")
+        (directory / "config.json").write_text(container)
+        program = ["-m", "cloudai_mbridge.training", "--config", "config.json", *overrides]
+        return run_ranks(processes, program, directory, code=None, kept=_ranks_of_the_module)
+
+    def finished(
+        processes: int = 1, sections: Mapping[str, Mapping[str, Any]] | None = None, *overrides: str
+    ) -> Finished:
+        done = run(processes, json.dumps(tiny_container(sections)), overrides)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return done
+
+    return finished
+
+
+@pytest.fixture
+def train(tmp_path: Path, tiny: Callable[..., dict[str, Any]], kept: KeptRanks | None) -> Train:
     """Run the training program in `tmp_path`: train(2, {"checkpoint": {"save": "ckpt"}}, "train.train_iters=5").
 
     code: the exit code that is expected; None: any.
@@ -105,7 +151,7 @@ def train(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Train:
     ) -> Finished:
         (directory / "config.json").write_text(json.dumps(tiny(sections)))
         program = ["-m", "cloudai_mbridge.training", "--config", "config.json", *overrides]
-        return run_ranks(processes, program, directory, env, code)
+        return run_ranks(processes, program, directory, env, code, kept=kept)
 
     return run
 
@@ -115,7 +161,7 @@ _QUICK_START = "from cloudai_mbridge.training.cpu import import_megatron\n\nimpo
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Callable[..., Finished]:
+def ranks(tmp_path: Path, kept: KeptRanks | None) -> Callable[..., Finished]:
     """Run a script on several ranks in `tmp_path`: ranks(2, "import torch ...", "argument"). It has to exit with 0.
 
     is_quick: Megatron-Core is imported without torch's compiler; else as the script does it.
@@ -126,9 +172,22 @@ def ranks(tmp_path: Path) -> Callable[..., Finished]:
     ) -> Finished:
         start = _QUICK_START if is_quick else ""
         (tmp_path / "script.py").write_text(start + textwrap.dedent(script))
-        return run_ranks(processes, ["script.py", *args], tmp_path, env, 0, is_quick=is_quick)
+        return run_ranks(processes, ["script.py", *args], tmp_path, env, 0, is_quick=is_quick, kept=kept)
 
     return run
+
+
+def started(processes: int, program: list[str], directory: Path, output: Path) -> Process:
+    """Start `python PROGRAM`, to be killed: a single rank is forked, several are torchrun's."""
+    import torch
+
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if processes == 1 and not torch.cuda.is_available():
+        forked = _SERVER.start(program, directory, env, output, output)
+        if forked is not None:
+            return forked
+    with output.open("a") as out:
+        return subprocess.Popen([*launcher(processes), *program], cwd=directory, stdout=out, stderr=out, env=env)
 
 
 def run_ranks(
@@ -139,8 +198,9 @@ def run_ranks(
     code: int | None = 0,
     *,
     is_quick: bool = True,
+    kept: KeptRanks | None = None,
 ) -> Finished:
-    """Run `python PROGRAM` on several ranks, forked if nothing that is asked for decides how it imports.
+    """Run `python PROGRAM` on several ranks, kept or forked if nothing that is asked for decides how it imports.
 
     code: as for `train`.
     """
@@ -148,7 +208,10 @@ def run_ranks(
 
     whole_env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     done = None
-    if is_quick and not env and not torch.cuda.is_available():
+    is_quick = is_quick and all(map(_READ_LATER.match, env or ()))
+    if kept is not None and is_quick:
+        done = kept.run(processes, program, directory, whole_env, timeout=1500)
+    elif is_quick and not torch.cuda.is_available():
         done = _SERVER.run(program, directory, whole_env, processes=processes, timeout=1500)
     if done is None:
         done = subprocess.run(

@@ -12,7 +12,7 @@ from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.startup.prepare import refuse_unsupported  # noqa: E402
 from tests.training.conftest import TINY, Finished, Train  # noqa: E402
 
-SMALL = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 32, "num_attention_heads": 2, "seq_length": 16}
+SMALL = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 32, "num_attention_heads": 2}
 LATENT: dict[str, Any] = {"multi_latent_attention": True, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_head_dim": 16}
 LATENT |= {"qk_pos_emb_head_dim": 8, "v_head_dim": 16}
 
@@ -21,6 +21,7 @@ def _logits(done: Finished) -> list[float | None]:
     return [record["max_attention_logit"] for record in done.records]
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("processes", "model"),
@@ -28,7 +29,10 @@ def _logits(done: Finished) -> list[float | None]:
     ids=["one", "dp2", "bf16", "latent tp2"],
 )
 def test_logits_are_bounded(train: Train, processes: int, model: dict[str, Any]) -> None:
-    sections = {"model": {**SMALL, "init_method_std": 0.5, **model}, "train": {"train_iters": 4}}
+    sections = {
+        "model": {**SMALL, "init_method_std": 0.5, **model},
+        "train": {"train_iters": 4, "global_batch_size": 4},
+    }
     plain = train(processes, sections)
     logged = train(processes, sections, "logger.log_max_attention_logit=True")
     clipped = train(processes, sections, "model.qk_clip=True", "model.qk_clip_threshold=1.0")

@@ -138,6 +138,7 @@ def _kind(when: str) -> list[str]:
     return [f"on_{when}_start", *[f"on_{when}_step_start", f"on_{when}_step_end"] * 2, f"on_{when}_end"]
 
 
+@pytest.mark.kept_ranks
 def test_the_order_of_a_run_with_everything(tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
     """Two stages: the losses are on the last, the calls on both."""
     sections = {
@@ -191,6 +192,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.parametrize("async_save", [False, True])
 def test_a_saved_checkpoint_is_complete(async_save: bool, tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
     saving = {"save": "ckpt", "save_interval": 1, "async_save": async_save}
@@ -200,6 +202,7 @@ def test_a_saved_checkpoint_is_complete(async_save: bool, tiny: Callable[..., An
     assert json.loads((tmp_path / "latest.json").read_text()) == ["1", "2", "3"]
 
 
+@pytest.mark.kept_ranks
 def test_what_it_raises_is_not_a_failed_save(tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
     saving = {"save": "ckpt", "save_interval": 1, "async_save": True}
     sections = {"train": {"train_iters": 3}, "model": {"num_layers": 1}, "checkpoint": saving}
@@ -220,6 +223,7 @@ def test_the_end_of_a_run_that_leaves_early(tiny: Callable[..., Any], ranks: Any
     assert [each[0] for each in seen][-3:] == [*STEP, "on_train_end"]
 
 
+@pytest.mark.kept_ranks
 def test_fine_tuning_takes_them_too(tiny: Callable[..., Any], ranks: Any, train: Any, tmp_path: Any) -> None:
     sections = {"train": {"train_iters": 1}, "model": {"num_layers": 1}, "checkpoint": {"save": "ckpt"}}
     train(1, sections)
@@ -249,6 +253,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.kept_ranks
 def test_what_they_draw_changes_no_dropout_of_a_resumed_run(tiny: Any, ranks: Any, tmp_path: Path) -> None:
     sections = {
         "model": {"num_layers": 1, "hidden_dropout": 0.1, "attention_dropout": 0.1},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.training.conftest import run_ranks
 
 pytest.importorskip("torch")
 
@@ -182,12 +183,12 @@ def test_a_ramp_that_shrinks_is_refused_where_megatron_cannot() -> None:
 
 
 WORKER = """
-import time
-import torch.distributed as dist
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
-from cloudai_mbridge.training.compat.checkpoints import abandon_saves
-
 if __name__ == "__main__":
+    import time
+    import torch.distributed as dist
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
+    from cloudai_mbridge.training.compat.checkpoints import abandon_saves
+
     dist.init_process_group("gloo", init_method="file://{path}", rank=0, world_size=1)
     queue = AsyncCallsQueue(persistent=True)
     queue.schedule_async_request(AsyncRequest(time.sleep, (100000,), []))
@@ -201,15 +202,7 @@ if __name__ == "__main__":
 def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
     """The worker that writes checkpoints beside a GPU has not finished; the process ends all the same."""
     (tmp_path / "script.py").write_text(WORKER.format(path=tmp_path / "group"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
+    done = run_ranks(1, ["script.py"], tmp_path, code=1)
     assert "training failed" in done.stderr
 
 

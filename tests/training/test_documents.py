@@ -50,6 +50,7 @@ def sections(tmp_path: Path) -> dict[str, Any]:
     return {"model": MODEL, "train": train, "optimizer": {"lr": 1e-2, "min_lr": 1e-2}, "dataset": DATA}
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.process
 def test_a_mask_reaches_every_stage_and_every_part_of_a_sequence(train: Train, sections: dict[str, Any]) -> None:
     masked = {**sections, "dataset": {**DATA, **MASKS}}
@@ -76,6 +77,7 @@ def test_what_masks_nothing_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatc
             refuse_unsupported(other)
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(GPTDatasetConfig, "inter_document_masking"), reason="needs Megatron-Core 0.19")
 def test_bounds_of_documents_are_such_a_mask(train: Train, sections: dict[str, Any], tiny: Any) -> None:

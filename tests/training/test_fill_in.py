@@ -155,6 +155,7 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize(("tp", "rows"), [(1, 300), (2, 200)])
 def test_a_vocabulary_of_the_tokenizer_is_padded(tokenizer: str, tp: int, rows: int, train: Any, ranks: Any) -> None:
@@ -170,6 +171,7 @@ def test_a_vocabulary_of_the_tokenizer_is_padded(tokenizer: str, tp: int, rows: 
     assert _parameters(whole) - _parameters(padded) == tables * hidden * (512 // tp - rows)
 
 
+@pytest.mark.kept_ranks
 def test_a_model_takes_the_tokenizer_s_vocabulary_in_the_place_of_its_own(train: Any) -> None:
     """`use_tokenizer_vocab_size` of Megatron-Bridge 0.6: 512 rows in the model, 100 ids."""
     section = {"tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": 100, "use_tokenizer_vocab_size": True}}

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 GRID = {"use_decentralized_pg": True, "use_gloo_process_groups": False}
-SMALL = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 32, "seq_length": 16}
+SMALL = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 32}
 STAGES = {"pipeline_model_parallel_size": 2, "share_embeddings_and_output_weights": True}
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 32, "expert_model_parallel_size": 2}
 
@@ -89,6 +89,7 @@ def test_the_flight_recorder_yields_to_the_environment(caplog: pytest.LogCapture
     assert env["TORCH_FR_DUMP_TEMP_FILE"] == "theirs"
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.process
 @pytest.mark.parametrize(
     "layout",

@@ -16,7 +16,6 @@ MODEL: dict[str, Any] = {
     "ffn_hidden_size": 64,
     "num_attention_heads": 4,
     "num_query_groups": 2,
-    "seq_length": 16,
     "init_method_std": 0.1,
     "num_moe_experts": 4,
     "moe_router_topk": 2,
@@ -24,10 +23,11 @@ MODEL: dict[str, Any] = {
 }
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.process
 def test_layouts_learn_the_same(train: Train) -> None:
     """Also when a checkpoint of one is resumed in the other."""
-    steps = {"train_iters": 4, "exit_interval": 4}
+    steps = {"train_iters": 4, "exit_interval": 4, "global_batch_size": 4}
     sections = {"model": MODEL, "train": steps, "optimizer": {"lr": 1e-2, "min_lr": 1e-2}}
     one = train(1, sections).losses
     tp = {**MODEL, "tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -38,6 +38,7 @@ def test_layouts_learn_the_same(train: Train) -> None:
 
 
 @pytest.mark.skipif(not has_unified_patterns(), reason="Megatron-Core 0.16 cannot predict with hybrid models")
+@pytest.mark.kept_ranks
 @pytest.mark.process
 def test_multi_token_prediction(train: Train) -> None:
     sections = {"model": {**MODEL, "hybrid_layer_pattern": "*-*E/*E"}, "train": {"train_iters": 2}}

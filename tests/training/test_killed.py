@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.figures import Figure
-from tests.training.conftest import launcher, processes_in
+from tests.training.conftest import processes_in, started
 
 pytest.importorskip("torch")
 
@@ -113,11 +112,9 @@ def killed_run(
     rank: which one, as a share of all.
     """
     before = newest(directory)
-    argv = [*launcher(processes), "-m", "cloudai_mbridge.training", "--config", "config.json"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     file = directory / f"out-{number}"
-    with file.open("w") as out:
-        process = subprocess.Popen(argv, cwd=directory, stdout=out, stderr=subprocess.STDOUT, env=env)
+    file.touch()
+    process = started(processes, ["-m", "cloudai_mbridge.training", "--config", "config.json"], directory, file)
     try:
         end = time.monotonic() + 400
         while len(records(file.read_text())) < after_step:

@@ -4,38 +4,21 @@
 """
 
 import csv
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.recipes.container import container_data
 from tests.figures import Figure
-from tests.training.conftest import run_ranks
+from tests.training.conftest import Train
 
 pytest.importorskip("torch")
 
 STEPS = 10
 TOLERANCE = 1e-5
-BASE: dict[str, Any] = {
-    "model": {
-        "num_layers": 4,
-        "hidden_size": 64,
-        "ffn_hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_query_groups": 2,
-        "vocab_size": 512,
-        "seq_length": 64,
-        "dtype": "fp32",
-    },
-    "train": {"train_iters": STEPS, "micro_batch_size": 1, "global_batch_size": 8},
-    "optimizer": {"lr": 1e-3, "min_lr": 1e-4},
-    "scheduler": {"lr_warmup_iters": 2},
-}
+STEPS_OF_4 = {"train_iters": STEPS, "global_batch_size": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "moe": {
@@ -74,16 +57,17 @@ COUNTING = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_i
 
 @dataclass(frozen=True)
 class Run:
-    """A layout of a model; model_fields and optimizer_fields go over the base."""
+    """A layout of a model; model_fields and optimizer_fields go over those of a tiny model."""
 
     processes: int = 1
     model: str = "dense"
     model_fields: dict[str, Any] = field(default_factory=dict)
     optimizer_fields: dict[str, Any] = field(default_factory=dict)
 
-    def container(self) -> dict[str, Any]:
-        model = {**BASE["model"], **MODELS[self.model], **self.model_fields}
-        return container_data({**BASE, "model": model, "optimizer": {**BASE["optimizer"], **self.optimizer_fields}})
+    @property
+    def sections(self) -> dict[str, dict[str, Any]]:
+        model = {**MODELS[self.model], **self.model_fields}
+        return {"model": model, "train": STEPS_OF_4, "optimizer": self.optimizer_fields}
 
 
 def run(processes: int, model: str = "dense", dist_opt: bool = False, **fields: Any) -> Run:
@@ -118,58 +102,35 @@ LAYOUTS = {
     "tp2-sp-selective-recompute": run(2, tp=2, sp=True, **SELECTIVE),
 }
 ONE_PROCESS = {f"one-{model}": Run(model=model) for model in MODELS}
-BF16 = {"bf16": Run(model_fields={"dtype": "bf16"})}
+RUNS = {**LAYOUTS, **ONE_PROCESS, "bf16": Run(model_fields={"dtype": "bf16"})}
 
-Losses = Callable[[str], list[float]]
-# One layout of each kind; `make test-long` trains all
-QUICK = {"tp2-sp", "pp2-vp2", "cp2", "dp2-distopt", "moe-ep2-alltoall", "mtp-pp3-middle", "full-recompute"}
+Losses = Callable[[str, int], list[float]]
+# One layout of each kind, for half of the steps; `make test-long` trains all
+QUICK = ("tp2-sp", "pp2-vp2", "cp2", "dp2-distopt", "moe-ep2-alltoall", "mtp-pp3-middle", "full-recompute")
+CASES = [
+    *(pytest.param(name, STEPS // 2, id=name) for name in QUICK),
+    *(pytest.param(name, STEPS, id=f"{name}-to-the-end", marks=pytest.mark.long) for name in LAYOUTS),
+]
 
 
-@pytest.fixture(scope="module")
-def losses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """Return the losses of a run, by its name. All runs with the same number of processes share one start."""
-    tests = {item.name for item in request.session.items}
-    chosen = {n: r for n, r in LAYOUTS.items() if f"test_layout_equals_one_process[{n}]" in tests}
-    needed = {f"one-{layout.model}" for layout in chosen.values()}
-    runs = {**chosen, **{n: r for n, r in ONE_PROCESS.items() if n in needed}, **BF16}
+@pytest.fixture
+def losses(train_once: Train) -> Losses:
+    """Return the losses of the first steps of a run: losses("tp2", 5)."""
 
-    @cache
-    def train(processes: int) -> tuple[dict[str, list[float]], str]:
-        directory = tmp_path_factory.mktemp(f"processes-{processes}")
-        return train_in_turn(directory, processes, {n: r for n, r in runs.items() if r.processes == processes})
-
-    def of(name: str) -> list[float]:
-        curves, errors = train(runs[name].processes)
-        assert len(curves.get(name, [])) == STEPS, f"{name} did not train to its end\n{errors}"
-        return curves[name]
+    def of(name: str, steps: int) -> list[float]:
+        run = RUNS[name]
+        curve = list(train_once(run.processes, run.sections, f"train.exit_interval={steps}").losses.values())
+        assert len(curve) == steps
+        return curve
 
     return of
 
 
-def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tuple[dict[str, list[float]], str]:
-    """Train the runs; return the losses of all steps by run, and the end of what the processes said of errors."""
-    paths = [directory / f"{name}.json" for name in runs]
-    for path, each in zip(paths, runs.values(), strict=True):
-        path.write_text(json.dumps(each.container()))
-    script = Path(__file__).with_name("train_in_turn.py")
-    done = run_ranks(processes, [str(script), *map(str, paths)], directory, code=None)
-    curves: dict[str, list[float]] = {}
-    for line in done.stdout.splitlines():  # both lines come from the last rank, so they are in order
-        mark, _, rest = line.partition(" ")
-        if mark == "LAYOUT":
-            curves[rest] = current = []
-        elif mark == "MBRIDGE_STEP":
-            current.append(json.loads(rest)["losses"]["lm loss"])
-    return curves, done.stderr[-6000:] if done.returncode else ""
-
-
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS]
-)
-def test_layout_equals_one_process(losses: Losses, name: str, figure: Figure) -> None:
-    reference = losses(f"one-{LAYOUTS[name].model}")
-    difference = max(abs(a - b) for a, b in zip(reference, losses(name), strict=True))
+@pytest.mark.parametrize(("name", "steps"), CASES)
+def test_layout_equals_one_process(losses: Losses, name: str, steps: int, figure: Figure) -> None:
+    reference = losses(f"one-{LAYOUTS[name].model}", steps)
+    difference = max(abs(a - b) for a, b in zip(reference, losses(name, steps), strict=True))
     figure(f"{difference:.1e}")
     assert reference[-1] < reference[0] - 0.1, "the reference did not learn"
     assert difference < TOLERANCE
@@ -177,7 +138,7 @@ def test_layout_equals_one_process(losses: Losses, name: str, figure: Figure) ->
 
 @pytest.mark.process
 def test_bf16_trains(losses: Losses) -> None:
-    curve = losses("bf16")
+    curve = losses("bf16", STEPS // 2)
     assert curve[-1] < curve[0] - 0.1
 
 

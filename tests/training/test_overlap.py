@@ -28,6 +28,7 @@ def _steps(**more: Any) -> dict[str, Any]:
     return {"train_iters": 3, **more}
 
 
+@pytest.mark.kept_ranks
 def test_parameters_gathered_with_the_optimizer_step(train: Train) -> None:
     sections = {"train": _steps(), "model": STAGES, "optimizer": SHARDED, "ddp": {"overlap_param_gather": True}}
     sections["ddp"]["overlap_grad_reduce"] = True
@@ -42,6 +43,7 @@ def test_there_must_be_a_second_chunk(tiny: Any) -> None:
         prepare(ConfigContainer.from_dict(tiny({"train": _steps(), "optimizer": optimizer})))
 
 
+@pytest.mark.kept_ranks
 @pytest.mark.parametrize(
     ("processes", "layout"), [(2, {}), pytest.param(4, STAGES, marks=pytest.mark.long)], ids=["ep2", "pp2 vp2 ep2"]
 )
@@ -52,6 +54,7 @@ def test_exchange_of_experts(train: Train, processes: int, layout: dict[str, Any
     assert train(processes, beside).losses == apart
 
 
+@pytest.mark.kept_ranks
 def test_delayed_weight_gradients_need_transformer_engine(train: Train) -> None:
     overlap = {"tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
     sections = {"train": _steps(), "model": {**EXPERTS, "dtype": "bf16"}, "comm_overlap": overlap}

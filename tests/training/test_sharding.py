@@ -14,7 +14,7 @@ from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.startup.prepare import prepare  # noqa: E402
 from tests.training.conftest import Train  # noqa: E402
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.kept_ranks]
 
 STEPS, TOLERANCE = 4, 1e-5
 SHARDED: dict[str, Any] = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
@@ -30,7 +30,13 @@ def _sections(kind: dict[str, Any], **checkpoint: Any) -> dict[str, Any]:
     model = {"num_layers": 2, **kind.get("model", {})}
     logger = {"log_params_norm": True}
     both = {**kind.get("checkpoint", {}), **checkpoint}
-    return {**kind, "model": model, "train": {"train_iters": STEPS}, "logger": logger, "checkpoint": both}
+    return {
+        **kind,
+        "model": model,
+        "train": {"train_iters": STEPS, "global_batch_size": 4},
+        "logger": logger,
+        "checkpoint": both,
+    }
 
 
 def _assert_near(found: dict[int, float], expected: dict[int, float]) -> None:

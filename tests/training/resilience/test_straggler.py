@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -152,8 +153,8 @@ SCRIPT = """
 
 
 def test_reports_of_two_ranks(ranks: Callable[..., Any], request: pytest.FixtureRequest) -> None:
-    env = {"PYTHONPATH": str(request.path.parent)}
-    lines = ranks(2, SCRIPT, env=env).stdout.splitlines()
+    start = f"import sys\nsys.path.insert(0, {str(request.path.parent)!r})\n"
+    lines = ranks(2, start + textwrap.dedent(SCRIPT)).stdout.splitlines()
     said = {line for line in lines if re.match(r"[a-z ]+ \d: ", line)}
     expected = {
         "off": ["False False True", "False False True"],
