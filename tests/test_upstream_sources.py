@@ -42,5 +42,5 @@ def test_metadata_are_those_of_the_tree_that_was_given_last(tmp_path: Path) -> N
     ):
         (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "cloudai"\n{project}\n')
         subprocess.run([python, CI / "stub-metadata", tmp_path], check=True)
-        asked = [python, "-c", "import importlib.metadata as m; print(*(d.version for d in m.distributions()))"]
+        asked = [python, "-I", "-c", "import importlib.metadata as m; print(*(d.version for d in m.distributions()))"]
         assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split() == [version]
