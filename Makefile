@@ -8,12 +8,14 @@ VENV := .venv
 PYTHON_RELEASE := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := $(VENV)/bin
 WORKERS ?= 4
-# For `make interop`: directories, .tar.gz files, or URL@COMMIT
-MBRIDGE_CLOUDAI_SOURCE ?= https://github.com/NVIDIA/cloudai.git@5b5c0f728858c49724dcd22c46effa7401f52314
-MBRIDGE_LAUNCHER_SOURCE_0_3 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@21b02e0cfb2f8ff907e0d8baee0c5205876c6812
-MBRIDGE_LAUNCHER_SOURCE_0_6 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@51885cf132b2814188b6855c25a8588254274c2a
+# For `make interop`: the directory of upstream's sources, plain trees with these names. They are put there by other means,
+# and read where they are: nothing here fetches, builds or installs them
+UPSTREAM := $(or $(MBRIDGE_UPSTREAM),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cloudai-mbridge/upstream)
+TREES := cloudai megatron-bridge-0.3 megatron-bridge-0.6
+SOURCE_cloudai := https://github.com/NVIDIA/cloudai.git 5b5c0f728858c49724dcd22c46effa7401f52314
+SOURCE_megatron-bridge-0.3 := https://github.com/NVIDIA-NeMo/Megatron-Bridge.git 21b02e0cfb2f8ff907e0d8baee0c5205876c6812
+SOURCE_megatron-bridge-0.6 := https://github.com/NVIDIA-NeMo/Megatron-Bridge.git 51885cf132b2814188b6855c25a8588254274c2a
 INTEROP := .venv-interop
-UPSTREAM := .interop
 # For `make matrix` and `make te`: an environment with the newest stack. Transformer Engine's tests need 3.12
 NEWEST_PYTHON ?= $(firstword $(foreach v,3.12 3.13,$(if $(shell python$v -c 'print(1)' 2>/dev/null),python$v) \
   $(lastword $(wildcard $(HOME)/.pyenv/versions/$v.*/bin/python))))
@@ -27,7 +29,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-long docs interop interop-install bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-long docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -46,12 +48,18 @@ test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest --fork $(WORKERS) -m "long and not drill" $(PYTEST_ARGS)
 
 # Run the tests against the real CloudAI and the real launcher of Megatron-Bridge, in an environment of their own.
-interop: interop-install
+interop:
+	@found=$$(.ci/find-upstream "$(UPSTREAM)" $(TREES)) && { [ -z "$$found" ] || $(MAKE) --no-print-directory interop-run; }
+
+interop-run: interop-install
 	.ci/install-slurm
-	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
-	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
-	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
+	$(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
 	$(MAKE) bridge-loop
+	@.ci/find-upstream "$(UPSTREAM)" $(TREES) >/dev/null
+
+# Print the sources that `make interop` reads: name, repository, commit.
+upstream-sources:
+	@$(foreach tree,$(TREES),echo $(tree) $(SOURCE_$(tree));)
 
 # The training loop of Megatron-Bridge 0.6 beside ours, on a CPU, where there is a Python 3.12.
 bridge-loop:
@@ -61,21 +69,16 @@ bridge-loop:
 bridge-loop-on-3.12:
 	$(MAKE) newest
 	$(MAKE) $(NEWEST)/bridge
-	MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge \
-	  $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
 	.ci/install-slurm
-	$(INTEROP)/bin/python -m tests.benchmarks.head_to_head
+	PYTHONPATH="$(UPSTREAM)/cloudai/src" $(INTEROP)/bin/python -m tests.benchmarks.head_to_head
 
 interop-install: $(INTEROP)/.created-$(PYTHON_RELEASE)
-	.ci/fetch-source $(MBRIDGE_CLOUDAI_SOURCE) $(UPSTREAM)/cloudai
-	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_3) $(UPSTREAM)/megatron-bridge-0.3
-	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_6) $(UPSTREAM)/megatron-bridge-0.6
-	PDM_BUILD_SCM_VERSION=$$(sed -n 's/^fallback_version = "\(.*\)"/\1/p' $(UPSTREAM)/cloudai/pyproject.toml) \
-	  PIP_CONSTRAINT=constraints-interop.txt \
-	  $(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]' ./$(UPSTREAM)/cloudai
+	PIP_CONSTRAINT=constraints-interop.txt $(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]'
+	[ ! -d "$(UPSTREAM)/cloudai" ] || $(INTEROP)/bin/python .ci/stub-metadata "$(UPSTREAM)/cloudai"
 	$(MAKE) $(INTEROP)/megatron-core-0.19
 
 # What the configuration code of Megatron-Bridge 0.6 is written for; imported from there only, on whatever Python
@@ -158,7 +161,7 @@ slurm-sandbox-stop: $(VENV)/.train
 	$(BIN)/python -m tests.sandbox stop --purge $(SANDBOX)
 
 clean:
-	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(UPSTREAM) build *.egg-info
+	rm -rf $(VENV) $(INTEROP) $(NEWEST) build *.egg-info
 
 $(VENV)/.created-$(PYTHON_RELEASE) $(INTEROP)/.created-$(PYTHON_RELEASE):
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=...")'

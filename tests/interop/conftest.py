@@ -1,8 +1,11 @@
-"""The tests against the real CloudAI and the real launcher of Megatron-Bridge: `make interop`.
+"""The tests against the real CloudAI, Megatron-Bridge and its launchers: `make interop`.
 
-Three variables name the unpacked sources; without them everything here is skipped, and nothing of upstream is imported.
+Upstream's sources are read where they are, as plain trees below one directory: MBRIDGE_UPSTREAM, or one in the user's
+cache. None of them is installed. A test whose tree is absent is skipped and says which; where none is there, or another
+environment runs, nothing here is imported.
 """
 
+import importlib.util
 import os
 import re
 import shutil
@@ -19,47 +22,72 @@ import pytest
 from cloudai_mbridge.integrations.cloudai import TEMPLATE
 from tests.sandbox import SlurmSandbox
 
-CLOUDAI, LAUNCHER_0_3, LAUNCHER_0_6 = VARIABLES = (
-    "MBRIDGE_CLOUDAI_SOURCE",
-    "MBRIDGE_LAUNCHER_SOURCE_0_3",
-    "MBRIDGE_LAUNCHER_SOURCE_0_6",
-)
+CLOUDAI, BRIDGE_0_3, BRIDGE_0_6 = TREES = ("cloudai", "megatron-bridge-0.3", "megatron-bridge-0.6")
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("cloudai", "nemo-run", "leptonai", "wandb", "torch", "megatron-core", "rich")
+PACKAGES = ("nemo-run", "leptonai", "wandb", "torch", "megatron-core", "rich")
+# What CloudAI imports, of which the environment of the other tests lacks some
+_IMPORTED = ("bokeh", "kubernetes", "nemo_run", "tbparse", "websockets")
+_IMPORTS_CLOUDAI = re.compile(r"^(?:from|import) cloudai\b", re.MULTILINE)
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+UPSTREAM = Path(os.environ.get("MBRIDGE_UPSTREAM") or _CACHE / "cloudai-mbridge/upstream").absolute()
 
 STAND_IN = REPOSITORY / "tests/stand_in/training.py"
 
 Ended = subprocess.CompletedProcess[str]
 
 
-def source(variable: str) -> Path | None:
-    """Return the directory that a variable names."""
-    value = os.environ.get(variable)
-    return Path(value).resolve() if value and Path(value).is_dir() else None
+def find_tree(name: str) -> Path | None:
+    """Return a source tree of upstream, None if it is absent."""
+    return found if (found := UPSTREAM / name).is_dir() else None
 
 
-def missing() -> list[str]:
-    return [variable for variable in VARIABLES if source(variable) is None]
+def tree(name: str) -> Path:
+    """Return a source tree of upstream, and skip where it is absent."""
+    if (found := find_tree(name)) is None:
+        pytest.skip(f"{UPSTREAM / name} is absent")
+    return found
+
+
+def why_skipped(module: Path) -> str | None:
+    """Return why a module cannot be imported here, None if it can."""
+    if absent := [name for name in _IMPORTED if importlib.util.find_spec(name) is None]:
+        return f"run `make interop`: {', '.join(absent)} cannot be imported here"
+    if not any(map(find_tree, TREES)):
+        return f"no source of upstream is in {UPSTREAM}"
+    if find_tree(CLOUDAI) is None and _IMPORTS_CLOUDAI.search(module.read_text(encoding="utf-8")):
+        return f"{UPSTREAM / CLOUDAI} is absent"
+    return None
 
 
 class Skipped(pytest.Module):
     """A module that is not imported."""
 
     def collect(self) -> list[pytest.Item]:
-        reason = f"run `make interop`: {', '.join(missing())} must name unpacked sources"
-        raise pytest.skip.Exception(reason, allow_module_level=True)
+        raise pytest.skip.Exception(str(why_skipped(self.path)), allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    return Skipped.from_parent(parent, path=module_path) if missing() else None
+    return Skipped.from_parent(parent, path=module_path) if why_skipped(module_path) else None
+
+
+def pytest_configure() -> None:
+    """Put CloudAI on the path, here and of every process that a test starts."""
+    if (found := find_tree(CLOUDAI)) is not None and why_skipped(Path(__file__)) is None:
+        sys.path.insert(0, str(found / "src"))
+        os.environ["PYTHONPATH"] = search_path(os.environ.get("PYTHONPATH", ""))
+
+
+def search_path(*directories: str | Path) -> str:
+    """Return a value of PYTHONPATH: these directories, then CloudAI's source."""
+    return os.pathsep.join(filter(None, (*map(str, directories), str(UPSTREAM / CLOUDAI / "src"))))
 
 
 def pytest_report_header() -> list[str]:
     """Say which real things the tests ran against."""
-    if missing():
-        return [f"interop: not run, without {', '.join(missing())}"]
+    if reason := why_skipped(Path(__file__)):
+        return [f"interop: not run: {reason}"]
     lines = [f"interop: {' '.join(f'{name} {_installed(name)}' for name in PACKAGES)}"]
-    lines += [f"interop: {_named(variable)}" for variable in VARIABLES]
+    lines += [f"interop: {name}: {_described(name)}" for name in TREES]
     return lines
 
 
@@ -70,24 +98,17 @@ def _installed(package: str) -> str:
         return "(not installed)"
 
 
-def _named(variable: str) -> str:
-    """Return a source with its own version and where it was taken from."""
-    directory = source(variable)
-    assert directory
-    origin = directory / ".source"
-    taken_from = Path(origin.read_text().strip()).name if origin.exists() else str(directory)
-    numbers = directory / "src/megatron/bridge/package_info.py"
-    if not numbers.exists():
-        return f"CloudAI from {taken_from}"
-    found = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)$", numbers.read_text(), flags=re.MULTILINE))
-    return f"Megatron-Bridge {found['MAJOR']}.{found['MINOR']}.{found['PATCH']} from {taken_from}"
+def _described(name: str) -> str:
+    """Return what a tree says of itself: its commit, if it has a file with it, and where it is."""
+    if (found := find_tree(name)) is None:
+        return "absent"
+    commit = found / ".commit"
+    return f"{commit.read_text().strip()[:12]} in {found}" if commit.is_file() else str(found)
 
 
-def _copy(variable: str, directory: Path) -> Path:
-    """Copy a source and make it a git repository with one commit: NeMo-Run packs what git knows."""
-    found = source(variable)
-    assert found
-    shutil.copytree(found, directory, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+def _copy(name: str, directory: Path) -> Path:
+    """Make a git repository with one commit of a source, for this run only: NeMo-Run packs what git knows."""
+    shutil.copytree(tree(name), directory, ignore=shutil.ignore_patterns(".git", "__pycache__"))
     identity = ["-c", "user.name=interop", "-c", "user.email=interop@localhost"]
     for command in (["init", "--quiet"], ["add", "--all"], [*identity, "commit", "--quiet", "--message", "source"]):
         subprocess.run(["git", *command], cwd=directory, check=True, capture_output=True)
@@ -97,21 +118,19 @@ def _copy(variable: str, directory: Path) -> Path:
 @pytest.fixture(scope="session")
 def cloudai_source() -> Path:
     """CloudAI's source tree: `conf/` and `src/cloudai/` are in it. Read only."""
-    found = source(CLOUDAI)
-    assert found
-    return found
+    return tree(CLOUDAI)
 
 
 @pytest.fixture(scope="session")
 def launcher_0_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of Megatron-Bridge 0.3.0; its launcher is `scripts/performance/setup_experiment.py`."""
-    return _copy(LAUNCHER_0_3, tmp_path_factory.mktemp("megatron-bridge-0.3") / "Megatron-Bridge")
+    return _copy(BRIDGE_0_3, tmp_path_factory.mktemp("megatron-bridge-0.3") / "Megatron-Bridge")
 
 
 @pytest.fixture(scope="session")
 def launcher_0_6(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of Megatron-Bridge 0.6.0."""
-    return _copy(LAUNCHER_0_6, tmp_path_factory.mktemp("megatron-bridge-0.6") / "Megatron-Bridge")
+    return _copy(BRIDGE_0_6, tmp_path_factory.mktemp("megatron-bridge-0.6") / "Megatron-Bridge")
 
 
 @pytest.fixture
@@ -224,7 +243,7 @@ def place(tmp_path: Path) -> Workplace:
     (tmp_path / "tests").mkdir()
     (tmp_path / "slurm.toml").write_text(_ON_SLURM)
     (tmp_path / "standalone.toml").write_text(_STANDALONE)
-    found = Workplace(tmp_path, {**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    found = Workplace(tmp_path, {**os.environ, "PYTHONPATH": search_path(REPOSITORY)})
     found.write()
     found.write_scenario()
     return found

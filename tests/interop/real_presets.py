@@ -3,8 +3,9 @@
     python real_presets.py LAUNCHER_DIRECTORY < requests.jsonl > answers.jsonl
 
 A request is the launcher's argv; an answer is the sizes that it would train with, or {"refused": why}. The request
-["--list"] is answered with the names of all presets. Real are the argument parser, the recipes, the overrides and the
-classes of Megatron-Bridge and Megatron-Core. Not real: a model from Hugging Face (there is no network) is a bare
+["--list"] is answered with the names of all presets; ["--whole", ...] with every field of the configuration, and
+["--parsed", ...] with what the parser makes of the argv. Real are the argument parser, the recipes, the overrides and
+the classes of Megatron-Bridge and Megatron-Core. Not real: a model from Hugging Face (there is no network) is a bare
 GPTModelProvider, and the GPU is one of the asked kind.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from absent_packages import KERNELS, OTHERS, stand_in_for
 
-LAUNCHER = Path(sys.argv[1])
+LAUNCHER = Path(sys.argv[-1])
 IS_FLAT = (LAUNCHER / "src/megatron/bridge/perf_recipes").is_dir()
 MODEL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
@@ -33,9 +34,8 @@ MODEL = (
 MIXTURE = re.compile(r"_a\d+b|deepseek|kimi|gpt_oss|glm5|nemotron_3|qwen3_next|qwen35")
 
 
-def load_packages(launcher: Path) -> Any:
-    """Import the real packages, with stand-ins for those that are absent; return torch."""
-    sys.path.insert(0, str(launcher / "src"))
+def load_core() -> Any:
+    """Import the real Megatron-Core, with stand-ins for kernels; return torch."""
     import torch
 
     torch.compile = lambda model=None, **keywords: model if model is not None else (lambda one: one)  # no kernels
@@ -45,6 +45,13 @@ def load_packages(launcher: Path) -> Any:
     import megatron.core.models.gpt
     import megatron.core.transformer.transformer_config  # noqa: F401
 
+    return torch
+
+
+def load_packages(launcher: Path) -> Any:
+    """Import the real packages, with stand-ins for those that are absent; return torch."""
+    sys.path.insert(0, str(launcher / "src"))
+    torch = load_core()
     stand_in_for(OTHERS)
     return torch
 
@@ -122,10 +129,29 @@ def told(config: Any) -> dict[str, Any]:
     return {name: _plain(value) for name, value in values.items()}
 
 
+def whole(config: Any) -> dict[str, str]:
+    """Return every field as SECTION.FIELD, with what is printed of its value; of no section, as FIELD."""
+    found = {}
+    for section, values in vars(config).items():
+        fields = vars(values) if hasattr(values, "__dict__") and not isinstance(values, type) else {"": values}
+        found |= {f"{section}.{name}".rstrip("."): str(value) for name, value in fields.items()}
+    return found
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | str) else getattr(value, "name", str(value))
+
+
+def _answer(real: SimpleNamespace, argv: list[str], save: list[str]) -> Any:
+    if argv == ["--list"]:
+        return listed(real)
+    if argv[0] == "--parsed":
+        return {name: str(value) for name, value in vars(real.parser.parse_args(argv[1:])).items()}
+    if argv[0] == "--whole":
+        return whole(resolve(real, [*argv[1:], *save]))
+    return told(resolve(real, [*argv, *save]))
 
 
 def main() -> None:
@@ -136,7 +162,7 @@ def main() -> None:
     for line in sys.stdin:
         argv = json.loads(line)
         try:
-            answer: Any = listed(real) if argv == ["--list"] else told(resolve(real, [*argv, *save]))
+            answer = _answer(real, argv, save)
         except (Exception, SystemExit) as error:
             answer = {"refused": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,6 +1,5 @@
 """The performance configurations of the real releases are planned with the options of their installed sources."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,18 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan.walk import PointWalk
+from tests.interop.conftest import BRIDGE_0_3, BRIDGE_0_6, tree
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
-SOURCES = {"0.3.0": "MBRIDGE_LAUNCHER_SOURCE_0_3", "0.6.0": "MBRIDGE_LAUNCHER_SOURCE_0_6"}
+SOURCES = {"0.3.0": BRIDGE_0_3, "0.6.0": BRIDGE_0_6}
 
 
 @pytest.mark.parametrize("version", SOURCES)
 def test_all_performance_configurations_are_planned(version: str, tmp_path: Path) -> None:
-    if not (source := os.environ.get(SOURCES[version])):
-        pytest.skip(f"{SOURCES[version]} names no source")
+    source = tree(SOURCES[version])
     commit, install_path = f"v{version}", tmp_path
     clone = repo_path(install_path, URL, commit)
-    clone.symlink_to(Path(source).resolve())
+    clone.symlink_to(source)
     release = find_release(commit, clone)
     assert release is not None
     assert release.clone == clone

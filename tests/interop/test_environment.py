@@ -2,21 +2,26 @@
 
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 POINT = shlex.split("-a account -p partition -m llama -mr llama3_8b -ng 8 -gn 8 -g h100 -c bf16 -ms 10 -i image")
 
 
-def test_cloudai_is_the_given_one(cloudai_source: Path) -> None:
+def test_cloudai_is_the_given_one_and_has_what_it_requires(cloudai_source: Path) -> None:
     import cloudai
 
-    installed = Path(cloudai.__file__).parent
-    for name in ("registration.py", "core.py", "cli/cli.py"):
-        assert (installed / name).read_text() == (cloudai_source / "src/cloudai" / name).read_text()
+    assert Path(cloudai.__file__).parent == cloudai_source / "src/cloudai"
+    required = tomllib.loads((cloudai_source / "pyproject.toml").read_text())["project"]["dependencies"]
+    for requirement in map(Requirement, required):
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert version(requirement.name) in requirement.specifier, requirement
 
 
 @pytest.mark.parametrize("launcher", ["launcher_0_3", "launcher_0_6"])

@@ -16,7 +16,7 @@ import pytest
 
 from tests.figures import Figure
 from tests.interop.compare_containers import Found, Reasons, differences, read, table
-from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
+from tests.interop.conftest import BRIDGE_0_6, REPOSITORY, tree
 
 HERE = Path(__file__).parent
 CORE_0_6 = Path(sys.prefix) / "megatron-core-0.19"
@@ -67,7 +67,7 @@ def verdicts() -> list[Verdict]:
     """What both loops make of each recipe's container."""
     if not (CORE_0_6 / "megatron/core").is_dir():
         pytest.skip(f"{CORE_0_6.name} is not installed beside the environment's Megatron-Core")
-    theirs = run("real_containers.py", str(source(LAUNCHER_0_6)))
+    theirs = run("real_containers.py", str(tree(BRIDGE_0_6)))
     ours = run("judge_containers.py", given=theirs)
     pairs = zip(theirs.splitlines(), ours.splitlines(), strict=True)
     return [{**json.loads(their), **json.loads(our)} for their, our in pairs]

@@ -14,7 +14,7 @@ from cloudai_mbridge.models.cmd_args import ADAPTER_TASKS
 from cloudai_mbridge.recipes.load import recipe_names
 from tests.figures import Figure
 from tests.interop.compare_containers import Found, Reasons, differences, read, table
-from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
+from tests.interop.conftest import BRIDGE_0_6, REPOSITORY, tree
 from tests.interop.test_performance_recipes import CORE_0_6, HERE, check_page, run
 from tests.interop.test_presets import _argv, _key, _upstream_name
 
@@ -50,7 +50,7 @@ def requests() -> list[dict[str, object]]:
 def all_answers(requests: list[dict[str, object]]) -> Answers:
     """The containers of both, or why they are refused."""
     lines = "".join(json.dumps(request) + "\n" for request in requests)
-    theirs = run("launched_containers.py", str(source(LAUNCHER_0_6)), given=lines)
+    theirs = run("launched_containers.py", str(tree(BRIDGE_0_6)), given=lines)
     ours = run("our_containers.py", given=lines)
     return [(json.loads(a), json.loads(b)) for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=True)]
 

@@ -19,7 +19,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.load import load_recipe
 from cloudai_mbridge.sweep.checked import with_recipe
 from tests.figures import Figure
-from tests.interop.conftest import LAUNCHER_0_6, source
+from tests.interop.conftest import BRIDGE_0_6, tree
 from tests.interop.test_performance_recipes import CORE_0_6, run
 from tests.interop.test_presets import FLAGS
 
@@ -135,7 +135,7 @@ def judged_upstream(chosen: list[Point]) -> list[str | None]:
     """Return what upstream's validation has against each point."""
     lines = [{"gpu": p["gpu_type"], "num_gpus": p["num_gpus"], "argv": argv(p)} for p in chosen]
     given = "".join(json.dumps(line) + "\n" for line in lines)
-    answers = run("judge_points.py", str(source(LAUNCHER_0_6)), given=given)
+    answers = run("judge_points.py", str(tree(BRIDGE_0_6)), given=given)
     return [json.loads(line) for line in answers.splitlines()]
 
 

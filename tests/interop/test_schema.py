@@ -40,7 +40,7 @@ ON_PURPOSE = {
     "`dependencies` on a test of another template": r"and not run by this tool; remove the dependency",
     "Circular dependencies": r"cyclic dependency",
     "Control characters": r"must not contain (control|a NUL)",
-    "Names and paths that become a mount": r"use a value without it$",
+    "Values that become a part of a mount": r"(pyxis|enroot|NeMo-Run|the launcher) (separates|splits|reads|puts)",
     "Systems that cannot run the launcher": r"submits Slurm jobs; use a Slurm|is not supported; use one of",
     "Files that are not TOML": r"not valid TOML",
 }
@@ -248,6 +248,7 @@ REFUSED: dict[str, Callable[[Files], None]] = {
     "`dependencies` on a test of another template": _foreign_dependency,
     "Circular dependencies": _circle,
     "Control characters": lambda files: files.system.update(account="a\nb"),
+    "Values that become a part of a mount": lambda files: files.test["cmd_args"].update(nemo_home="/cache/a,b"),
     "Systems that cannot run the launcher": lambda files: files.system.update(scheduler="standalone"),
     "Files that are not TOML": _text("test", "extra_container_mounts = []", "extra_container_mounts = [,]"),
 }

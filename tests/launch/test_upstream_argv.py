@@ -1,4 +1,4 @@
-"""The upstream launcher's command line: every field, their order, what is left out, and that bash leaves it alone."""
+"""The upstream launcher's command line: every field, what is left out, and that bash leaves it alone."""
 
 import itertools
 import json
@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -17,17 +16,17 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.megatron_bridge.launcher_plan import launcher_args
+from cloudai_mbridge.megatron_bridge.launcher_options import known_launchers
 from cloudai_mbridge.megatron_bridge.release import image_path
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import TestRun, TestScenario
+from cloudai_mbridge.models.scenario import TestScenario
 from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.plan.launcher_command import find_job_ids, launcher_argv
+from cloudai_mbridge.plan.launcher_command import FLAGS, find_job_ids, launcher_argv
 from tests.cases import every
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
@@ -113,54 +112,27 @@ def _told(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# fields that become --FIELD VALUE
-REGULAR: dict[str, Any] = {
-    **{"task": "sft", "max_retries": 0, "domain": "llm", "hidden_size": 64, "num_layers": 4},
-    **{"pipeline_model_parallel_layout": "Et|tL", "first_k_dense_replace": 1, "use_tokendrop": False},
-    **{"use_megatron_fsdp": True, "nccl_ub": False, "cuda_graph_impl": "none", "moe_a2a_overlap": False},
-    **{"lr": 1e-05, "min_lr": 0.5, "warmup_iters": 3, "pretrained_checkpoint": "/c", "save_dir": "/s"},
-    **{"load_dir": "/l", "save_interval": 5, "most_recent_k": -1, "data": "mock", "dataset_paths": "a"},
-    **{"dataset_root": "/r", "index_mapping_dir": "/i", "dataset_name": "n", "tokenizer_type": "NullTokenizer"},
-    **{"tokenizer_model": "m", "vocab_size": 100, "profiling_start_step": 1, "profiling_stop_step": 2},
-    **{"profiling_ranks": "0,1", "nsys_trace": "cuda,nvtx", "packager": "none", "optimizer_type": "adam"},
-    **{"moe_flex_dispatcher_backend": "None", "lock_gpu_freq": 1500, "enable_pct_binding": False},
-    **{"distributed_timeout_minutes": 30, "c4_root": "/c4", "c4_train_shards": 6, "num_moe_experts": 64},
-    **{"peak_mem_clk": -1, "preempt_time": 90},
+# The shipped data of every launcher; the real parsers read all flags in tests/interop/test_arguments.py, and CloudAI's
+# command lines are compared word by word in test_argv.py there
+OPTIONS = {flag: option for known in known_launchers() for option in known.options.values() for flag in option.flags}
+# Values of arguments that do not take 3, 0.125, true or a word, as a rule or the launcher wants them
+VALUES: dict[str, Any] = {
+    **{"task": "sft", "compute_dtype": "fp8_mx", "hidden_size": 64, "num_layers": 4, "cuda_graph_impl": "none"},
+    **{"pipeline_model_parallel_layout": "Et|tL", "first_k_dense_replace": 1, "tp": 2, "pp": 2, "cp": 2, "ep": 4},
+    **{"et": 1, "mb": 1, "gb": 16, "data": "mock", "tokenizer_type": "NullTokenizer", "packager": "none"},
+    **{"optimizer_type": "adam", "moe_flex_dispatcher_backend": "None", "profiling_ranks": "0,1", "nsys_trace": "cuda"},
+    **{"num_moe_experts": 64, "most_recent_k": -1, "peak_mem_clk": -1, "domain": "llm", "lr": 1e-05, "max_retries": 0},
+    **{"log_dir": "/logs", "nemo_home": "/nemo", "c4_train_shards": 6, "dataset_paths": "a", "seq_length": 128},
 }
-SHORT = {"tp": 2, "pp": 2, "cp": 2, "ep": 4, "et": 1, "mb": 1, "gb": 16}  # -FIELD VALUE
-SWITCHES = [
-    *("use_recipes", "packed_sequence", "head_only", "profiling_gpu_metrics", "list_config_variants", "dump_env"),
-    *("deterministic", "export_nsys_sqlite", "retry_on_testing_failure"),
-]
-# field -> (value, what it becomes)
-FIELDS: dict[str, tuple[Any, list[str]]] = {
-    **{name: (value, [f"--{name}", _told(value)]) for name, value in REGULAR.items()},
-    **{name: (value, [f"-{name}", str(value)]) for name, value in SHORT.items()},
-    **{name: (True, [f"--{name}"]) for name in SWITCHES},
-    "log_dir": ("/logs", ["-l", "/logs"]),
+# Arguments of another form -> (value, what it becomes)
+FORMS: dict[str, tuple[Any, list[str]]] = {
     "time_limit": ("00:10:00", ["-t", "00:10:00"]),
     "container_image": ("nvcr.io#nvidia/nemo:1", ["-i", "nvcr.io#nvidia/nemo:1"]),
-    "compute_dtype": ("fp8_mx", ["-c", "fp8_mx"]),
-    "nemo_home": ("/nemo", ["-nh", "/nemo"]),
-    "wandb_project_name": ("p", ["-wdp", "p"]),
-    "wandb_entity_name": ("e", ["-wde", "e"]),
-    "wandb_experiment_name": ("x", ["-wdj", "x"]),
-    "wandb_save_dir": ("/w", ["-wds", "/w"]),
-    "dryrun": (True, ["-d"]),
     "gpus_per_node": (8, ["-gn", "8"]),
-    "enable_vboost": (False, ["-vb", "false"]),
-    "enable_nsys": (True, ["-en"]),
     "cuda_graph_scope": ("['attn', \"mlp\"]", ["--cuda_graph_scope", "attn,mlp"]),
     "vp": (1, ["-vp", "None"]),
-    "seq_length": (128, ["-sl", "128"]),
-    "max_steps": (20, ["-ms", "20"]),
-    "recompute_num_layers": (1, ["-rl", "1"]),
-    "activation_offload_layers": (0, ["-ol", "0"]),
     "recompute_modules": ("[core_attn, 'moe_act']", ["--recompute_modules", "core_attn,moe_act"]),
-    "pytorch_profiler": (True, ["-pyp", "true"]),
-    "record_memory_history": (False, ["-mh", "false"]),
     "nsys_extra_args": ("--cuda-event-trace=false", ["--nsys_extra_args=--cuda-event-trace=false"]),
-    "config_variant": ("v2", ["-cv", "v2"]),
     "fp8_recipe": ("mxfp8", ["mixed_precision.fp8_recipe=mxfp8"]),
 }
 # told by other means, and tested apart
@@ -169,13 +141,28 @@ ELSEWHERE |= {"gpu_type", "save_config_filepath", "offline"}
 ELSEWHERE |= {"model_family_name", "model_recipe_name", "num_distributed_optimizer_instances"}
 
 
-def test_every_field_is_here() -> None:
-    assert FIELDS.keys() | ELSEWHERE == ResolvedCmdArgs.model_fields.keys()
+def _value(name: str) -> Any:
+    """Return a value that asks for an effect."""
+    annotation = ResolvedCmdArgs.model_fields[name].annotation
+    kinds = {get_args(kind)[0] if get_args(kind) else kind for kind in get_args(annotation) or (annotation,)}
+    by_kind = True if bool in kinds else 3 if int in kinds else 0.125 if float in kinds else "a-word"
+    return VALUES.get(name, by_kind)
 
 
-@every("name", FIELDS)
+@every("name", sorted(FLAGS))
+def test_a_flag_is_a_launchers_option_for_the_same_thing(name: str) -> None:
+    """Its long form is the argument's name, or that of the field that the argument sets."""
+    place = ARGUMENTS[name].config or ARGUMENTS[name].config_extra or ""
+    assert OPTIONS[FLAGS[name]].name in {name, place.rpartition(".")[2], "gpu" if name == "gpu_type" else name}
+
+
+@every("name", sorted(ResolvedCmdArgs.model_fields.keys() - ELSEWHERE))
 def test_a_field_alone(name: str) -> None:
-    value, expected = FIELDS[name]
+    if name in FORMS:
+        value, expected = FORMS[name]
+    else:
+        value, flag = _value(name), FLAGS[name]
+        expected = [flag] if OPTIONS[flag].action == "store_true" else [flag, _told(value)]
     if name == "cuda_graph_scope":  # a rule wants its implementation, too
         args = {name: value, "cuda_graph_impl": "transformer_engine"}
         assert _added(args) == ["--cuda_graph_impl", "transformer_engine", *expected]
@@ -188,31 +175,6 @@ def test_full_iteration_is_told_as_the_launchers_parser_takes_it() -> None:
     argv = _argv({"cuda_graph_impl": "full_iteration"}, git_repos=[repo])
     place = argv.index("--cuda_graph_impl")
     assert argv[place : place + 4] == ["--cuda_graph_impl", "local", "--cuda_graph_scope", "full_iteration"]
-
-
-def test_order_is_the_tables() -> None:
-    """Everything at once; no rule is asked."""
-    plan = _plan()
-    assert plan.upstream is not None
-    everything = ResolvedCmdArgs(**NAMES, **{name: value for name, (value, _) in FIELDS.items()})
-    told = launcher_args(everything, TestRun.model_validate(INLINE))
-    upstream = replace(plan.upstream, args=told, gpus_per_node=8)
-    plan = replace(plan, time_limit="1", time_limit_s=60.0, upstream=upstream)
-    argv = launcher_argv(plan, _system(account="me", gpus_per_node=8), lambda path: False)
-    flags = [element.partition("=")[0] for element in argv if re.match("-[^0-9]", element)]
-    assert " ".join(flags) == (
-        "-a -p -g -l -t -i -c --task -hf -nh -wdp -wde -wdj -wds --max_retries -d -ng -gn --domain --use_recipes -vb -m"
-        " -mr --hidden_size --num_layers --pipeline_model_parallel_layout --first_k_dense_replace -en --use_tokendrop"
-        " --use_megatron_fsdp --nccl_ub --cuda_graph_impl --cuda_graph_scope -tp -pp -cp -vp -ep -et -mb -gb"
-        " -sl --moe_a2a_overlap -ms -rl -ol --recompute_modules --detach --lr --min_lr --warmup_iters"
-        " --pretrained_checkpoint --save_dir --load_dir --save_interval --most_recent_k --save_config_filepath --data"
-        " --dataset_paths --dataset_root --index_mapping_dir --dataset_name --packed_sequence --head_only"
-        " --tokenizer_type --tokenizer_model --vocab_size -pyp --profiling_start_step --profiling_stop_step -mh"
-        " --profiling_gpu_metrics --profiling_ranks --nsys_trace --nsys_extra_args -cv --list_config_variants"
-        " --packager --optimizer_type --moe_flex_dispatcher_backend --dump_env --deterministic --lock_gpu_freq"
-        " --enable_pct_binding --export_nsys_sqlite --distributed_timeout_minutes --retry_on_testing_failure --c4_root"
-        " --c4_train_shards --num_moe_experts --peak_mem_clk --preempt_time"
-    )
 
 
 def test_mounts_variables_and_slurm_params_stand_where_the_table_has_them() -> None:

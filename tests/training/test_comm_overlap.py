@@ -38,50 +38,36 @@ SLOTS = (
     *("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "qkv_fprop"),
     *("proj_dgrad", "fc1_fprop", "fc2_dgrad", "proj_fprop", "fc2_fprop"),
 )
-# In the order of SLOTS. b<n>: bulk on n SMs; r: ring; p<n>: pipeline on n SMs. Then a: aggregated, m: SM margin,
-# c: clusters of 2, f: FP8 buffer. A dash: nothing. Pipelines have the margin and clusters of 2 always.
-PRESETS = {
-    "bf16_h100_h8192_tp4_mbs1_seqlen8192": "b4 b24 b2 b4 r r r r p24 p16",
-    "fp8_h100_h8192_tp4_mbs1_seqlen8192": "b4 b24 b2 b4 r r r r rm rm",
-    "bf16_b200_h8192_tp2_mbs1_seqlen8192": "b16 b24 b2 b4 r r r r p32 p16",
-    "fp8_b200_h8192_tp2_mbs1_seqlen8192": "b4 b24 b2 b4 r r r r rm rm",
-    "bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": "b2 b24 b2 b2 r r r r p24 p8",
-    "fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": "b2 b24 b2 b2 r r r r rm rm",
-    "bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": "b8 b24 b2 b2 r r r r p32 p8",
-    "fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": "b8 b32 b2 b8 r r r r rm rm",
-    "fp8_h100_h8192_tp2_mbs1_seqlen4096_lora": "b2 - p16f - rm rm rm rm rmcf rmcf",
-    "fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": "b2 - p16f - ra ra ra ra p32f p16f",
-    "bf16_h100_h6144_tp2_mbs2_seqlen2048": "b8 b16 b4 b16 r r r r p16 p24",
-    "fp8_h100_h6144_tp2_mbs2_seqlen2048": "b8 b16 b4 b16 r r r r p16f p24f",
-    "bf16_h100_h12288_tp4_mbs1_seqlen2048": "b4 b4 b2 b4 r r r r p24 rm",
-    "fp8_h100_h12288_tp4_mbs1_seqlen2048": "b4 b4 b2 b4 r r r r rm rm",
-    "bf16_b200_h12288_tp4_mbs1_seqlen2048": "b4 b16 b2 b8 r r r r rm rm",
-    "fp8_b200_h12288_tp4_mbs1_seqlen2048": "b4 b16 b2 b8 r r r r rm rm",
-    "bf16_b200_h6144_tp2_mbs1_seqlen4096": "b8 b32 b2 b8 r r r r rm rm",
-    "bf16_b200_h18432_tp8_mbs1_seqlen4096": "b8 b32 b2 b8 r r r r rm p24",
-    "fp8_b200_h18432_tp8_mbs1_seqlen4096": "b8 b32 b2 b8 r r r r rm rm",
+# Numbers of all are compared with Megatron-Bridge's own: tests/interop/test_names.py
+PRESETS = [name for name in comm_overlap.__all__ if name.startswith("userbuffers_")]
+# Two of them as Transformer Engine gets them, which together have every kind of settings
+_BULK = {"method": "bulk", "cga_size": 2, "set_sm_margin": False}
+_PIPELINE = {"method": "pipeline", "cga_size": 2, "num_splits": 4, "set_sm_margin": True, "atomic_gemm": False}
+_RING = {"method": "ring_exchange", "num_sm": 1, "cga_size": 1, "set_sm_margin": False, "atomic_gemm": False}
+_AGGREGATED = {**_RING, "aggregate": True, "fp8_buf": False}
+AS_TE = {
+    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192": {
+        **{"qkv_dgrad": {**_BULK, "num_sm": 4}, "qkv_wgrad": {**_BULK, "num_sm": 24}},
+        **{"fc1_dgrad": {**_BULK, "num_sm": 2}, "fc1_wgrad": {**_BULK, "num_sm": 4}},
+        **{
+            slot: {**_RING, "aggregate": False, "fp8_buf": False}
+            for slot in ("qkv_fprop", "proj_dgrad", "fc1_fprop", "fc2_dgrad")
+        },
+        "proj_fprop": {**_PIPELINE, "num_sm": 24, "fp8_buf": False},
+        "fc2_fprop": {**_PIPELINE, "num_sm": 16, "fp8_buf": False},
+    },
+    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": {
+        **{"qkv_dgrad": {**_BULK, "num_sm": 2}, "fc1_dgrad": {**_PIPELINE, "num_sm": 16, "fp8_buf": True}},
+        **dict.fromkeys(("qkv_fprop", "proj_dgrad", "fc1_fprop", "fc2_dgrad"), _AGGREGATED),
+        "proj_fprop": {**_PIPELINE, "num_sm": 32, "fp8_buf": True},
+        "fc2_fprop": {**_PIPELINE, "num_sm": 16, "fp8_buf": True},
+    },
 }
 # The settings that `initialize_ub` of Transformer Engine 2.x knows
 TE_SETTINGS = {
     *("method", "is_reduce_scatter", "num_sm", "cga_size", "set_sm_margin", "num_splits", "aggregate"),
     *("atomic_gemm", "use_ce", "fp8_buf", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"),
 }
-
-
-def _te_settings(code: str) -> dict[str, Any] | None:
-    """Spell a code of PRESETS out."""
-    if code == "-":
-        return None
-    kind, num_sm, letters = re.fullmatch(r"([brp])(\d*)([amcf]*)", code).groups()  # type: ignore[union-attr]
-    if kind == "b":
-        return {"method": "bulk", "num_sm": int(num_sm), "cga_size": 2, "set_sm_margin": False}
-    shared = {"atomic_gemm": False, "fp8_buf": "f" in letters}
-    if kind == "p":
-        pipeline = {"method": "pipeline", "num_sm": int(num_sm), "cga_size": 2, "num_splits": 4, "set_sm_margin": True}
-        return pipeline | shared
-    cga_size, margin = 2 if "c" in letters else 1, "m" in letters
-    ring = {"method": "ring_exchange", "num_sm": 1, "cga_size": cga_size, "set_sm_margin": margin}
-    return ring | {"aggregate": "a" in letters} | shared
 
 
 def _model(**changes: Any) -> Any:
@@ -121,21 +107,18 @@ def fake_te(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 # Presets and kinds
 
 
-def test_the_presets_have_their_numbers() -> None:
-    names = {name.removeprefix("userbuffers_") for name in comm_overlap.__all__ if name.startswith("userbuffers_")}
-    assert names == set(PRESETS)
-    for name, codes in PRESETS.items():
-        expected = {slot: _te_settings(code) for slot, code in zip(SLOTS, codes.split(), strict=True)}
-        preset = getattr(comm_overlap, f"userbuffers_{name}")
-        assert isinstance(preset, TransformerLayerTPOverlapCfg)
-        assert vars(preset).keys() == expected.keys()
-        assert as_te_dict(preset) == {slot: settings for slot, settings in expected.items() if settings is not None}
+@every("name", AS_TE)
+def test_transformer_engine_gets_the_slots_that_are_set(name: str) -> None:
+    assert as_te_dict(getattr(comm_overlap, name)) == AS_TE[name]
 
 
 @every("name", PRESETS)
 def test_transformer_engine_accepts_a_preset(name: str) -> None:
     """The rules that `initialize_ub` checks on a GPU."""
-    layer = as_te_dict(getattr(comm_overlap, f"userbuffers_{name}"))
+    preset = getattr(comm_overlap, name)
+    assert isinstance(preset, TransformerLayerTPOverlapCfg)
+    assert sorted(vars(preset)) == sorted(SLOTS)
+    layer = as_te_dict(preset)
     for settings in layer.values():
         assert settings.keys() <= TE_SETTINGS
         assert all(type(settings[key]) is bool for key in ("set_sm_margin", "fp8_buf") if key in settings)
@@ -166,14 +149,8 @@ def test_changing_a_config_leaves_the_preset_alone() -> None:
 # The config
 
 
-def test_fields_and_defaults() -> None:
-    defaults = {field.name: field.default for field in fields(CommOverlapConfig)}
-    assert len(defaults) == 15
-    assert {name: default for name, default in defaults.items() if default is not None} == {
-        "tp_comm_overlap": fields(CommOverlapConfig)[0].default,
-        "tp_comm_bootstrap_backend": "nccl",
-    }
-    with pytest.raises(TypeError, match="tp_comm_overlap"):
+def test_tp_overlap_has_to_be_given() -> None:
+    with pytest.raises(TypeError):
         CommOverlapConfig()  # type: ignore[call-arg]
 
 

@@ -1,6 +1,6 @@
 """Upstream's own tests and scripts of training, after the renaming of their imports that docs/training.md describes.
 
-Sizes are reduced by the tables of `tests.interop.renamed`. The files are read from MBRIDGE_LAUNCHER_SOURCE_0_6.
+Sizes are reduced by the tables of `tests.interop.renamed`. The files are read from the source of Megatron-Bridge 0.6.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import ForkServer
-from tests.interop.conftest import LAUNCHER_0_6, REPOSITORY, source
+from tests.interop.conftest import BRIDGE_0_6, REPOSITORY, tree
 from tests.interop.renamed import FUNCTIONAL_TESTS, reduced, rename, write_functional_tests
 
 _RANKS = ForkServer("ranks")
@@ -43,9 +43,9 @@ _ABSENT = re.compile(r"(?:ImportError|ModuleNotFoundError): cloudai_mbridge\.\S+
 @pytest.fixture(scope="module")
 def upstream() -> Path:
     """Return the sources of Megatron-Bridge 0.6 with its tests, which not every archive of them has."""
-    found = source(LAUNCHER_0_6)
-    if found is None or not (found / FUNCTIONAL_TESTS).is_dir():
-        pytest.skip(f"{LAUNCHER_0_6} must name sources with {FUNCTIONAL_TESTS}, examples and tutorials")
+    found = tree(BRIDGE_0_6)
+    if not (found / FUNCTIONAL_TESTS).is_dir():
+        pytest.skip(f"{found} is without {FUNCTIONAL_TESTS}")
     return found
 
 

@@ -1,11 +1,11 @@
-"""Configuration classes are made as Megatron-Bridge's: by name or position, and with its signatures.
+"""Configuration classes are made as Megatron-Bridge's: by name or position.
 
-Their fields, types and defaults are compared with `schema.json` in test_schema.py.
+Their fields, types and defaults are compared with `schema.json` in test_schema.py, and with the real classes in
+tests/interop/test_names.py.
 """
 
 import inspect
 import warnings
-from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from typing import Any
 
@@ -27,11 +27,7 @@ with warnings.catch_warnings():
     )
     from cloudai_mbridge.training.config.ddp import DistributedDataParallelConfig
     from cloudai_mbridge.training.config.dist import DistributedInitConfig
-    from cloudai_mbridge.training.config.finetuning import (
-        FinetuningDatasetConfig,
-        GPTFIMDatasetConfig,
-        PackedSequenceSpecs,
-    )
+    from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, PackedSequenceSpecs
     from cloudai_mbridge.training.config.logger import LoggerConfig
     from cloudai_mbridge.training.config.optimizer import (
         OptimizerConfig,
@@ -107,30 +103,6 @@ def test_contexts_are_frozen(context: Any, name: str) -> None:
 def test_context_of_the_optimizer_overrides_requires_all() -> None:
     assert _names(OptimizerConfigOverrideProviderContext) == ["scheduler_config", "optimizer_config", "model"]
     assert all(_default(field) is MISSING for field in fields(OptimizerConfigOverrideProviderContext))
-
-
-@every(
-    ("function", "expected"),
-    [
-        (
-            GPTDatasetConfig.__init__,
-            "seq_length = None, skip_getting_attention_mask_from_dataset = True, data_path = None, *args, **kwargs",
-        ),
-        # Megatron-Bridge requires seq_length here; optional, a saved config (with sequence_length) can be read again
-        (MockGPTDatasetConfig.__init__, "seq_length = None, **kwargs"),
-        (
-            GPTFIMDatasetConfig.__init__,
-            "fim_rate = None, fim_spm_rate = None, fim_extra_tokens = None, fim_split_sample = None, "
-            "fim_fragment_rate = None, fim_no_prefix = None, **kwargs",
-        ),
-        (OptimizerConfigOverrideProvider.build_config_overrides, "context"),
-        (DatasetProvider.build_datasets, "context"),
-    ],
-)
-def test_signatures(function: Callable[..., Any], expected: str) -> None:
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    assert ", ".join(str(p).replace("=", " = ") for p in bare) == expected
 
 
 @every(
