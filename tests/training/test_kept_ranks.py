@@ -16,7 +16,8 @@ from tests.training.conftest import _SERVER, Finished, Train, run_ranks
 pytestmark = pytest.mark.process
 
 Run = Callable[..., Finished]
-PIDS = "import os; print(f\"{os.environ.get('RANK', 0)}:{os.getpid()}\")"
+# in one write, so that the lines of two ranks do not mix
+PIDS = "import os; os.write(1, f\"{os.environ.get('RANK', 0)}:{os.getpid()}\\n\".encode())"
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_one_rank_ends_with_its_own_code(run: Run) -> None:
 
 def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
     kept = KeptRanks(_SERVER)
-    (tmp_path / "script.py").write_text(PIDS + "\nimport time\nprint(flush=True)\ntime.sleep(100000)")
+    (tmp_path / "script.py").write_text(PIDS + "\nimport time\ntime.sleep(100000)")
     hung = kept.run(1, ["script.py"], tmp_path, dict(os.environ), timeout=1.0)
     assert (hung.returncode, hung.stderr) == (1, "rank 0: has not ended\n")
     with pytest.raises(ProcessLookupError):
