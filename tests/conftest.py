@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import figures, workers
+from tests import changed, figures, workers
 from tests.figures import figure as figure
 from tests.forked import STARTS, run_mbridge
 from tests.sandbox import SlurmSandbox, missing_programs
@@ -45,11 +45,13 @@ def _no_attention_backend_is_left() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="fail tests that start one without the marker for it")
     workers.pytest_addoption(parser)
+    changed.pytest_addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     figures.pytest_configure(config)
     workers.pytest_configure(config)
+    changed.pytest_configure(config)
     if config.getoption("--no-processes"):
         sys.addaudithook(_forbid)
 

@@ -133,7 +133,11 @@ class Forking:
         ours, theirs = Pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        if (pid := os.fork()) == 0:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of OpenBLAS's idle threads, which OpenBLAS itself stops before a fork and starts again
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
             for other in self._workers:
                 other.connection.close()
                 os.close(other.process)
