@@ -18,7 +18,6 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -173,6 +172,8 @@ class Graph:
     """The imports of the product, which grimp reads, and what files of tests name of it and of each other."""
 
     def __init__(self) -> None:
+        import grimp  # the environments of interop lack it
+
         self._imports = grimp.build_graph(PACKAGE, cache_dir=None)
         self._test_files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
         self._by_name: dict[str, set[str]] = {}  # scripts are started by their names

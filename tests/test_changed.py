@@ -34,7 +34,7 @@ TOUCHED = {
         "tests/sweep/test_grid.py",
     ),
     "tests/stand_in/training.py": ("tests/e2e/test_gate.py!", "tests/sweep/test_grid.py"),
-    "tests/training/train_in_turn.py": ("tests/training/test_loss_curves.py", "tests/sweep/test_grid.py"),
+    "tests/training/data/reading.py": ("tests/training/data/test_iterators.py", "tests/sweep/test_grid.py"),
     "tests/data/failed_jobs.txt": ("tests/verdict/test_triage.py tests/sweep/test_grid.py", ""),
     "docs/gate.md": ("tests/docs/test_pages.py!", "tests/sweep/test_grid.py tests/e2e/test_gate.py!"),
     "conf/gates/default.toml": ("tests/e2e/test_gate.py!", "tests/sweep/test_grid.py tests/training/test_groups.py!"),

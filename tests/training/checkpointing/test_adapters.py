@@ -140,7 +140,7 @@ def scenario():
     results = {
         "bit equal": [*resumes("ep2", "experts", **{EP: 2}), *resumes("pp2", hidden_dropout=0.1, **{PP: 2})],
         "moved": {
-            "lora": moved("lora", {}, {TP: 2, SP: True, EP: 2, ETP: 1}),
+            "lora": moved("lora", {EP: 2}, {TP: 2, SP: True, ETP: 2}),
             "canonical": moved("canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {PP: 2}),
             "dora": moved("dora", {PP: 2}, {TP: 2, SP: True, ETP: 2}),
         },
