@@ -68,7 +68,7 @@ def test_a_run_that_fails_is_the_only_one(run: Run, monkeypatch: pytest.MonkeyPa
     }
     before = set(run(2, PIDS).stdout.split())
     for way, words in ways.items():
-        failed = run(2, wait + f"print('in its own output')\n{way}", code=1)
+        failed = run(2, wait + f"print('in its own output', flush=True)\n{way}", code=1)
         assert all(word in failed.stderr for word in words), failed.stderr
         assert failed.stdout == "in its own output\n"
         others = set(run(2, PIDS).stdout.split())
