@@ -39,15 +39,22 @@ def generate_schema() -> str:
         section, cls = catalog.section(path), catalog.find_class(path)
         if section is not None and cls is not None:
             earlier = before["classes"].get(path, {}).get("fields", {})
+            fresh = _field_entries(section, cls, catalog)
             classes[path] = {
                 "bases": [base for base in section.bases if base in CLASS_PATHS.values()],
                 "abstract": section.abstract,
                 "aliases": dict(section.aliases),
-                "fields": merge(earlier, _field_entries(section, cls, catalog), release),
+                "fields": merge(earlier, fresh, release) | {name: fresh[name] for name in fresh if _is_ours(cls, name)},
             }
     enums = {path: members for path in ENUMS if (members := dict(catalog.members(path)))}
     schema = {"root": CONTAINER, "classes": classes, "enums": merge(before["enums"], enums, release)}
     return _layout(schema) + "\n"
+
+
+def _is_ours(cls: type, name: str) -> bool:
+    """Return whether a class of this package declares a field that no class of Megatron-Core has: in every release."""
+    declaring = [each.__module__ for each in cls.__mro__ if name in vars(each).get("__annotations__", {})]
+    return bool(declaring) and all(module.startswith("cloudai_mbridge.") for module in declaring)
 
 
 def _layout(value: Any, depth: int = 0) -> str:

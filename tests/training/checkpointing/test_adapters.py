@@ -115,17 +115,17 @@ def resumes(name, kind="lora", **model):
         optimizer={"use_distributed_optimizer": True},
     )["same"]
 
-def moved(kind, one, other):  # the next losses of adapters saved in one layout, resumed in another, and merged there
-    run = adapted(kind, {"save": kind}, **BIASED, **one)
+def moved(name, kind, one, other):  # next losses of adapters saved in one layout, resumed in another, and merged there
+    run = adapted(kind, {"save": name}, **BIASED, **one)
     run.train(2)
     run.save()
     step, losses = run.state.train_state.step, run.train(2)
-    loaded = adapted(kind, {"load": kind}, **BIASED, **other)
+    loaded = adapted(kind, {"load": name}, **BIASED, **other)
     loaded.load()
     resumed = loaded.train(2)
     loaded.load()
-    save_merged(loaded.state, loaded.model, f"merged {kind}")
-    plain = start(**SMALL, model={**MOE, **BIASED}, checkpoint={"pretrained_checkpoint": f"merged {kind}"})
+    save_merged(loaded.state, loaded.model, f"merged {name}")
+    plain = start(**SMALL, model={**MOE, **BIASED}, checkpoint={"pretrained_checkpoint": f"merged {name}"})
     plain.load()
     plain.state.train_state.step = step
     return losses, resumed, plain.train(1)[0]
@@ -140,9 +140,14 @@ def scenario():
     results = {
         "bit equal": [*resumes("ep2", "experts", **{EP: 2}), *resumes("pp2", hidden_dropout=0.1, **{PP: 2})],
         "moved": {
-            "lora": moved("lora", {EP: 2}, {TP: 2, SP: True, ETP: 2}),
-            "canonical": moved("canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {PP: 2}),
-            "dora": moved("dora", {PP: 2}, {TP: 2, SP: True, ETP: 2}),
+            name: moved(name, *case)
+            for name, case in {
+                "lora to tp2": ("lora", {EP: 2}, {TP: 2, SP: True, ETP: 2}),
+                "lora to dp2": ("lora", {EP: 2}, {}),
+                "canonical to pp2": ("canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {PP: 2}),
+                "canonical to ep2": ("canonical", {TP: 2, SP: True, EP: 2, ETP: 1}, {EP: 2}),
+                "dora": ("dora", {PP: 2}, {TP: 2, SP: True, ETP: 2}),
+            }.items()
         },
     }
     keys = FileSystemReader("pp2/iter_0000002").read_metadata().state_dict_metadata
@@ -156,9 +161,9 @@ def scenario():
     )
     for result in results:
         assert result["bit equal"] == [True] * 6
-        for kind, (losses, resumed, merged) in result["moved"].items():
-            assert resumed == pytest.approx(losses, abs=1e-5), kind
-            assert merged == pytest.approx(losses[0], abs=1e-5), kind
+        for name, (losses, resumed, merged) in result["moved"].items():
+            assert resumed == pytest.approx(losses, abs=1e-5), name
+            assert merged == pytest.approx(losses[0], abs=1e-5), name
     assert all(key.endswith(".mlp.router.expert_bias") for key in results[0]["others"])
     without, other, plain = results[0]["refused"]
     assert "is a checkpoint without adapters; use it as pretrained_checkpoint" in without

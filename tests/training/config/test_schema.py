@@ -24,8 +24,9 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
     from cloudai_mbridge.training.schema import SCHEMA_FILE, check_section_values, load_schema
+    from cloudai_mbridge.training.schema import __main__ as generator
     from cloudai_mbridge.training.schema.__main__ import generate_schema
-    from cloudai_mbridge.training.schema.forms import Form, parse, render, union
+    from cloudai_mbridge.training.schema.forms import Form, load_all_releases, parse, render, union
     from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, CONTAINER, ENUMS, FUNCTIONS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -50,6 +51,16 @@ def test_the_committed_schema_is_what_the_classes_say() -> None:
 
 def test_the_schema_depends_on_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
+
+    assert generate_schema() == SCHEMA_FILE.read_text(encoding="utf-8")
+
+
+def test_a_new_field_of_our_own_is_one_of_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one release is installed where the schema is written."""
+    before = copy.deepcopy(load_all_releases())
+    for entry in before["classes"].values():
+        entry["fields"].pop("hf_model_revision", None)
+    monkeypatch.setattr(generator, "load_all_releases", lambda: before)
 
     assert generate_schema() == SCHEMA_FILE.read_text(encoding="utf-8")
 
