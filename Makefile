@@ -7,7 +7,10 @@ VENV := .venv
 # The stack of constraints.txt goes by this; another Python makes the environment anew
 PYTHON_RELEASE := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := $(VENV)/bin
-WORKERS ?= 4
+# Of tests that compute, and of those that mostly wait for Slurm
+WORKERS ?= auto
+WAITING ?= 3
+FORK = --fork $(WORKERS) --waiting $(WAITING)
 # For `make interop`: the directory of upstream's sources, plain trees with these names. They are put there by other means,
 # and read where they are: nothing here fetches, builds or installs them
 UPSTREAM := $(or $(MBRIDGE_UPSTREAM),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cloudai-mbridge/upstream)
@@ -40,18 +43,18 @@ run: $(VENV)/.train
 test: $(VENV)/.dev
 	.ci/install-slurm
 	.ci/install-chromium
-	$(BIN)/python -m pytest --fork $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(FORK) $(PYTEST_ARGS)
 
 # Run the tests that changes since BASE touch, committed or not: by default since the branch left main (tests/changed.py).
 test-changed: $(VENV)/.dev
 	.ci/install-slurm
 	.ci/install-chromium
-	$(BIN)/python -m pytest --fork $(WORKERS) --changed=$(BASE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(FORK) --changed=$(BASE) $(PYTEST_ARGS)
 
 # Run the tests that `make test` leaves out for their length.
 test-long: $(VENV)/.dev
 	.ci/install-slurm
-	$(BIN)/python -m pytest --fork $(WORKERS) -m "long and not drill" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(FORK) -m "long and not drill" $(PYTEST_ARGS)
 
 # Run the tests against the real CloudAI and the real launcher of Megatron-Bridge, in an environment of their own.
 interop:
@@ -96,7 +99,7 @@ $(INTEROP)/megatron-core-0.19:
 matrix:
 	$(MAKE) newest
 	.ci/install-slurm
-	WORKERS=$(WORKERS) .ci/matrix $(NEWEST)/bin/python $(SUITES) "$(MARKERS)" $(CORES)
+	FORK="$(FORK)" .ci/matrix $(NEWEST)/bin/python $(SUITES) "$(MARKERS)" $(CORES)
 
 # The tests with Transformer Engine's layers, without a GPU. It is in a directory of its own, which only they have on
 # their path: training on a CPU fails where it can be imported.
@@ -145,7 +148,7 @@ check: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j 2 lint check-tests
 
 check-tests: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes --fork auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes --fork $(WORKERS) $(PYTEST_ARGS)
 
 # Build the documentation into build/site. A broken link is an error.
 docs: $(VENV)/.dev

@@ -4,6 +4,7 @@ Workers inherit the directory. Where `TEST_FIGURES` names one from outside, who 
 does at the end of several sessions.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -43,10 +44,11 @@ class Shown:
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Figure:
     """Note a figure, of one or more lines; one test may note several."""
-    name = re.sub(r"[^\w.=-]+", "-", request.node.nodeid.removeprefix("tests/").replace(".py::", "-")).strip("-")[:200]
+    return functools.partial(note, request.node)
 
-    def note(text: str) -> None:
-        with Path(os.environ[VARIABLE], f"{name}.txt").open("a") as file:
-            file.write(text.strip("\n") + "\n")
 
-    return note
+def note(node: pytest.Item | pytest.Collector, text: str) -> None:
+    """Note a figure of a test or of a module."""
+    name = re.sub(r"[^\w.=-]+", "-", node.nodeid.removeprefix("tests/").replace(".py", "")).strip("-")[:200]
+    with Path(os.environ[VARIABLE], f"{name}.txt").open("a") as file:
+        file.write(text.strip("\n") + "\n")

@@ -160,6 +160,28 @@ def test_the_end_of_a_session_ends_its_workers(tmp_path: Path, number: signal.Si
     assert not running("sleep 1002", tmp_path)
 
 
+MEETING = """
+import os, signal, time, pytest
+from pathlib import Path
+
+def test_meets():
+    Path(f"met-{os.getpid()}").touch()
+    while len(list(Path.cwd().glob("met-*"))) < 4:
+        time.sleep(0.01)
+"""
+ON_SLURM = "import os, signal, pytest\npytestmark = pytest.mark.slurm\n"
+DYING_ON_SLURM = f"{ON_SLURM}def test_dies(): os.kill(os.getpid(), signal.SIGKILL)\ndef test_rest(): pass\n"
+
+
+def test_files_that_wait_have_workers_of_their_own(tmp_path: Path) -> None:
+    """Four workers, two for each kind of files; a worker of either kind that dies has its file's rest run."""
+    files = {"a": MEETING, "b": MEETING, "c": MEETING + ON_SLURM, "d": MEETING + ON_SLURM}
+    dying = {"e": DYING_ON_SLURM, "f": DYING_ON_SLURM.replace(ON_SLURM, "import os, signal\n")}
+    process = session(tmp_path, "--waiting", "2", **files, **dying)
+    text, _ = process.communicate()
+    assert "2 failed, 6 passed" in text, text
+
+
 STOPPING = """
 import time, os
 def test_fails():

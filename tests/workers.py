@@ -43,6 +43,8 @@ _GRACE_S = 60.0  # for a worker's fixtures to end: a cluster may be among them
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "collect once, and run the tests in N processes that are forked then; auto: one for each core"
     parser.addoption("--fork", metavar="N", type=_count, help=text)
+    text = "with --fork: run the files of tests on Slurm, which mostly wait, in M more processes"
+    parser.addoption("--waiting", metavar="M", type=int, default=0, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.getoption("numprocesses", None) or config.getoption("usepdb"):
         raise pytest.UsageError("--fork: neither -n nor --pdb can be used with it")
-    config.pluginmanager.register(Forking(config, count))
+    config.pluginmanager.register(Forking(config, count, config.getoption("--waiting")))
 
 
 def _count(text: str) -> int:
@@ -61,10 +63,12 @@ def _count(text: str) -> int:
 class Worker:
     """A worker, seen from the process that has collected.
 
-    left: the places in `session.items` of what it has to run yet. last: of what it runs or has run last.
+    waits: it is one for tests that wait. left: the places in `session.items` of what it has to run yet. last: of what
+    it runs or has run last.
     """
 
     name: str
+    waits: bool
     pid: int
     connection: Connection
     left: deque[int]
@@ -93,24 +97,29 @@ class Node:
 class Forking:
     """The session, seen from the process that has collected."""
 
-    def __init__(self, config: pytest.Config, count: int) -> None:
-        self._config, self._count = config, count
+    def __init__(self, config: pytest.Config, count: int, waiting: int) -> None:
+        self._config, self._counts = config, {False: count, True: waiting}
         self._names = iter(f"gw{number}" for number in range(sys.maxsize))
         self._workers: list[Worker] = []
-        self._files: deque[list[int]] = deque()
+        self._files: dict[bool, deque[list[int]]] = {False: deque(), True: deque()}  # by whether they wait
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.config.option.collectonly or session.testsfailed or not session.items:
             return None  # as without workers
         self._session, self._servers = session, shared_servers()
-        self._files.extend(_files(session.items))
+        for numbers in _files(session.items):
+            self._files[self._waits(numbers)].append(numbers)
+        self._files[True] = deque(
+            sorted(self._files[True], key=len, reverse=True)
+        )  # none of many tests is left for the end
         if terminal := self._config.pluginmanager.getplugin("terminalreporter"):
             terminal.showfspath = False  # tests of several files take turns
         try:
             self._prepare()
-            while self._files and len(self._workers) < self._count:
-                self._fork()
+            for waits, count in self._counts.items():
+                for _ in range(min(count, len(self._files[waits]))):
+                    self._fork(waits)
             while self._workers:
                 self._hear()
                 if session.shouldfail:
@@ -128,8 +137,21 @@ class Forking:
         gc.collect()
         gc.freeze()  # no collection of a worker visits and copies what it shares with the others
 
-    def _fork(self) -> None:
-        name, numbers = next(self._names), self._files.popleft()
+    def _waits(self, numbers: Sequence[int]) -> bool:
+        """Whether a file's tests mostly wait, and have workers of their own."""
+        return bool(self._counts[True]) and any(self._session.items[n].get_closest_marker("slurm") for n in numbers)
+
+    def _next_file(self, waits: bool) -> list[int] | None:
+        """Return what a worker runs next. Those for tests that wait are too many for others."""
+        for kind in (waits, True):
+            if self._files[kind]:
+                return self._files[kind].popleft()
+        return None
+
+    def _fork(self, waits: bool) -> None:
+        if (numbers := self._next_file(waits)) is None:
+            return
+        name = next(self._names)
         ours, theirs = Pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -146,7 +168,7 @@ class Forking:
         theirs.close()
         with suppress(OSError):  # it has done it itself
             os.setpgid(pid, pid)
-        worker = Worker(name, pid, ours, deque(numbers))
+        worker = Worker(name, waits, pid, ours, deque(numbers))
         self._workers.append(worker)
         ours.send(numbers)
 
@@ -187,7 +209,7 @@ class Forking:
 
     def _take_next(self, worker: Worker) -> None:
         """Give the worker the next file, or nothing."""
-        numbers = self._files.popleft() if self._files else None
+        numbers = self._next_file(worker.waits)
         worker.left.extend(numbers or ())
         with suppress(OSError):  # it has died: another one runs them
             worker.connection.send(numbers)
@@ -226,9 +248,8 @@ class Forking:
         number = worker.left[0] if worker.last is None or worker.last in worker.left else worker.last
         self._fail(worker, number, "call" if number in worker.left else "teardown", status)
         if rest := [each for each in worker.left if each != number]:
-            self._files.appendleft(rest)
-        if self._files:
-            self._fork()
+            self._files[worker.waits].appendleft(rest)
+        self._fork(worker.waits)
 
     def _fail(self, worker: Worker, number: int, when: Any, status: int) -> None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has exited with code {status}"
