@@ -32,7 +32,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-changed test-long docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-changed test-long docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python environments drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -62,7 +62,7 @@ interop:
 
 interop-run: interop-install
 	.ci/install-slurm
-	$(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
+	$(INTEROP)/bin/python -m pytest $(FORK) $(INTEROP_ARGS) tests/interop
 	$(MAKE) bridge-loop
 	@.ci/find-upstream "$(UPSTREAM)" $(TREES) >/dev/null
 
@@ -78,7 +78,7 @@ bridge-loop:
 bridge-loop-on-3.12:
 	$(MAKE) newest
 	$(MAKE) $(NEWEST)/bridge
-	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest -n 2 tests/interop/bridge_loop
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest $(FORK) tests/interop/bridge_loop
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install
@@ -107,7 +107,7 @@ te:
 	@$(IS_3_12) || { echo "Python 3.12 is needed: make te NEWEST_PYTHON=..." >&2; exit 1; }
 	$(MAKE) newest
 	.ci/install-transformer-engine $(NEWEST)/bin/python $(NEWEST)/te "$(MBRIDGE_TE_ARCHIVE)"
-	PYTHONPATH=$(CURDIR)/$(NEWEST)/te $(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) tests/transformer_engine
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/te $(NEWEST)/bin/python -m pytest $(FORK) $(PYTEST_ARGS) tests/transformer_engine
 
 # The training loop of Megatron-Bridge, for PYTHONPATH: what it needs is older than what other tests have, and slow to import
 $(NEWEST)/bridge: constraints-bridge.txt
@@ -122,6 +122,12 @@ newest:
 
 newest-python:
 	@echo $(NEWEST_PYTHON)
+
+# Make the environments of `interop`, `te` and `matrix`, as far as they can run here.
+environments: $(VENV)/.dev
+	[ -z "$(NEWEST_PYTHON)" ] || $(MAKE) newest
+	[ -z "$(wildcard $(addprefix $(UPSTREAM)/,$(TREES)))" ] || $(MAKE) interop-install
+	[ -z "$(wildcard $(addprefix $(UPSTREAM)/,$(TREES)))" ] || ! $(IS_3_12) || $(MAKE) $(NEWEST)/bridge
 
 # The tests that are too long for `make test`, and the benchmarks.
 drill: $(VENV)/.dev

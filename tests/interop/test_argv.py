@@ -220,8 +220,8 @@ def test_the_real_launcher_takes_what_it_takes_of_cloudai(
     figure(f"of {len(pairs)} command lines the parser takes {sum(parsed[0])} of CloudAI's, {sum(parsed[1])} of ours")
     assert not refused
     some = [pair for pair in pairs[::STEP] if "--list_config_variants" not in pair.ours]  # it asks and waits
-    codes = [_dry_run(launcher_0_3, [argv(pair) for pair in some], tmp_path / name) for name, argv in BOTH.items()]
-    taken = [[code == 0 for code in each] for each in codes]
+    started = [_dry_run(launcher_0_3, [argv(pair) for pair in some], tmp_path / name) for name, argv in BOTH.items()]
+    taken = [[code == 0 for code in codes()] for codes in started]
     figure(f"of {len(some)} dry runs end well {sum(taken[0])} of CloudAI's, {sum(taken[1])} of ours")
     assert sum(taken[0]) > 5
     assert not [pair.ours for theirs, ours, pair in zip(*taken, some, strict=True) if theirs and not ours]
@@ -251,15 +251,19 @@ def _parse(launcher: Path, commands: list[list[str]]) -> list[bool]:
     return found
 
 
-def _dry_run(launcher: Path, commands: list[list[str]], directory: Path) -> list[int]:
+def _dry_run(launcher: Path, commands: list[list[str]], directory: Path) -> Callable[[], list[int]]:
+    """Start dry runs, one after another; return what waits for their exit codes."""
     directory.mkdir()
     (directory / "commands.json").write_text(json.dumps([["-d", *argv] for argv in commands]))
     script, starter = Path(__file__).with_name("launch_many.py"), start_launcher.__file__
     path = launcher / "scripts/performance/setup_experiment.py"
-    subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, script, path, starter, directory / "commands.json", directory],
         env={**os.environ, "NEMORUN_HOME": str(directory / "nemo_run"), "HF_TOKEN": "hf_x"},
-        check=True,
     )
-    codes: list[int] = json.loads((directory / "codes.json").read_text())
+
+    def codes() -> list[int]:
+        assert process.wait() == 0
+        return list(json.loads((directory / "codes.json").read_text()))
+
     return codes
