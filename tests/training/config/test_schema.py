@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.golden import GoldenFile
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
@@ -42,10 +43,10 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_the_committed_schema_is_what_the_classes_say() -> None:
+def test_the_committed_schema_is_what_the_classes_say(golden_file: GoldenFile) -> None:
     fresh = generate_schema()
 
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == fresh, "run: python -m cloudai_mbridge.training.schema"
+    golden_file(SCHEMA_FILE, fresh)
     assert json.loads(fresh)["root"] == CONTAINER
 
 
