@@ -34,6 +34,12 @@ GoldenFile = Callable[..., None]
 _SAID = pytest.StashKey[list[str]]()
 _FIXTURES = {"sentence", "golden_file"}
 _PLACES = {str(Path(__file__).parents[1]): "<repository>", str(Path.home()): "<home>"}
+# Words that messages repeat and other packages choose, each release its own: not for the golden file
+_FOREIGN = {
+    r"Input should be [^;)\n]*": "<pydantic>",
+    r"(?:Expecting|Extra data|Unterminated|Invalid) [^\n]*?\(char \d+\)": "<json>",
+    r"(?<=valid keys of )(\w+): [\w, ]+": r"\1: <keys>",
+}
 _SHORTEST_PLACE = 2  # the home of some users is "/"
 
 
@@ -71,7 +77,10 @@ def golden_file(request: pytest.FixtureRequest) -> GoldenFile:
 
 
 def plain(text: str, temporary: Path) -> str:
-    """Return a text without what depends on the machine or the session. temporary: pytest's directory of all tests."""
+    """Return a text without what depends on the machine, the session or other packages' releases.
+
+    temporary: pytest's directory of all tests.
+    """
     session = temporary.parent if re.fullmatch(r"(popen-)?gw\d+", temporary.name) else temporary
     of_a_test = r"(?:/(?:popen-)?gw\d+)?/[\w.-]*\d(?:/\d+\b)?"  # with the directory of a case of tests/cases.py
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
@@ -80,6 +89,8 @@ def plain(text: str, temporary: Path) -> str:
     for place, name in ((sys.prefix, "<environment>"), *_PLACES.items()):
         if len(place) > _SHORTEST_PLACE:
             text = re.sub(rf"{re.escape(place)}(?=\W|$)", name, text)
+    for pattern, name in _FOREIGN.items():
+        text = re.sub(pattern, name, text)
     text = re.sub(r"\b(process|pid) \d+", r"\1 <pid>", text)
     text = re.sub(r"\b(localhost|127\.0\.0\.1):\d+", r"\1:<port>", text)
     text = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

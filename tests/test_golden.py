@@ -214,6 +214,10 @@ def test_what_varies_is_hidden(tmp_path: Path) -> None:
         "<tmp>/a.toml: in <tmp>: <tmp>/b, <tmp>/x\n\n"
         "<repository>/docs by process <pid> on 127.0.0.1:<port>\\t<environment>/bin/python"
     )
+    foreign = (
+        "a.json: is damaged (Expecting value: line 1 column 1 (char 0)); b: Input should be 3; valid keys of C: d, e"
+    )
+    assert plain(foreign, base) == "a.json: is damaged (<json>); b: <pydantic>; valid keys of C: <keys>"
     assert without_host(f"on {socket.gethostname()}: x") == "on <host>: x"
 
 

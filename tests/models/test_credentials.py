@@ -13,6 +13,7 @@ from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 from cloudai_mbridge.training.credentials.find import is_secret
 from tests.cases import every
+from tests.golden import Sentence
 
 
 @every(
@@ -183,11 +184,12 @@ def test_an_option_may_stand_before_its_value_in_a_list(words: list[str]) -> Non
         'extra_srun_args = "--mpi pmix --password hunter2"',
     ],
 )
-def test_a_message_does_not_repeat_a_credential_after_its_option(tmp_path: Path, line: str) -> None:
+def test_a_message_does_not_repeat_a_credential_after_its_option(tmp_path: Path, sentence: Sentence, line: str) -> None:
     path = tmp_path / "system.toml"
     path.write_text(f'name = "s"\nscheduler = "slurm"\n{line}\ndefault_partition = "p"\n[[partitions]]\nname = "p"\n')
-    with pytest.raises(BadInput, match=r"system\.toml:3: .*holds a credential") as refused:
+    with pytest.raises(BadInput, match=r"system\.toml:3:") as refused:
         load_system(path)
+    sentence(refused)
     assert "hunter2" not in str(refused.value)
 
 
