@@ -92,6 +92,7 @@ def plain(text: str, temporary: Path) -> str:
     for pattern, name in _FOREIGN.items():
         text = re.sub(pattern, name, text)
     text = re.sub(r"\b(process|pid) \d+", r"\1 <pid>", text)
+    text = re.sub(r"\b0x[0-9a-f]{6,}", "<address>", text)
     text = re.sub(r"\b(localhost|127\.0\.0\.1):\d+", r"\1:<port>", text)
     text = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))

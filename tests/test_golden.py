@@ -208,11 +208,11 @@ def test_what_varies_is_hidden(tmp_path: Path) -> None:
     base = Path("/tmp/pytest-of-me/pytest-7")
     text = (
         f"{base}/gw1/test_x0/0/a.toml: in {base}/test_x_12: /tmp/tmpab12_cd9/b, {base}/x\n\n"
-        f"\x1b[1;31m{REPOSITORY}/docs\x1b[0m by process 123 on 127.0.0.1:4567\t{sys.prefix}/bin/python \n"
+        f"\x1b[1;31m{REPOSITORY}/docs\x1b[0m by process 123 on 127.0.0.1:4567, 0x7f12ad0d24\t{sys.prefix}/bin/python \n"
     )
     assert plain(text, base / "gw1") == (
         "<tmp>/a.toml: in <tmp>: <tmp>/b, <tmp>/x\n\n"
-        "<repository>/docs by process <pid> on 127.0.0.1:<port>\\t<environment>/bin/python"
+        "<repository>/docs by process <pid> on 127.0.0.1:<port>, <address>\\t<environment>/bin/python"
     )
     foreign = (
         "a.json: is damaged (Expecting value: line 1 column 1 (char 0)); b: Input should be 3; valid keys of C: d, e"
