@@ -27,6 +27,7 @@ import pytest
 FILE = "tests/sentences.txt"
 WRITE = "MBRIDGE_WRITE_GOLDEN"
 DIRECTORY = "TEST_GOLDEN"  # of the notes, for workers
+RUN_TIME = r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"  # in the names of runs that a test has started
 HEAD = "# What tests have seen of the product's messages. Written by `make golden`: see tests/golden.py\n"
 Entries = dict[str, list[str]]
 Sentence = Callable[..., None]
@@ -38,6 +39,9 @@ _PLACES = {str(Path(__file__).parents[1]): "<repository>", str(Path.home()): "<h
 _FOREIGN = {
     r"Input should be [^;)\n]*": "<pydantic>",
     r"(?:Expecting|Extra data|Unterminated|Invalid) [^\n]*?\(char \d+\)": "<json>",
+    r"(?<=not valid TOML: )[^;\n]*\(at [^)]*\)": "<toml>",
+    r"(?<=Invalid value for )('[^']*': '?[^\s']*'?) is not (?:in the range|a valid|one of)\b[^\n]*": r"\1 <click>",
+    r"\b(?:Missing|No such) (?:option|argument)[: ]*('[^']*')[^\n]*": r"<click> \1",
     r"(?<=valid keys of )(\w+): [\w, ]+": r"\1: <keys>",
 }
 _SHORTEST_PLACE = 2  # the home of some users is "/"
@@ -82,7 +86,9 @@ def plain(text: str, temporary: Path) -> str:
     temporary: pytest's directory of all tests.
     """
     session = temporary.parent if re.fullmatch(r"(popen-)?gw\d+", temporary.name) else temporary
-    of_a_test = r"(?:/(?:popen-)?gw\d+)?/[\w.-]*\d(?:/\d+\b)?"  # with the directory of a case of tests/cases.py
+    of_a_test = (
+        r"(?:/(?:popen-)?gw\d+)?/[\w.-]*\d(?:/\d+(?=[/:;,'\"\s]|$))?"  # with the directory of a case of tests/cases.py
+    )
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     text = re.sub(rf"{re.escape(str(session))}(?:{of_a_test})?(?=\W|$)", "<tmp>", text)
     text = re.sub(rf"{re.escape(tempfile.gettempdir())}/(?:tmp|mb[\w-]*-)\w{{8}}(?=\W|$)", "<tmp>", text)

@@ -113,7 +113,7 @@ def test_a_parse_error_has_the_parsers_line_and_column(tmp_path: Path) -> None:
 def test_a_duplicate_key_is_an_error(tmp_path: Path, sentence: Sentence) -> None:
     with pytest.raises(BadInput, match="line 2") as caught:
         _read(tmp_path, "a = 1\na = 2\n")
-    sentence(caught, toml=r"Cannot .*?\(at .*?\)")
+    sentence(caught)
 
 
 def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
