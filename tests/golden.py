@@ -37,7 +37,7 @@ _FIXTURES = {"sentence", "golden_file"}
 _PLACES = {str(Path(__file__).parents[1]): "<repository>", str(Path.home()): "<home>"}
 # Words that messages repeat and other packages choose, each release its own: not for the golden file
 _FOREIGN = {
-    r"Input should be [^;)\n]*": "<pydantic>",
+    r"Input should be [^;)\n]*|Extra inputs are not permitted": "<pydantic>",
     r"(?:Expecting|Extra data|Unterminated|Invalid) [^\n]*?\(char \d+\)": "<json>",
     r"(?<=not valid TOML: )[^;\n]*\(at [^)]*\)": "<toml>",
     r"(?<=Invalid value for )('[^']*': '?[^\s']*'?) is not (?:in the range|a valid|one of)\b[^\n]*": r"\1 <click>",
@@ -86,12 +86,11 @@ def plain(text: str, temporary: Path) -> str:
     temporary: pytest's directory of all tests.
     """
     session = temporary.parent if re.fullmatch(r"(popen-)?gw\d+", temporary.name) else temporary
-    of_a_test = (
-        r"(?:/(?:popen-)?gw\d+)?/[\w.-]*\d(?:/\d+(?=[/:;,'\"\s]|$))?"  # with the directory of a case of tests/cases.py
-    )
+    # With the directory of a case of tests/cases.py
+    of_a_test = r"(?:/(?:popen-)?gw\d+)?/[\w.-]*\d(?:/\d+(?=[/:;,'\"\s]|$))?"
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     text = re.sub(rf"{re.escape(str(session))}(?:{of_a_test})?(?=\W|$)", "<tmp>", text)
-    text = re.sub(rf"{re.escape(tempfile.gettempdir())}/(?:tmp|mb[\w-]*-)\w{{8}}(?=\W|$)", "<tmp>", text)
+    text = re.sub(rf"(?:/tmp|{re.escape(tempfile.gettempdir())})/(?:tmp|mb[\w-]*-)\w{{8}}(?=\W|$)", "<tmp>", text)
     for place, name in ((sys.prefix, "<environment>"), *_PLACES.items()):
         if len(place) > _SHORTEST_PLACE:
             text = re.sub(rf"{re.escape(place)}(?=\W|$)", name, text)
@@ -99,6 +98,7 @@ def plain(text: str, temporary: Path) -> str:
         text = re.sub(pattern, name, text)
     text = re.sub(r"\b(process|pid) \d+", r"\1 <pid>", text)
     text = re.sub(r"\b0x[0-9a-f]{6,}", "<address>", text)
+    text = re.sub(r"(?<=\bas of )\d\d:\d\d:\d\d(?= UTC)", "<time>", text)
     text = re.sub(r"\b(localhost|127\.0\.0\.1):\d+", r"\1:<port>", text)
     text = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))

@@ -214,6 +214,10 @@ def test_what_varies_is_hidden(tmp_path: Path) -> None:
         "<tmp>/a.toml: in <tmp>: <tmp>/b, <tmp>/x\n\n"
         "<repository>/docs by process <pid> on 127.0.0.1:<port>, <address>\\t<environment>/bin/python"
     )
+    assert plain("error: Missing option '--a'.", base) == "error: <click> '--a'"
+    assert plain("error: Invalid value for '--b': 'c' is not a valid integer.", base) == (
+        "error: Invalid value for '--b': 'c' <click>"
+    )
     foreign = (
         "a.json: is damaged (Expecting value: line 1 column 1 (char 0)); b: Input should be 3; valid keys of C: d, e"
     )

@@ -9,7 +9,7 @@ import pytest
 import cloudai_mbridge as mb
 from cloudai_mbridge.gate.verdict import GateVerdict
 from tests.api.conftest import write_sweep
-from tests.golden import Sentence
+from tests.golden import RUN_TIME, Sentence
 
 pytestmark = pytest.mark.process
 
@@ -52,7 +52,7 @@ def test_the_same_as_the_command_says(
     assert mb.gate_runs(slower.path / "report.json", policy=policy, baseline=moved).verdict is gate.verdict
     with pytest.raises(mb.BadInput) as caught:
         mb.gate_runs(slower, policy=policy)
-    sentence(caught, time=r"(?<=first_)[0-9_-]+")
+    sentence(caught, time=RUN_TIME)
 
 
 def test_a_run_is_never_compared_with_itself(swept: mb.Run) -> None:

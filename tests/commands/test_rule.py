@@ -52,6 +52,6 @@ def test_rejections_name_the_command_once(
     assert HINT in result.output
 
 
-def test_a_limit_on_memory_is_no_rule() -> None:
+def test_a_limit_on_memory_is_no_rule(sentence: Sentence) -> None:
     assert details_hint(["MEMORY"]) == ""
-    assert details_hint(["MEMORY", "C04"]) == "details: mbridge rule C04"
+    sentence(details_hint(["MEMORY", "C04"]))

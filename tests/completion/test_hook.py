@@ -18,6 +18,7 @@ from cloudai_mbridge.errors import InUse, Paused, ToolFailure
 from cloudai_mbridge.models.scenario import OnCompletion, RunnerConfig
 from cloudai_mbridge.plan import ScenarioPlan
 from tests.cases import every
+from tests.golden import Sentence
 from tests.http_server import Request, Server, serving
 from tests.report.conftest import some_point, some_report
 
@@ -102,10 +103,11 @@ def test_a_command_that_reads_nothing_and_prints_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path, sentence: Sentence) -> None:
     script = f'sleep {FOR_EVER} & echo $! > "$1"; wait'
     (note,) = ended(tmp_path, command=["sh", "-c", script, "sh", f"{tmp_path}/pid"])
-    assert note == "note: on_completion: sh has not ended in 0.5 s"
+    assert "note: on_completion:" in note
+    sentence(note)
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
@@ -194,9 +196,10 @@ def test_a_proxy_that_cannot_be_used_is_sent_nothing(tmp_path: Path, monkeypatch
     assert server.requests == []
 
 
-def test_a_file_that_is_missing(tmp_path: Path) -> None:
+def test_a_file_that_is_missing(tmp_path: Path, sentence: Sentence) -> None:
     (note,) = ended(tmp_path, webhook_file=f"{tmp_path}/url")
-    assert note == f"note: on_completion: webhook of {tmp_path}/url: No such file or directory"
+    assert "note: on_completion:" in note
+    sentence(note)
 
 
 @pytest.mark.usefixtures("soon")

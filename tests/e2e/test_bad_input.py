@@ -9,6 +9,7 @@ import pytest
 
 from cloudai_mbridge import cli
 from tests.cases import every
+from tests.golden import Sentence
 
 TEST = """
 name = "t"
@@ -143,12 +144,14 @@ def test_the_good_files_are_good(
 
 
 @pytest.mark.slurm
-def test_partition_that_only_slurm_knows_not_to_exist(case: Case, cluster: Any, mbridge: Any) -> None:
+def test_partition_that_only_slurm_knows_not_to_exist(
+    case: Case, cluster: Any, mbridge: Any, sentence: Sentence
+) -> None:
     case.write(system=SLURM.replace('"main"', '"nope"'))
     done = mbridge(*case.argv("run")[1:], env=cluster.env)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "Slurm has no partition 'nope'; use one of main" in done.stderr
+    sentence(done.stderr)
     assert not case.output.exists()
 
 

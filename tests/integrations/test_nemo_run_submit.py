@@ -64,8 +64,8 @@ def test_a_held_job_that_cannot_be_released_is_cancelled_or_named(
 
 
 def test_without_scontrol_a_held_job_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], sentence: Sentence
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not nemo_run_driver._release("7")
-    assert "job 7 is held and could not be cancelled" in capsys.readouterr().err
+    sentence(capsys.readouterr().err)

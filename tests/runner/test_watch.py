@@ -139,13 +139,13 @@ def test_a_job_that_ends_before_it_was_seen_running_has_started(bench: Any) -> N
     assert bench.states() == {"a/0/0": ["CANCELLED"], "b/0/0": ["COMPLETED"]}
 
 
-def test_a_test_that_ends_with_another_is_stopped(bench: Any) -> None:
+def test_a_test_that_ends_with_another_is_stopped(bench: Any, sentence: Sentence) -> None:
     bench.script(server=[RUNNING], client=[RUNNING, RUNNING, COMPLETED])
     bench.drive(bench.run("server", end_with=("client",)), bench.run("client"))
     assert bench.states() == {"server/0/0": ["STOPPED"], "client/0/0": ["COMPLETED"]}
     last = bench.entries()["server/0/0"].last
     assert last.status.job_class is JobClass.STOPPED
-    assert "client has ended" in last.status.reason
+    sentence(last.status.reason)
     assert bench.verdicts()["server/0/0"] == "success"  # as this judge says: it was to be stopped
 
 
@@ -164,11 +164,11 @@ def test_a_success_in_the_last_moment_counts(bench: Any) -> None:
     assert bench.states()["server/0/0"] == ["COMPLETED"]
 
 
-def test_a_test_that_did_not_get_its_turn_is_skipped(bench: Any) -> None:
+def test_a_test_that_did_not_get_its_turn_is_skipped(bench: Any, sentence: Sentence) -> None:
     notes = bench.drive(bench.run("client"), bench.run("server", end_with=("client",)), max_parallel=1)
     entry = bench.entries()["server/0/0"]
     assert (entry.verdict, entry.attempts) == ("skipped", ())
-    assert "client has ended" in entry.reasons[0]
+    sentence(entry.reasons[0])
     assert "server SKIPPED" in notes.seen
 
 
@@ -232,15 +232,15 @@ def test_a_check_that_does_not_end_is_ended(bench: Any) -> None:
     assert 300 < bench.clock.now - 1000 < 400
 
 
-def test_without_nodes_nothing_runs(bench: Any) -> None:
+def test_without_nodes_nothing_runs(bench: Any, sentence: Sentence) -> None:
     bench.script(pre_test=[FAILED])
     bench.scheduler.usable = 2
     _checked(bench, bench.run("a"))
     assert bench.tests("submit") == ["pre_test", "pre_test"]
     entry = bench.entries()["a/0/0"]
     assert entry.verdict == "skipped"
-    assert "0 nodes are left of the 1 it needs" in entry.reasons[0]
-    assert "pre_test failed" in entry.reasons[0]
+    sentence(entry.reasons[0])
+    assert "pre_test" in entry.reasons[0]
 
 
 def test_a_check_that_fails_does_not_fail_fast(bench: Any) -> None:
@@ -252,13 +252,13 @@ def test_a_check_that_fails_does_not_fail_fast(bench: Any) -> None:
 # Fail fast
 
 
-def test_the_first_failure_ends_everything(bench: Any) -> None:
+def test_the_first_failure_ends_everything(bench: Any, sentence: Sentence) -> None:
     bench.script(a=[RUNNING, FAILED], b=[RUNNING])
     bench.drive(bench.run("a"), bench.run("b"), bench.run("c"), max_parallel=2, fail_fast=True)
     assert bench.states() == {"a/0/0": ["FAILED"], "b/0/0": ["CANCELLED"], "c/0/0": []}
     assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "failed", "c/0/0": "skipped"}
     assert bench.entries()["c/0/0"].reasons == ("fail_fast: a/0/0 failed",)
-    assert bench.entries()["b/0/0"].last.status.reason == "fail_fast: a/0/0 failed"
+    sentence(bench.entries()["b/0/0"].last.status.reason)
     assert "submit c" not in bench.scheduler.events
 
 

@@ -116,18 +116,19 @@ def test_max_points_stops_and_says_so() -> None:
 def test_gpu_hours_are_kept(sentence: Sentence) -> None:
     found = plan({"mb": [1, 2, 4, 8]}, {"max_gpu_hours": 0.5}, time_limit="00:10:00", iterations=1)
     assert len(found.runs) == 3  # three times ten minutes on one GPU
-    assert "max_gpu_hours = 0.5 ends the sweep: the next point does not fit; 1 point was not" in found.notes[0]
+    assert "max_gpu_hours" in found.notes[0]
+    sentence(found.notes[0])
     with pytest.raises(BadInput) as caught:
         plan({"mb": [1, 2]}, {"max_gpu_hours": 0.5})
     sentence(caught)
 
 
-def test_rejected_points_beyond_a_thousand_are_counted() -> None:
+def test_rejected_points_beyond_a_thousand_are_counted(sentence: Sentence) -> None:
     found = plan({"tp": list(range(2, 32)), "pp": list(range(2, 42))}, {})
     assert found.num_rejected == 30 * 40
     assert len(found.rejected) == MOST_REJECTED_ROWS
     assert found.rule_counts["C01"] == 1200
-    assert "200 more rejected points" in found.notes[0]
+    sentence(found.notes[0])
 
 
 def test_the_size_of_a_huge_grid_costs_nothing() -> None:
@@ -156,7 +157,7 @@ def test_an_exclusion_that_matches_nothing_is_a_mistake(sentence: Sentence, valu
     sentence(caught)
 
 
-def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
+def test_steps_of_an_agent_are_said_to_have_no_effect(sentence: Sentence) -> None:
     definition, test = parts({"mb": [1, 2]}, {})
     definition = definition.model_copy(update={"agent_steps": 1})
     scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t"}]})
@@ -164,7 +165,8 @@ def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
         LoadedScenario(scenario, [LoadedTest(test, definition)]), LocalSystem(name="l", scheduler="local")
     )
     assert len(found.runs) == 2
-    assert "agent_steps has no effect" in found.notes[0]
+    assert "agent_steps" in found.notes[0]
+    sentence(found.notes[0])
 
 
 @pytest.mark.parametrize("exclude", [[], [{"tp": list(range(1, 41))}]])

@@ -181,17 +181,14 @@ def test_where_nothing_was_published_the_error_is_unknown(dense: Architecture) -
 
 
 @pytest.mark.parametrize(
-    ("gpu", "precision", "why"),
-    [
-        ("cpu", BF16, "unknown peak of cpu"),
-        ("h100", Precision.NVFP4, "h100 has no nvfp4 tensor cores"),
-        ("a100", Precision.FP8_CS, "a100 has no fp8_cs tensor cores"),
-    ],
+    ("gpu", "precision"),
+    [("cpu", BF16), ("h100", Precision.NVFP4), ("a100", Precision.FP8_CS)],
+    ids=["unknown peak of cpu", "h100 has no nvfp4 tensor", "a100 has no fp8 cs"],
 )
 def test_says_why_there_is_no_time(
-    dense: Architecture, layout: ParallelLayout, sentence: Sentence, gpu: str, precision: Precision, why: str
+    dense: Architecture, layout: ParallelLayout, sentence: Sentence, gpu: str, precision: Precision
 ) -> None:
-    assert why_no_time(gpu_named(gpu), precision) == why
+    sentence(why_no_time(gpu_named(gpu), precision))
     with pytest.raises(BadInput) as caught:
         seconds(dense, layout, gpu, precision)
     sentence(caught)
