@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 FILE = "tests/sentences.txt"
 WRITE = "MBRIDGE_WRITE_GOLDEN"
@@ -42,7 +43,7 @@ _FOREIGN = {
     r"(?<=not valid TOML: )[^;\n]*\(at [^)]*\)": "<toml>",
     r"(?<=Invalid value for )('[^']*': '?[^\s']*'?) is not (?:in the range|a valid|one of)\b[^\n]*": r"\1 <click>",
     r"\b(?:Missing|No such) (?:option|argument)[: ]*('[^']*')[^\n]*": r"<click> \1",
-    r"(?<=valid keys of )(\w+): [\w, ]+": r"\1: <keys>",
+    r"(?<=valid keys of )(\w+): [\w, ]+(?:\.{3} \(\d+ characters left out\) \.{3} [\w, ]+)?": r"\1: <keys>",
 }
 _SHORTEST_PLACE = 2  # the home of some users is "/"
 
@@ -143,7 +144,9 @@ def render(entries: Mapping[str, list[str]]) -> str:
 
 def _text(what: Any) -> str:
     if isinstance(what, pytest.ExceptionInfo):
-        return str(what.value)
+        what = what.value
+    if isinstance(what, ValidationError):  # the words of our validators; pydantic's are its own
+        return "\n".join(str(each["ctx"]["error"]) for each in what.errors() if each["type"] == "value_error")
     if isinstance(what, pytest.WarningsRecorder):
         return "\n".join(str(warning.message) for warning in what)
     assert isinstance(what, str | BaseException), f"{type(what).__name__} is no text and no error"

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pydantic
 import pytest
 
+from tests import golden
 from tests.golden import DIRECTORY, FILE, HEAD, WRITE, parse, plain, render, without_host
 
 REPOSITORY = Path(__file__).parents[1]
@@ -223,6 +225,23 @@ def test_what_varies_is_hidden(tmp_path: Path) -> None:
     )
     assert plain(foreign, base) == "a.json: is damaged (<json>); b: <pydantic>; valid keys of C: <keys>"
     assert without_host(f"on {socket.gethostname()}: x") == "on <host>: x"
+
+
+def test_of_pydantics_errors_only_our_words_are_kept() -> None:
+    class Model(pydantic.BaseModel):
+        a: int
+        b: int
+
+        @pydantic.field_validator("b")
+        @classmethod
+        def _is_even(cls, value: int) -> int:
+            if value % 2:
+                raise ValueError("is odd")
+            return value
+
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Model.model_validate({"a": "x", "b": 1})
+    assert golden._text(caught) == "is odd"
 
 
 def test_every_text_can_be_read_again() -> None:

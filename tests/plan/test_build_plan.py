@@ -132,12 +132,14 @@ def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) ->
         *((key, text, "") for key, text in (("train.iterations_to_skip", "[]"), ("train.skip_train", "false"))),
     ],
 )
-def test_what_keeps_steps_out_of_the_log_is_refused(key: str, text: str, launchers: str) -> None:
+def test_what_keeps_steps_out_of_the_log_is_refused(sentence: Sentence, key: str, text: str, launchers: str) -> None:
     """Such a run would train, and then fail since steps are missing."""
     for launcher in ("embedded", "megatron_bridge"):
         is_refused = launcher in launchers.split()
-        with pytest.raises(BadInput, match="such a run fails; remove it") if is_refused else contextlib.nullcontext():
+        with pytest.raises(BadInput) if is_refused else contextlib.nullcontext() as caught:
             refuse_hidden_steps({key: text}, 10, is_upstream=launcher == "megatron_bridge")
+        if is_refused:
+            sentence(caught)
 
 
 def test_steps_of_different_sizes_are_refused(sentence: Sentence) -> None:
@@ -165,10 +167,11 @@ def test_a_time_limit_means_the_same_in_both_places(written: str | None, seconds
     assert _one({"time_limit": written}, run={"time_limit": "7"}).time_limit_s == 420
 
 
-def test_a_bad_time_limit_among_the_arguments() -> None:
+def test_a_bad_time_limit_among_the_arguments(sentence: Sentence) -> None:
     assert _one({"time_limit": "5"}).time_limit == "5"
-    with pytest.raises(ValueError, match="is not a time limit"):
+    with pytest.raises(ValueError) as caught:
         _plan({"time_limit": "soon"})
+    sentence(caught)
 
 
 def test_dependencies_by_kind() -> None:
