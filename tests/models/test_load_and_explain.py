@@ -34,52 +34,51 @@ def _load_alone(path: Path) -> Any:
 
 
 @every(
-    ("body", "line", "expected"),
+    ("body", "line"),
     [
-        ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
-        ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4, "unknown key; did you mean 'tp'?"),
-        ("[cmd_args]\ntensor_parallel = 1\n", 4, "unknown key; did you mean 'tp'?"),
-        ("[cmd_args]\npipeline_parallel_size = 1\n", 4, "unknown key; did you mean 'pp'?"),
-        ("[cmd_args]\nexpert_parallel = 1\n", 4, "unknown key; did you mean 'ep'?"),
-        ("[cmd_args]\nbatch_size = 1\n", 4, "unknown key; did you mean 'mb' or 'gb'?"),
-        ("[cmd_args]\ncp_size = 1\n", 4, "unknown key; did you mean 'cp'?"),
-        ('[cmd_args]\nmodel_size = "8b"\n', 4, "unknown key; did you mean 'model_recipe_name'?"),
-        ("[cmd_args]\nmicro_batch_size = 1\n", 4, "unknown key; did you mean 'mb'?"),
-        ("[metrics]\nwarmup_step = 1\n", 4, "metrics.warmup_step: unknown key; did you mean 'warmup_steps'?"),
-        ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6, "git_repos[0].mount: unknown key; did you mean"),
-        ('[cmd_args]\ntp = "two"\n', 4, "cmd_args.tp: 'two' must be a valid integer"),
-        ("[cmd_args]\ntp = 1.5\n", 4, "cmd_args.tp: 1.5 must be a valid integer"),
-        ('[cmd_args]\ntp = [1, "x"]\n', 4, "cmd_args.tp: [1, 'x'] must be a valid integer"),
-        ("[cmd_args]\ntp = []\n", 4, "cmd_args.tp: [] is empty; list at least one value, or remove the key"),
-        ('[cmd_args]\nlauncher = "slurm"\n', 4, "cmd_args.launcher: 'slurm' must be 'embedded' or 'megatron_bridge'"),
-        ("[metrics]\nwarmup_steps = -1\n", 4, "metrics.warmup_steps: -1 must be greater than or equal to 0"),
-        ("[extra_env_vars]\nA = 1\n", 4, "extra_env_vars.A: 1 must be a valid string"),
-        ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is not a name of an environment variable"),
-        ('[extra_cmd_args]\n"=b" = "x"\n', 4, "'=b' is not a key such as optimizer.lr or --option"),
-        ('cmd_args = "tp=1"\n', 3, "cmd_args: 'tp=1' must be a valid dictionary"),
-        ('test_template_name = "NcclTest"\n', 1, "'NcclTest'; this tool runs 'MegatronBridge' only"),
-        *(
-            (f"[cmd_args]\nmax_steps = [1, {number}]\n", 4, "cmd_args.max_steps[1]: does not fit into 64 bits")
-            for number in (2**63, -(2**63) - 1, 10**400)
-        ),
+        ("[cmd_args]\ntpp = 1\n", 4),
+        ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4),
+        ("[cmd_args]\ntensor_parallel = 1\n", 4),
+        ("[cmd_args]\npipeline_parallel_size = 1\n", 4),
+        ("[cmd_args]\nexpert_parallel = 1\n", 4),
+        ("[cmd_args]\nbatch_size = 1\n", 4),
+        ("[cmd_args]\ncp_size = 1\n", 4),
+        ('[cmd_args]\nmodel_size = "8b"\n', 4),
+        ("[cmd_args]\nmicro_batch_size = 1\n", 4),
+        ("[metrics]\nwarmup_step = 1\n", 4),
+        ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6),
+        ('[cmd_args]\ntp = "two"\n', 4),
+        ("[cmd_args]\ntp = 1.5\n", 4),
+        ('[cmd_args]\ntp = [1, "x"]\n', 4),
+        ("[cmd_args]\ntp = []\n", 4),
+        ('[cmd_args]\nlauncher = "slurm"\n', 4),
+        ("[metrics]\nwarmup_steps = -1\n", 4),
+        ("[extra_env_vars]\nA = 1\n", 4),
+        ('[extra_env_vars]\n"A B" = "x"\n', 4),
+        ('[extra_cmd_args]\n"=b" = "x"\n', 4),
+        ('cmd_args = "tp=1"\n', 3),
+        ('test_template_name = "NcclTest"\n', 1),
+        *((f"[cmd_args]\nmax_steps = [1, {number}]\n", 4) for number in (2**63, -(2**63) - 1, 10**400)),
         # no process can receive a NUL character, so a value with one may not reach the sweep
         *(
-            (f"[cmd_args]\n{key} = {value}\n", 4, "NUL")
+            (f"[cmd_args]\n{key} = {value}\n", 4)
             for key in ("gpu_type", "wandb_project_name")
             for value in (r'"a\u0000b"', r'["ok", "a\u0000b"]')
         ),
     ],
 )
-def test_a_mistake_in_a_test_definition(tmp_path: Path, body: str, line: int, expected: str) -> None:
+def test_a_mistake_in_a_test_definition(tmp_path: Path, sentence: Sentence, body: str, line: int) -> None:
     path = _file(tmp_path, HEAD + body)
     (message,) = _mistakes(load_test_definition, path)
     assert message.startswith(f"{path}:{line}: " if line > 1 else f"{path}: ")
-    assert expected in message
+    sentence(message)
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
+def test_a_missing_key_is_named(tmp_path: Path, sentence: Sentence) -> None:
     path = _file(tmp_path, 'name = "t"\n')
-    assert _mistakes(load_test_definition, path) == [f"{path}: description: is missing; add it"]
+    (message,) = _mistakes(load_test_definition, path)
+    assert message.startswith(f"{path}: description: ")
+    sentence(message)
 
 
 def test_every_mistake_gets_one_line(tmp_path: Path) -> None:
@@ -276,17 +275,12 @@ iterations = 3
     assert second.definition.git_repos[0].mount_as == "/opt/Megatron-Bridge"
 
 
-@every(
-    ("value", "expected"),
-    [
-        ('"lsf"', "'lsf' is not supported; use one of local, standalone, slurm"),
-        *((value, "") for value in ('["slurm"]', "{a = 1}", "5")),
-    ],
-)
-def test_a_scheduler_of_others_or_of_the_wrong_type(tmp_path: Path, value: str, expected: str) -> None:
+@every("value", ['"lsf"', '["slurm"]', "{a = 1}", "5"])
+def test_a_scheduler_of_others_or_of_the_wrong_type(tmp_path: Path, sentence: Sentence, value: str) -> None:
     path = _file(tmp_path, f'name = "s"\nscheduler = {value}\n')
     (message,) = _mistakes(load_system, path)
-    assert message.startswith(f"{path}:2: scheduler: {expected}")
+    assert message.startswith(f"{path}:2: scheduler: ")
+    sentence(message)
 
 
 def test_an_unknown_argument_is_warned_of_once_where_it_is_written(tmp_path: Path) -> None:

@@ -116,13 +116,13 @@ def test_a_duplicate_key_is_an_error(tmp_path: Path, sentence: Sentence) -> None
     sentence(caught)
 
 
-def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+def test_what_is_no_text_file_is_named(tmp_path: Path, sentence: Sentence) -> None:
     (tmp_path / "latin1.toml").write_bytes('a = "é"\n'.encode("latin-1"))
-    mistakes = {"gone": "no such file", "": "is a directory, not a regular file", "latin1": "cannot be read as UTF-8"}
-    for name, mistake in mistakes.items():
+    for name in ("gone", "", "latin1"):
         path = tmp_path / f"{name}.toml" if name else tmp_path
-        with pytest.raises(BadInput, match=rf"{path}: {mistake}"):
+        with pytest.raises(BadInput, match=f"^{path}: ") as caught:
             read_toml(path)
+        sentence(caught)
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 3000, "a = " + "9" * 5000], ids=["nested", "digits"])
