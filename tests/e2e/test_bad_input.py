@@ -87,24 +87,25 @@ type = "start_post_comp"
 id = "a"
 """
 
+# What spoils the files, and the place, key and value that the line names
 CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
-    "broken TOML": (with_test("tp = ["), ("t.toml", "not valid TOML")),
+    "broken TOML": (with_test("tp = ["), ("t.toml",)),
     "unknown key": (with_test("seqlength = 8"), ("t.toml:8: cmd_args.seqlength", "'seq_length'")),
-    "wrong type": (with_test('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'", "integer")),
+    "wrong type": (with_test('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'")),
     "missing test": (
         lambda case: case.write(scenario=SCENARIO.replace('"t"', '"tt"')),
-        ("scenario.toml:5: Tests[0].test_name", "'tt'", "did you mean 't'"),
+        ("scenario.toml:5: Tests[0].test_name", "'tt'"),
     ),
     "unknown recipe": (
         lambda case: case.write(test=TEST.replace("gpt_tiny", "gpt_tyni")),
-        ("cmd_args.model_recipe_name", "'gpt_tyni'", "gpt_tiny"),
+        ("cmd_args.model_recipe_name", "'gpt_tyni'"),
     ),
-    "empty sweep list": (with_test("tp = []"), ("t.toml:8: cmd_args.tp", "empty")),
-    "unwritable output": (unwritable, ("cannot be written", "--output-dir")),
-    "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "duplicate", "'a'")),
+    "empty sweep list": (with_test("tp = []"), ("t.toml:8: cmd_args.tp",)),
+    "unwritable output": (unwritable, ("--output-dir",)),
+    "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "'a'")),
     "cyclic dependency": (scenario_with(CYCLE), ("scenario.toml", "a -> b -> a")),
-    "missing system file": (lambda case: (case.directory / "system.toml").unlink(), ("system.toml", "no such file")),
-    "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'", "slurm")),
+    "missing system file": (lambda case: (case.directory / "system.toml").unlink(), ("system.toml",)),
+    "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'",)),
     "two tests of one name": (lambda case: case.write(other_test=TEST), ("u.toml", "'t'", "t.toml")),
     "no step to measure": (
         with_test("max_steps = 3\n[metrics]\nwarmup_steps = 3"),
@@ -117,7 +118,12 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
 
 @every(("command", "name"), [("dry-run", "broken TOML"), *(("run", name) for name in CASES)])
 def test_one_line_and_exit_code_2(
-    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sentence: Sentence,
 ) -> None:
     spoil, expected = CASES[name]
     case = Case(tmp_path)
@@ -131,6 +137,7 @@ def test_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     for part in expected:
         assert part in error
+    sentence(error)
     assert not case.output.exists()
 
 
