@@ -43,7 +43,7 @@ _FOREIGN = {
     r"(?<=not valid TOML: )[^;\n]*\(at [^)]*\)": "<toml>",
     r"(?<=Invalid value for )('[^']*': '?[^\s']*'?) is not (?:in the range|a valid|one of)\b[^\n]*": r"\1 <click>",
     r"\b(?:Missing|No such) (?:option|argument)[: ]*('[^']*')[^\n]*": r"<click> \1",
-    r"(?<=valid keys of )(\w+): [\w, ]+(?:\.{3} \(\d+ characters left out\) \.{3} [\w, ]+)?": r"\1: <keys>",
+    r"(?<=valid keys of )(\w+): [\w, ]*\w(?: \.{3} \(\d+ characters left out\) \.{3} [\w, ]*\w)?": r"\1: <keys>",
 }
 _SHORTEST_PLACE = 2  # the home of some users is "/"
 
