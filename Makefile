@@ -32,7 +32,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-changed test-long docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python environments drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-changed test-long golden docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python environments drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -50,6 +50,11 @@ test-changed: $(VENV)/.dev
 	.ci/install-slurm
 	.ci/install-chromium
 	$(BIN)/python -m pytest $(FORK) --changed=$(BASE) $(PYTEST_ARGS)
+
+# Write all golden files again (tests/golden.py), or those of the tests that TESTS names: files or folders.
+golden: $(VENV)/.dev
+	MBRIDGE_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q $(FORK) $(PYTEST_ARGS) $(TESTS)
+	@git status --short
 
 # Run the tests that `make test` leaves out for their length.
 test-long: $(VENV)/.dev

@@ -20,10 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden import FILE as SENTENCES
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "cloudai_mbridge"
 # Of all tests
-COMMON = {f"tests/{name}.py" for name in ("conftest", "forked", "workers", "figures", "changed", "cases")}
+COMMON = {f"tests/{name}.py" for name in ("conftest", "forked", "workers", "figures", "golden", "changed", "cases")}
 # Depended upon by all tests that start processes, without a name in their files: the cluster, and the jobs on it
 OF_PROCESSES = ("tests/sandbox/", "tests/stand_in/")
 # Files and directories that a test or the product reads by their names; those of the last group only people and CI read
@@ -125,6 +127,8 @@ class Selection:
         """Return whether the tests of a file run. starts_processes: its test may start some; fixtures: that it uses."""
         if self.why_all or file in self._files:
             return True
+        if SENTENCES in self._files and ("sentence" in fixtures or file == "tests/test_golden.py"):
+            return True
         if starts_processes and self._touches_processes(file, fixtures):
             return True
         tests, modules, text = self._graph.closure(file)
@@ -157,7 +161,7 @@ class Selection:
 def _is_beside(changed: str, file: str) -> bool:
     """Return whether a changed conftest.py, or a file of data, is that of a test's directory or of one above it."""
     path = Path(changed)
-    is_of_directory = path.name == "conftest.py" or path.suffix != ".py"
+    is_of_directory = path.name == "conftest.py" or (path.suffix != ".py" and changed != SENTENCES)
     above = path.parent if path.parent != Path("tests/data") else Path("tests")
     return changed.startswith("tests/") and is_of_directory and above in Path(file).parents
 

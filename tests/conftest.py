@@ -11,9 +11,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import changed, figures, workers
+from tests import changed, figures, golden, workers
 from tests.figures import figure as figure
 from tests.forked import STARTS, run_mbridge
+from tests.golden import golden_file as golden_file
+from tests.golden import sentence as sentence
 from tests.sandbox import SlurmSandbox, missing_programs
 from tests.sandbox.conf import PATIENT
 
@@ -50,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     figures.pytest_configure(config)
+    golden.pytest_configure(config)
     workers.pytest_configure(config)
     changed.pytest_configure(config)
     if config.getoption("--no-processes"):

@@ -35,6 +35,7 @@ TOUCHED = {
     ),
     "tests/stand_in/training.py": ("tests/e2e/test_gate.py!", "tests/sweep/test_grid.py"),
     "tests/training/data/reading.py": ("tests/training/data/test_iterators.py", "tests/sweep/test_grid.py"),
+    "tests/sentences.txt": ("tests/test_golden.py", "tests/sweep/test_grid.py tests/e2e/test_gate.py!"),
     "tests/data/failed_jobs.txt": ("tests/verdict/test_triage.py tests/sweep/test_grid.py", ""),
     "docs/gate.md": ("tests/docs/test_pages.py!", "tests/sweep/test_grid.py tests/e2e/test_gate.py!"),
     "conf/gates/default.toml": ("tests/e2e/test_gate.py!", "tests/sweep/test_grid.py tests/training/test_groups.py!"),
@@ -71,6 +72,10 @@ def test_what_touches_all(file: str) -> None:
     selection = Selection(["docs/gate.md", file])
     assert selection.why_all == file
     assert selection.has("tests/sweep/test_grid.py", False)
+
+
+def test_a_changed_sentence_touches_the_tests_that_check_some() -> None:
+    assert Selection(["tests/sentences.txt"]).has("tests/sweep/test_grid.py", False, {"sentence"})
 
 
 def test_nothing_changed() -> None:

@@ -22,6 +22,7 @@ from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report.facts import read_overrides
 from cloudai_mbridge.verdict.triage import triage
 from tests.cases import every
+from tests.golden import Sentence
 
 
 def _socket(path: Path) -> None:
@@ -29,26 +30,25 @@ def _socket(path: Path) -> None:
         server.bind(os.path.relpath(path))
 
 
-KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "fifo": (os.mkfifo, "a FIFO"),
-    "endless device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
-    "directory": (Path.mkdir, "a directory"),
-    "socket": (_socket, "a socket"),
+KINDS: dict[str, Callable[[Path], None]] = {
+    "fifo": os.mkfifo,
+    "endless device": lambda path: path.symlink_to("/dev/zero"),
+    "directory": Path.mkdir,
+    "socket": _socket,
 }
 
 
 @pytest.fixture(params=KINDS)
-def odd(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """Return a path at which something else than a regular file lies, and what that is."""
-    make, words = KINDS[request.param]
-    make(tmp_path / "odd")
-    return tmp_path / "odd", words
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a path at which something else than a regular file lies."""
+    KINDS[request.param](tmp_path / "odd")
+    return tmp_path / "odd"
 
 
-def test_it_is_refused(odd: tuple[Path, str]) -> None:
-    path, words = odd
-    with pytest.raises(NotRegular, match=f"{words}, not a regular file"):
-        open_regular(path)
+def test_it_is_refused(odd: Path, sentence: Sentence) -> None:
+    with pytest.raises(NotRegular) as caught:
+        open_regular(odd)
+    sentence(caught)
 
 
 def test_files_and_links_to_files_are_read(tmp_path: Path) -> None:
@@ -57,11 +57,10 @@ def test_files_and_links_to_files_are_read(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "link") == b"text"
 
 
-def test_a_log_has_no_steps(odd: tuple[Path, str]) -> None:
-    path, words = odd
-    log = read_log(path)
-    assert (log.steps, log.notes) == ((), (f"odd cannot be read ({words}, not a regular file)",))
-    assert (last_lines(path, 5), triage(None, [path])) == ([], None)
+def test_a_log_has_no_steps(odd: Path, sentence: Sentence) -> None:
+    log = read_log(odd)
+    assert (log.steps, last_lines(odd, 5), triage(None, [odd])) == ((), [], None)
+    sentence("\n".join(log.notes))
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -75,10 +74,10 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_every_reader_says_it_in_one_line(odd: tuple[Path, str], read: Callable[[Path], object]) -> None:
-    path, words = odd
-    with pytest.raises(BadInput, match=words):
-        read(path)
+def test_every_reader_says_it_in_one_line(odd: Path, sentence: Sentence, read: Callable[[Path], object]) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(odd)
+    sentence(caught)
 
 
 LARGE = 1 << 42
@@ -90,14 +89,16 @@ WHOLE: dict[str, Callable[[Path], object]] = {
 
 
 @every("read", WHOLE.values())
-def test_no_reader_takes_a_file_of_any_size(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_no_reader_takes_a_file_of_any_size(tmp_path: Path, sentence: Sentence, read: Callable[[Path], object]) -> None:
     path = tmp_path / "plan.json"
     path.touch()
     os.truncate(path, LARGE)
-    with pytest.raises(BadInput, match=r"a file of 4,398,046,511,104 bytes, and at most .* are read"):
+    with pytest.raises(BadInput) as caught:
         read(path)
-    with pytest.raises(NotRegular, match="at most"):
+    sentence(caught)
+    with pytest.raises(NotRegular) as caught:
         read_regular(path)
+    sentence(caught)
 
 
 def test_a_definition_of_any_size_is_unreadable(tmp_path: Path) -> None:
@@ -107,11 +108,11 @@ def test_a_definition_of_any_size_is_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "directory"])
-def test_results(tmp_path: Path, kind: str) -> None:
-    make, words = KINDS[kind]
-    make(tmp_path / "report.json")
-    with pytest.raises(BadInput, match=words):
+def test_results(tmp_path: Path, sentence: Sentence, kind: str) -> None:
+    KINDS[kind](tmp_path / "report.json")
+    with pytest.raises(BadInput) as caught:
         read_results(tmp_path / "report.json")
+    sentence(caught)
 
 
 def _with_hole(path: Path, before: str, after: str) -> Path:

@@ -22,6 +22,7 @@ from cloudai_mbridge.commands.setup.schema import KINDS
 from cloudai_mbridge.files.documents import render_toml
 from cloudai_mbridge.models.toml_source import dotted, read_toml
 from tests.cases import every
+from tests.golden import GoldenFile
 
 REPOSITORY = Path(__file__).parents[1]
 SCHEMAS = {kind: REPOSITORY / "docs/schemas" / f"{kind}.json" for kind in KINDS}
@@ -134,9 +135,9 @@ def mistakes(finding: Finding) -> set[str]:
 
 
 @every("kind", KINDS)
-def test_the_files_for_editors_are_what_the_command_prints(kind: str) -> None:
+def test_the_files_for_editors_are_what_the_command_prints(golden_file: GoldenFile, kind: str) -> None:
     printed = CliRunner().invoke(cli, ["schema", kind]).output
-    assert SCHEMAS[kind].read_text() == printed, f"write it again: mbridge schema {kind} > docs/schemas/{kind}.json"
+    golden_file(SCHEMAS[kind], printed)
     Draft7Validator.check_schema(json.loads(printed))
 
 

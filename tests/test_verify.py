@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from cloudai_mbridge.cli import cli
+from tests.golden import Sentence
 
 ARGS = 'launcher = "embedded"\nmodel_recipe_name = "gpt_tiny"\ncompute_dtype = "fp32"\nnum_gpus = 1\ngb = 8\n'
 TEST = f'name = "t"\ndescription = ""\ntest_template_name = "MegatronBridge"\n[cmd_args]\n{ARGS}'
@@ -14,30 +15,29 @@ SCENARIO = 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "place"),
     [
-        ("t", TEST + "mb = [3, 5]\n", "t.toml: test 't': every one of its 2 points is rejected by a rule, so nothing"),
-        ("t", TEST + "mb = [3, 5]\n", "would run: C04 2; the first: C04 cmd_args.gb: 8 is not divisible"),
-        (
-            "t",
-            TEST.replace("Bridge", "Brige"),
-            "t.toml:3: test_template_name: 'MegatronBrige' is unknown; did you mean",
-        ),
-        ("t", TEST.replace("MegatronBridge", "megatron-bridge"), "t.toml:3: test_template_name: 'megatron-bridge'"),
+        ("t", TEST + "mb = [3, 5]\n", "t.toml: test 't': "),
+        ("t", TEST.replace("Bridge", "Brige"), "t.toml:3: test_template_name: "),
+        ("t", TEST.replace("MegatronBridge", "megatron-bridge"), "t.toml:3: test_template_name: "),
         ("t", TEST.replace("gpt_tiny", "gpt_tyni"), "t.toml: cmd_args.model_recipe_name: "),
         ("t", TEST + "tp = [1, 2]\n[sweep]\nzip = [['tp', 'pp']]", "t.toml: test 't': sweep.zip"),
         ("t", TEST + '[extra_cmd_args]\n"train.train_iters" = "many"', "t.toml: "),
-        ("s", SYSTEM, "s.toml:3: default_partition: 'mian' is not among the [[partitions]]; did you mean 'main'?"),
+        ("s", SYSTEM, "s.toml:3: default_partition: "),
     ],
+    ids=["rejected", "misspelt template", "template in kebab case", "recipe", "zip", "length", "partition"],
 )
-def test_what_cannot_run_is_not_ok_and_names_its_file(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_what_cannot_run_is_not_ok_and_names_its_file(
+    sentence: Sentence, name: str, text: str, place: str, tmp_path: Path
+) -> None:
     path = tmp_path / f"{name}.toml"
     path.write_text(text)
     result = CliRunner().invoke(cli, ["verify-configs", str(tmp_path)], standalone_mode=False)
     assert result.return_value == 2
     assert f"error: {tmp_path}" in result.output
-    assert words in result.output
+    assert place in result.output
     assert "ok " not in result.output
+    sentence(result.output)
 
 
 def test_what_is_wrong_with_a_test_of_a_scenario_names_the_tests_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import cloudai_mbridge as mb
 from cloudai_mbridge.errors import InUse, NothingRan
 from cloudai_mbridge.runner.interrupt import Interrupted
+from tests.golden import Sentence
 
 pytestmark = pytest.mark.process
 Sweep = Callable[..., mb.Scenario]
@@ -47,15 +48,17 @@ def test_a_run_and_its_report(swept: mb.Run, capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_run_is_found_again(swept: mb.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_found_again(swept: mb.Run, monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(swept.path.parents[1] / "state"))  # where no other test has run
     monkeypatch.chdir(swept.path.parents[1])
     names = ("first", swept.path.name, str(swept.path), swept.path, Path("results", swept.path.name))
     assert [mb.open_run(name) for name in names] == [swept] * len(names)
-    with pytest.raises(mb.BadInput, match="no run with this prefix"):
+    with pytest.raises(mb.BadInput) as caught:
         mb.open_run("second")
-    with pytest.raises(mb.BadInput, match="is not a run directory"):
+    sentence(caught)
+    with pytest.raises(mb.BadInput) as caught:
         mb.open_run(swept.path.parent)
+    sentence(caught)
 
 
 def test_a_dry_run_is_no_run(swept: mb.Run, sweep: Sweep, tmp_path: Path, mbridge: Any) -> None:
@@ -82,12 +85,13 @@ def test_progress_comes_line_by_line_in_any_thread(sweep: Sweep, tmp_path: Path)
     assert all(line == line.strip() for line in lines)
 
 
-def test_progress_that_raises_does_not_end_the_run(sweep: Sweep) -> None:
+def test_progress_that_raises_does_not_end_the_run(sweep: Sweep, sentence: Sentence) -> None:
     def tell(line: str) -> None:
         raise ValueError(line)
 
-    with pytest.warns(RuntimeWarning, match="progress is not called again, as it raised ValueError"):
+    with pytest.warns(RuntimeWarning) as caught:
         run = sweep().plan().run(progress=tell)
+    sentence(caught, time=r"\d\d:\d\d:\d\d")
     assert run.report().succeeded
 
 
@@ -125,7 +129,7 @@ def test_an_interrupted_run_is_resumed(sweep: Sweep, tmp_path: Path) -> None:
     assert run.resume().report().counts["success"] == 2
 
 
-def test_a_run_that_is_under_way_is_seen_and_not_taken(sweep: Sweep, tmp_path: Path) -> None:
+def test_a_run_that_is_under_way_is_seen_and_not_taken(sweep: Sweep, tmp_path: Path, sentence: Sentence) -> None:
     seen: list[Any] = []
 
     def look(line: str) -> None:
@@ -137,7 +141,7 @@ def test_a_run_that_is_under_way_is_seen_and_not_taken(sweep: Sweep, tmp_path: P
 
     assert sweep().plan().run(progress=look).report().succeeded
     so_far = seen[0][1]
-    assert so_far.notes[0].startswith("results so far: 0 of ")
+    sentence(so_far.notes[0])
     assert so_far.counts["unfinished"]
     assert not so_far.succeeded
 
@@ -145,15 +149,16 @@ def test_a_run_that_is_under_way_is_seen_and_not_taken(sweep: Sweep, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_parallel": 0}, "max_parallel: 0: Input should be greater than or equal to 1"),
-        ({"max_gpu_hours": -1.0}, "max_gpu_hours: -1.0: Input should be greater than 0"),
-        ({"fail_fast": "perhaps"}, "fail_fast: 'perhaps': Input should be a valid boolean"),
+        ({"max_parallel": 0}, "max_parallel: 0:"),
+        ({"max_gpu_hours": -1.0}, "max_gpu_hours: -1.0:"),
+        ({"fail_fast": "perhaps"}, "fail_fast: 'perhaps':"),
     ],
 )
-def test_bad_options_are_one_line(sweep: Sweep, options: Any, message: str) -> None:
+def test_bad_options_are_one_line(sweep: Sweep, sentence: Sentence, options: Any, message: str) -> None:
     with pytest.raises(mb.BadInput) as error:
         sweep().plan(**options)
     assert message in str(error.value)
+    sentence(error)
     assert "\n" not in str(error.value)
 
 

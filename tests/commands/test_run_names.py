@@ -15,6 +15,7 @@ from cloudai_mbridge.commands.options import as_near_run, as_run, find_run, find
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_files import record_run, started_at
 from cloudai_mbridge.plan import read
+from tests.golden import Sentence
 
 
 @pytest.fixture(autouse=True)
@@ -86,16 +87,14 @@ def test_latest_is_no_dry_run(here: Path) -> None:
     assert find_run(day(2)) == dry
 
 
-def test_no_latest(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_latest(here: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:
     with pytest.raises(BadInput) as error:
         find_run("latest")
-    assert str(error.value) == (
-        f"latest: you have no runs; looked in {here}/results (0 runs), {here.parent}/state/mbridge/runs.txt (0 runs),"
-        " $MBRIDGE_RESULTS (not set); give the directory that `mbridge run` printed"
-    )
+    sentence(error)
     a_run(here / "results", day(2), dry_run=True)
-    with pytest.raises(BadInput, match=r"latest: you have no runs but 1 dry run; looked in .*results \(1 run\)"):
+    with pytest.raises(BadInput, match=r"latest:") as caught:
         find_run("latest")
+    sentence(caught)
 
 
 def test_a_damaged_run_can_be_the_latest(here: Path) -> None:
@@ -109,61 +108,63 @@ def test_a_damaged_run_can_be_the_latest(here: Path) -> None:
     assert find_run("latest") == incomplete
 
 
-def test_the_beginning_of_a_name(here: Path) -> None:
+def test_the_beginning_of_a_name(here: Path, sentence: Sentence) -> None:
     tiny, again, small = (a_run(here / "results", name) for name in (day(1, "t"), f"{day(1, 't')}_1", day(2, "small")))
     assert find_run("sm") == small
     assert find_run(day(1, "t")) == tiny, "the whole name of one is the beginning of the other's"
     assert find_run(again.name) == again
     with pytest.raises(BadInput) as error:
         find_run("t_2026")
-    assert str(error.value) == (
-        f"'t_2026': ambiguous: the prefix of 2 runs: {again.name}, {tiny.name}; give more of the name"
-    )
-    with pytest.raises(BadInput, match=r"'tini': no such path, and no run with this prefix; looked in "):
+    sentence(error)
+    with pytest.raises(BadInput, match=r"'tini':") as caught:
         find_run("tini")
+    sentence(caught)
 
 
-def test_many_candidates(here: Path) -> None:
+def test_many_candidates(here: Path, sentence: Sentence) -> None:
     for number in range(1, 10):
         a_run(here / "results", day(number))
     with pytest.raises(BadInput) as error:
         find_run("s")
-    names = ", ".join(day(number) for number in (9, 8, 7, 6, 5))
-    assert f"the prefix of 9 runs: {names}, and 4 more; give more" in str(error.value)
+    sentence(error)
 
 
-def test_the_same_name_in_two_places(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_name_in_two_places(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
+) -> None:
     roots = {a_run(here / "results", day(1)), a_run(tmp_path / "shared", day(1))}
     monkeypatch.setenv("MBRIDGE_RESULTS", str(tmp_path / "shared"))
-    with pytest.raises(BadInput, match=r"2 runs have this name: .*; give the path of one") as error:
+    with pytest.raises(BadInput) as error:
         find_run(day(1))
+    sentence(error)
     assert all(str(root) in str(error.value) for root in roots)
 
 
-def test_a_name_is_never_of_another_users_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_never_of_another_users_run(here: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:
     """`resume` executes what lies in a directory: somebody else's must not become `latest`."""
     own = a_run(here / "results", day(1))
-    theirs = a_run(here / "results", day(2))
+    a_run(here / "results", day(2))
     monkeypatch.setattr(read, "_is_own", lambda root: root == own)
     assert find_run("latest") == own
     assert find_run("s_2026") == own
     with pytest.raises(BadInput) as error:
         find_run(day(2))
-    assert str(error.value) == f"'{day(2)}': {theirs} is another user's run; give its path"
+    sentence(error)
 
 
-def test_own_is_by_user(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_is_by_user(here: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:
     own = a_run(here / "results", day(1))
     assert find_run("latest") == own
     monkeypatch.setattr(os, "geteuid", lambda: own.stat().st_uid + 1)
-    with pytest.raises(BadInput, match="you have no runs"):
+    with pytest.raises(BadInput) as caught:
         find_run("latest")
+    sentence(caught)
 
 
-def test_a_path_that_exists_wins(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_exists_wins(here: Path, capsys: pytest.CaptureFixture[str], sentence: Sentence) -> None:
     root = a_run(here / "results", day(1))
     assert as_run("latest") == root
-    assert capsys.readouterr().err == f"note: latest is {root}\n"
+    sentence(capsys.readouterr().err)
     for name in ("latest", day(1), "broken"):
         (here / name).symlink_to("nowhere")
         assert as_run(name) == Path(name)
@@ -205,13 +206,14 @@ def test_every_command_on_a_run_takes_names(name: str) -> None:
 
 
 def test_what_ends_jobs_takes_no_latest_of_another_project(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     other = a_run(tmp_path / "elsewhere", day(4))
     record_run(other)
     assert as_run("latest") == other
-    with pytest.raises(BadInput, match=rf"latest: is {other}, which is in neither results/ nor \$MBRIDGE_RESULTS"):
+    with pytest.raises(BadInput, match=r"latest:") as caught:
         as_near_run("latest")
+    sentence(caught)
     assert as_near_run(day(4)) == other
     assert as_near_run(str(other)) == other
     monkeypatch.setenv("MBRIDGE_RESULTS", str(tmp_path / "elsewhere"))

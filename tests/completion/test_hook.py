@@ -18,6 +18,7 @@ from cloudai_mbridge.errors import InUse, Paused, ToolFailure
 from cloudai_mbridge.models.scenario import OnCompletion, RunnerConfig
 from cloudai_mbridge.plan import ScenarioPlan
 from tests.cases import every
+from tests.golden import Sentence
 from tests.http_server import Request, Server, serving
 from tests.report.conftest import some_point, some_report
 
@@ -102,10 +103,11 @@ def test_a_command_that_reads_nothing_and_prints_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path, sentence: Sentence) -> None:
     script = f'sleep {FOR_EVER} & echo $! > "$1"; wait'
     (note,) = ended(tmp_path, command=["sh", "-c", script, "sh", f"{tmp_path}/pid"])
-    assert note == "note: on_completion: sh has not ended in 0.5 s"
+    assert "note: on_completion:" in note
+    sentence(note)
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
@@ -194,9 +196,10 @@ def test_a_proxy_that_cannot_be_used_is_sent_nothing(tmp_path: Path, monkeypatch
     assert server.requests == []
 
 
-def test_a_file_that_is_missing(tmp_path: Path) -> None:
+def test_a_file_that_is_missing(tmp_path: Path, sentence: Sentence) -> None:
     (note,) = ended(tmp_path, webhook_file=f"{tmp_path}/url")
-    assert note == f"note: on_completion: webhook of {tmp_path}/url: No such file or directory"
+    assert "note: on_completion:" in note
+    sentence(note)
 
 
 @pytest.mark.usefixtures("soon")
@@ -224,15 +227,16 @@ def test_a_note_that_cannot_be_printed_does_not_matter(tmp_path: Path) -> None:
 
 
 @every(
-    ("asked", "problem"),
+    "asked",
     [
-        ({}, "is empty; set command, webhook_env or webhook_file"),
-        ({"webhook_env": "A", "webhook_file": "b"}, "exclude each other"),
-        ({"webhook_env": "https://hooks.example/x"}, "is not a name of an environment variable"),
-        ({"command": ["curl", "https://hooks.slack.com/services/T01/B01/abcdefgh"]}, "holds a credential"),
-        ({"command": ["notify", "--token", "abcdef0123456789"]}, "holds a credential"),
+        {},
+        {"webhook_env": "A", "webhook_file": "b"},
+        {"webhook_env": "https://hooks.example/x"},
+        {"command": ["curl", "https://hooks.slack.com/services/T01/B01/abcdefgh"]},
+        {"command": ["notify", "--token", "abcdef0123456789"]},
     ],
 )
-def test_what_is_refused(asked: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
+def test_what_is_refused(sentence: Sentence, asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as caught:
         OnCompletion.model_validate(asked)
+    sentence(caught)

@@ -17,6 +17,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import settings_of, with_recipe_defaults
 from tests.cases import every
+from tests.golden import Sentence
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}])
@@ -448,11 +449,9 @@ def test_a_rule_at_its_boundary(rule_id: str) -> None:
         assert answer.missing
 
 
-def test_the_message_names_every_operand_and_a_remedy() -> None:
+def test_the_message_names_every_operand_and_a_remedy(sentence: Sentence) -> None:
     answer = BY_ID["C04"](_point(num_gpus=8, tp=2, mb=2, gb=100))
-    assert str(answer) == (
-        "C04 cmd_args.gb: 100 is not divisible by mb*dp = 8 (gb=100, mb=2, dp=4); use a multiple of 8"
-    )
+    sentence(str(answer))
 
 
 def test_every_broken_rule_is_reported() -> None:

@@ -15,6 +15,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts
 from tests.cases import every
+from tests.golden import Sentence
 
 DENSE: dict[str, Any] = {"model_family_name": "llama", "num_gpus": 128, "config_variant": "v1"}  # tp4 pp8 cp2 vp8 gb64
 EXPERTS: dict[str, Any] = {"model_family_name": "deepseek", "num_gpus": 256, "cuda_graph_impl": "none"}  # pp4 vp4 ep64
@@ -69,11 +70,9 @@ def test_what_the_launcher_fills_in_is_judged(name: str, args: dict[str, Any]) -
     assert not _check(name, "0.3.0", **{**base, **args}).violations
 
 
-def test_an_override_that_breaks_megatron_is_rejected_with_the_origin_of_every_operand() -> None:
+def test_an_override_that_breaks_megatron_is_rejected_with_the_origin_of_every_operand(sentence: Sentence) -> None:
     (broken,) = _check("llama31_405b", "0.3.0", **DENSE, gb=63).violations
-    assert str(broken) == (
-        f"C04 cmd_args.gb: 63 is not divisible by mb*dp = 2 (gb=63, mb=1 ({NAME}), dp=2); use a multiple of 2"
-    )
+    sentence(str(broken))
     assert broken.origins == {"mb": NAME}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cloudai_mbridge import cli
 from tests.cases import every
+from tests.golden import Sentence
 
 TEST = """
 name = "t"
@@ -86,24 +87,25 @@ type = "start_post_comp"
 id = "a"
 """
 
+# What spoils the files, and the place, key and value that the line names
 CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
-    "broken TOML": (with_test("tp = ["), ("t.toml", "not valid TOML")),
+    "broken TOML": (with_test("tp = ["), ("t.toml",)),
     "unknown key": (with_test("seqlength = 8"), ("t.toml:8: cmd_args.seqlength", "'seq_length'")),
-    "wrong type": (with_test('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'", "integer")),
+    "wrong type": (with_test('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'")),
     "missing test": (
         lambda case: case.write(scenario=SCENARIO.replace('"t"', '"tt"')),
-        ("scenario.toml:5: Tests[0].test_name", "'tt'", "did you mean 't'"),
+        ("scenario.toml:5: Tests[0].test_name", "'tt'"),
     ),
     "unknown recipe": (
         lambda case: case.write(test=TEST.replace("gpt_tiny", "gpt_tyni")),
-        ("cmd_args.model_recipe_name", "'gpt_tyni'", "gpt_tiny"),
+        ("cmd_args.model_recipe_name", "'gpt_tyni'"),
     ),
-    "empty sweep list": (with_test("tp = []"), ("t.toml:8: cmd_args.tp", "empty")),
-    "unwritable output": (unwritable, ("cannot be written", "--output-dir")),
-    "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "duplicate", "'a'")),
+    "empty sweep list": (with_test("tp = []"), ("t.toml:8: cmd_args.tp",)),
+    "unwritable output": (unwritable, ("--output-dir",)),
+    "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "'a'")),
     "cyclic dependency": (scenario_with(CYCLE), ("scenario.toml", "a -> b -> a")),
-    "missing system file": (lambda case: (case.directory / "system.toml").unlink(), ("system.toml", "no such file")),
-    "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'", "slurm")),
+    "missing system file": (lambda case: (case.directory / "system.toml").unlink(), ("system.toml",)),
+    "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'",)),
     "two tests of one name": (lambda case: case.write(other_test=TEST), ("u.toml", "'t'", "t.toml")),
     "no step to measure": (
         with_test("max_steps = 3\n[metrics]\nwarmup_steps = 3"),
@@ -116,7 +118,12 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
 
 @every(("command", "name"), [("dry-run", "broken TOML"), *(("run", name) for name in CASES)])
 def test_one_line_and_exit_code_2(
-    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sentence: Sentence,
 ) -> None:
     spoil, expected = CASES[name]
     case = Case(tmp_path)
@@ -130,6 +137,7 @@ def test_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     for part in expected:
         assert part in error
+    sentence(error)
     assert not case.output.exists()
 
 
@@ -143,12 +151,14 @@ def test_the_good_files_are_good(
 
 
 @pytest.mark.slurm
-def test_partition_that_only_slurm_knows_not_to_exist(case: Case, cluster: Any, mbridge: Any) -> None:
+def test_partition_that_only_slurm_knows_not_to_exist(
+    case: Case, cluster: Any, mbridge: Any, sentence: Sentence
+) -> None:
     case.write(system=SLURM.replace('"main"', '"nope"'))
     done = mbridge(*case.argv("run")[1:], env=cluster.env)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "Slurm has no partition 'nope'; use one of main" in done.stderr
+    sentence(done.stderr)
     assert not case.output.exists()
 
 

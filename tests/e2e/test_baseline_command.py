@@ -17,6 +17,7 @@ from cloudai_mbridge.commands.gate.baseline import REFUSED
 from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.report.model import comparability_id
 from tests.forked import run_mbridge
+from tests.golden import Sentence
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -111,7 +112,7 @@ def test_nothing_is_written_without_a_yes(write: Write, tmp_path: Path) -> None:
         assert not path.parent.exists()
 
 
-def test_promote_show_and_check(write: Write, tmp_path: Path) -> None:
+def test_promote_show_and_check(write: Write, tmp_path: Path, sentence: Sentence) -> None:
     path = tmp_path / "b.toml"
     done = _promote(write(), path, "--yes", "--by", "Ada")
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,7 +134,8 @@ def test_promote_show_and_check(write: Write, tmp_path: Path) -> None:
         refused = _baseline(command, path)
         assert refused.returncode == 2
         assert refused.stderr.startswith(f"error: {path}:")
-        assert "comparability_id is not the digest" in refused.stderr
+        assert "comparability_id" in refused.stderr
+        sentence(refused.stderr)
 
 
 def test_who_promotes_is_gits_user(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,26 +154,22 @@ def test_without_git_it_is_the_login_name(write: Write, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("options", "more", "words"),
+    ("options", "more"),
     [
-        ({"noise": 0.1}, (), "step_time_s varies by 8.8% between runs"),
-        (
-            {"changes": {4: {"verdict": "failed", "reasons": ["died at step 20"]}}},
-            (),
-            "is not a good run: died at step 20",
-        ),
-        ({}, ("--min-runs", "6"), "it has 5 of the 6 runs that are needed"),
-        ({}, ("--max-noise", "0.001"), "more than 0.1%"),
+        ({"noise": 0.1}, ()),
+        ({"changes": {4: {"verdict": "failed", "reasons": ["died at step 20"]}}}, ()),
+        ({}, ("--min-runs", "6")),
+        ({}, ("--max-noise", "0.001")),
     ],
+    ids=["step time s varies by", "is not a good run", "it has 5 of the", "more than 0 1"],
 )
 def test_a_refusal_has_its_own_exit_code(
-    write: Write, tmp_path: Path, options: dict[str, Any], more: tuple[str, ...], words: str
+    write: Write, tmp_path: Path, sentence: Sentence, options: dict[str, Any], more: tuple[str, ...]
 ) -> None:
     done = _promote(write(**options), tmp_path / "b.toml", "--yes", *more)
     assert done.returncode == REFUSED == 15
     assert done.stderr.startswith("error: refused sweep/tp2: ")
-    assert words in done.stderr
-    assert done.stderr.endswith("error: nothing written\n")
+    sentence(done.stderr)
     assert not (tmp_path / "b.toml").exists()
 
 
@@ -180,25 +178,26 @@ def test_laxer_limits_are_noted(write: Write, tmp_path: Path) -> None:
     assert "note: --min-runs 4: the rule is 5" in done.stdout
 
 
-def test_a_point_can_be_left_out(write: Write, tmp_path: Path) -> None:
+def test_a_point_can_be_left_out(write: Write, tmp_path: Path, sentence: Sentence) -> None:
     path, report = tmp_path / "b.toml", write(points=["sweep/tp2", "sweep/tp4"])
     data = json.loads(report.read_text())
     data["points"][-1]["verdict"] = "failed"
     report.write_text(json.dumps(data))
     done = _promote(report, path, "--yes")
     assert done.returncode == REFUSED
-    assert "nothing written; promote the other 1 with --point" in done.stderr
+    sentence(done.stderr)
     assert _promote(report, path, "--yes", "--point", "*/tp2").returncode == 0
     assert [point.point for point in load_baseline(path).points] == ["sweep/tp2"]
 
 
-def test_a_regression_must_be_accepted(write: Write, tmp_path: Path) -> None:
+def test_a_regression_must_be_accepted(write: Write, tmp_path: Path, sentence: Sentence) -> None:
     path = tmp_path / "b.toml"
     assert _promote(write(), path, "--yes").returncode == 0
     before, slower = path.read_bytes(), write("slower", level=0.105)
     done = _promote(slower, path, "--yes")
     assert done.returncode == REFUSED
-    assert "step_time_s is worse by +5.00% than the baseline" in done.stderr
+    assert "step_time_s" in done.stderr
+    sentence(done.stderr)
     assert path.read_bytes() == before
     policy = tmp_path / "p.toml"
     policy.write_text(
@@ -211,23 +210,33 @@ def test_a_regression_must_be_accepted(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    "args",
     [
-        (("promote", "{tmp}/none.json", "--baseline", "b.toml", "--reason", "x"), "none.json: cannot be read"),
-        (("promote", "{report}", "--baseline", "b.toml"), "--reason"),
-        (("promote", "{report}", "--baseline", "b.toml", "--reason", " "), "--reason: is ' '; write why"),
-        (("promote", "{report}", "--baseline", "{tmp}", "--reason", "x"), "cannot be read"),
-        (("promote", "{report}", "--baseline", "{report}", "--reason", "x"), "not valid TOML"),
-        (("promote", "{report}", "--baseline", "b.toml", "--reason", "x", "--point", "y"), "matches no point"),
-        (("promote", "--baseline", "b.toml", "--reason", "x"), "'RUN...'"),
-        (("show", "{tmp}/none.toml"), "no such file"),
+        ("promote", "{tmp}/none.json", "--baseline", "b.toml", "--reason", "x"),
+        ("promote", "{report}", "--baseline", "b.toml"),
+        ("promote", "{report}", "--baseline", "b.toml", "--reason", " "),
+        ("promote", "{report}", "--baseline", "{tmp}", "--reason", "x"),
+        ("promote", "{report}", "--baseline", "{report}", "--reason", "x"),
+        ("promote", "{report}", "--baseline", "b.toml", "--reason", "x", "--point", "y"),
+        ("promote", "--baseline", "b.toml", "--reason", "x"),
+        ("show", "{tmp}/none.toml"),
+    ],
+    ids=[
+        "none json cannot be read",
+        "reason",
+        "reason is write why",
+        "cannot be read",
+        "not valid TOML",
+        "matches no point",
+        "RUN",
+        "no such file",
     ],
 )
-def test_bad_input_is_one_line(write: Write, tmp_path: Path, args: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_one_line(write: Write, tmp_path: Path, sentence: Sentence, args: tuple[str, ...]) -> None:
     report = write()
     done = _baseline(*(arg.format(tmp=tmp_path, report=report) for arg in args))
     assert done.returncode == 2
-    assert words in done.stderr
+    sentence(done.stderr)
     assert not (REPOSITORY / "b.toml").exists()
 
 
@@ -276,7 +285,9 @@ def test_starting_the_command_line_imports_nothing_heavy() -> None:
     assert not {"numpy", "scipy", "ruptures"} & set(modules)
 
 
-def test_verify_configs_knows_policies_and_baselines(mbridge: Any, write: Write, tmp_path: Path) -> None:
+def test_verify_configs_knows_policies_and_baselines(
+    mbridge: Any, write: Write, tmp_path: Path, sentence: Sentence
+) -> None:
     conf = tmp_path / "conf"
     assert _promote(write(), conf / "b.toml", "--yes").returncode == 0
     (conf / "p.toml").write_text('name = "p"\nbaseline = "b.toml"\n')
@@ -288,5 +299,6 @@ def test_verify_configs_knows_policies_and_baselines(mbridge: Any, write: Write,
     (conf / "p.toml").write_text('name = "p"\nbaseline = "c.toml"\nmin_runs = 0\n')
     done = mbridge("verify-configs", conf)
     assert done.returncode == 2
-    assert "p.toml:3: min_runs: 0 must be" in done.stderr
-    assert "step_time_s has n = 4, 5 of 5 runs have it" in done.stderr
+    assert "p.toml:3: min_runs:" in done.stderr
+    sentence(done.stderr)
+    assert "step_time_s" in done.stderr

@@ -14,6 +14,7 @@ from cloudai_mbridge.estimate.time.model import time_model
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from tests.cases import every
+from tests.golden import Sentence
 
 SYSTEM = 'name = "c"\nscheduler = "local"\ngpu_type = "h100"\ncalibration = "h100.toml"\n'
 SCENARIO = """name = "s"
@@ -98,22 +99,14 @@ def test_points_that_are_predicted_well_change_nothing(tmp_path: Path, mbridge: 
     assert set(found["step_time"].values()) == {1.0}
 
 
-@every(
-    ("text", "words"),
-    [
-        (None, "system.toml:4: calibration: file "),
-        ("version = 1", "gpu"),
-        ("version = 2", "version"),
-        ("gpu = ", "h100.toml"),
-    ],
-)
-def test_a_file_that_is_no_calibration(tmp_path: Path, mbridge: Any, text: str | None, words: str) -> None:
+@every("text", [None, "version = 1", "version = 2", "gpu = "])
+def test_a_file_that_is_no_calibration(tmp_path: Path, mbridge: Any, sentence: Sentence, text: str | None) -> None:
     (tmp_path / "system.toml").write_text(SYSTEM)
     if text is not None:
         (tmp_path / "h100.toml").write_text(text)
     done = mbridge(*ESTIMATE, "--system-config", tmp_path / "system.toml")
     assert (done.returncode, json.loads(done.stdout)["error"]["kind"]) == (2, "BadInput")
-    assert words in done.stderr
+    sentence(done.stderr)
 
 
 def test_times_in_milliseconds_are_doubted(tmp_path: Path, mbridge: Any) -> None:

@@ -1,15 +1,13 @@
-"""docs/captures: the screen of a real `mbridge run` on Slurm, in terminals of two sizes.
+"""docs/captures: the screen of a real `mbridge run` on Slurm, in terminals of two sizes."""
 
-MBRIDGE_WRITE_CAPTURES=1 writes the files again.
-"""
-
-import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.golden import GoldenFile
 
 pytestmark = pytest.mark.slurm
 
@@ -43,7 +41,14 @@ def masked(frame: str) -> str:
 
 @pytest.mark.parametrize(("lines", "columns"), [(24, 80), (40, 120)])
 def test_the_screen_is_that_of_the_docs(
-    start_run: Any, stand_in_test: Any, until: Any, sandbox: Any, tmp_path: Path, lines: int, columns: int
+    start_run: Any,
+    stand_in_test: Any,
+    until: Any,
+    sandbox: Any,
+    tmp_path: Path,
+    golden_file: GoldenFile,
+    lines: int,
+    columns: int,
 ) -> None:
     program, go = tmp_path / "python", tmp_path / "go"
     program.write_text(PROGRAM.format(go=go, stand_in=Path(__file__).parents[1] / "stand_in" / "training.py"))
@@ -71,7 +76,4 @@ def test_the_screen_is_that_of_the_docs(
     terminal.send_signal(signal.SIGTERM)
     assert terminal.wait(600) == 143
     assert len(frame.splitlines()) < lines
-    path = CAPTURES / f"run-{columns}x{lines}.txt"
-    if os.environ.get("MBRIDGE_WRITE_CAPTURES"):
-        path.write_text(f"{frame}\n")
-    assert masked(frame) == masked(path.read_text().rstrip("\n")), f"write it again: MBRIDGE_WRITE_CAPTURES=1\n{frame}"
+    golden_file(CAPTURES / f"run-{columns}x{lines}.txt", f"{frame}\n", alike=masked)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.terminal import Terminal
+from tests.golden import Sentence
 
 on_slurm = pytest.mark.slurm
 AFTER = '[[Tests.dependencies]]\ntype = "start_post_comp"\nid = "one"\n'
@@ -89,10 +90,10 @@ def test_detach_waits_for_a_submission_in_doubt(
     check_trained_once(run.resume().finish(0), tmp_path / "ledger", 1)
 
 
-def test_without_a_scheduler_it_is_refused(start_run: Any, stand_in_test: Any) -> None:
+def test_without_a_scheduler_it_is_refused(start_run: Any, stand_in_test: Any, sentence: Sentence) -> None:
     system = 'name = "l"\nscheduler = "local"\n'
     run = start_run(None, [stand_in_test("one")], args=["--detach"], whole_system=system).finish(2)
-    assert run.stderr.startswith("error: --detach: system 'l' has no scheduler")
+    sentence(run.stderr)
     assert not (run.directory / "out").exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.golden import Sentence
 
 LAYOUT = ("--num-gpus", "64", "--tp", "2", "--pp", "4", "--vp", "5", "--mbs", "1", "--gbs", "256")
 PRICES = """name = "c"
@@ -46,13 +47,14 @@ def test_the_table_names_the_terms(mbridge: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_what_does_not_fit_is_a_warning_and_an_exit_code(mbridge: Any, form: tuple[str, ...]) -> None:
+def test_what_does_not_fit_is_a_warning_and_an_exit_code(
+    mbridge: Any, sentence: Sentence, form: tuple[str, ...]
+) -> None:
     point = ("estimate", "--recipe", "llama31_405b", "--gpu", "gb200", "--num-gpus", "8", "--tp", "4", "--gbs", "8")
     point += ("--release", "none")
     done = mbridge(*point, *form)
     assert done.returncode == 9
-    assert done.stderr.startswith("warning: the point does not fit: ")
-    assert "on the fullest GPU, which has 185.0 GiB" in done.stderr
+    sentence(done.stderr)
     assert '"fits": false' in done.stdout if form else "does not fit" in done.stdout
 
 
@@ -85,30 +87,30 @@ def test_reference_estimators(mbridge: Any, estimator: str) -> None:
 
 
 @every(
-    ("args", "words"),
+    "args",
     [
-        (("--recipe", "lama3_8b"), "did you mean 'llama3_8b'"),
-        (("--recipe", "llama3_8b", "--gpu", "gb20"), "use one of"),
-        (("--recipe", "llama3_8b", "--precision", "int4"), "use one of"),
-        (("--recipe", "llama3_8b", "--gpu", "NVIDIA H100 PCIe"), "unknown GPU"),
-        (("--recipe", "llama3_8b", "--tp", "0"), "--tp"),
-        (("--recipe", "llama3_8b", "--tp", "many"), "--tp"),
-        (("--recipe", "llama3_8b", "--flops-formula", "newest"), "--flops-formula: unknown FLOPs formula"),
-        (("--recipe", "llama3_8b", "--memory-estimator", "mine"), "mine"),
-        (("--recipe", "llama3_8b", "--recompute", "everything"), "everything"),
-        (("--recipe", "llama3_8b", "--set", "x"), "KEY=VALUE"),
-        (("--recipe", "llama3_8b", "--set", "wandb.api_key=1"), "credential"),
-        (("--recipe", "llama3_8b", "--set", "model.num_attention_heads=0"), "is not a size of a model"),
-        (("--recipe", "llama3_8b", "--recompute", "full", "--recompute-num-layers", "2"), "exclude each other"),
-        (("--recipe", "llama3_8b", "--system-config", "/nowhere.toml"), "/nowhere.toml"),
-        (("--recipe", "llama3_8b", "--num-gpus", "3", "--tp", "2"), "C01"),
-        ((), "--recipe"),
+        ("--recipe", "lama3_8b"),
+        ("--recipe", "llama3_8b", "--gpu", "gb20"),
+        ("--recipe", "llama3_8b", "--precision", "int4"),
+        ("--recipe", "llama3_8b", "--gpu", "NVIDIA H100 PCIe"),
+        ("--recipe", "llama3_8b", "--tp", "0"),
+        ("--recipe", "llama3_8b", "--tp", "many"),
+        ("--recipe", "llama3_8b", "--flops-formula", "newest"),
+        ("--recipe", "llama3_8b", "--memory-estimator", "mine"),
+        ("--recipe", "llama3_8b", "--recompute", "everything"),
+        ("--recipe", "llama3_8b", "--set", "x"),
+        ("--recipe", "llama3_8b", "--set", "wandb.api_key=1"),
+        ("--recipe", "llama3_8b", "--set", "model.num_attention_heads=0"),
+        ("--recipe", "llama3_8b", "--recompute", "full", "--recompute-num-layers", "2"),
+        ("--recipe", "llama3_8b", "--system-config", "/nowhere.toml"),
+        ("--recipe", "llama3_8b", "--num-gpus", "3", "--tp", "2"),
+        (),
     ],
 )
-def test_mistakes_are_one_line(mbridge: Any, args: tuple[str, ...], words: str) -> None:
+def test_mistakes_are_one_line(mbridge: Any, sentence: Sentence, args: tuple[str, ...]) -> None:
     done = mbridge("estimate", *args)
     assert done.returncode == 2
-    assert words in done.stderr
+    sentence(done.stderr)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
@@ -147,11 +149,11 @@ def test_a_proxy_can_be_planned(mbridge: Any, tmp_path: Path) -> None:
     assert (again.returncode, "exists" in again.stderr) == (2, True)
 
 
-@every(("layers", "words"), [("62", "use 1 to 61"), ("0", "--layers"), ("x", "--layers")])
-def test_proxies_that_cannot_be(mbridge: Any, layers: str, words: str) -> None:
+@every("layers", ["62", "0", "x"])
+def test_proxies_that_cannot_be(mbridge: Any, sentence: Sentence, layers: str) -> None:
     done = mbridge("proxy", "deepseek_v3", "--layers", layers)
     assert done.returncode == 2
-    assert words in done.stderr
+    sentence(done.stderr)
 
 
 def test_a_release_fills_in_what_is_not_said(mbridge: Any) -> None:
@@ -214,28 +216,30 @@ def test_a_point_without_sizes_has_those_of_a_preset_or_fits(
 
 
 @every(
-    ("options", "code", "words"),
+    ("options", "code"),
     [
-        (("deepseek_v3", "h100", "--num-gpus", "32"), 9, "no feasible layout on 32 GPUs: "),
-        (("deepseek_v3", "gb200", "--pp", "1"), 2, "M03 cmd_args.vp: vp = 4 needs pp > 1"),
-        (("deepseek_v3", "gb200", "--pp", "1"), 2, "have the values of preset deepseek_v3 pretrain gb200 bf16, 0.6.0;"),
-        (("deepseek_v3", "gb200", "--recompute", "none"), 2, "cannot switch that off; use --release none"),
+        (("deepseek_v3", "h100", "--num-gpus", "32"), 9),
+        (("deepseek_v3", "gb200", "--pp", "1"), 2),
+        (("deepseek_v3", "gb200", "--pp", "1"), 2),
+        (("deepseek_v3", "gb200", "--recompute", "none"), 2),
     ],
 )
-def test_no_sensible_point_is_a_clear_word(mbridge: Any, options: tuple[str, ...], code: int, words: str) -> None:
+def test_no_sensible_point_is_a_clear_word(
+    mbridge: Any, sentence: Sentence, options: tuple[str, ...], code: int
+) -> None:
     recipe, gpu, *others = options
     done = mbridge("estimate", "--recipe", recipe, "--gpu", gpu, *others)
     assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
+    sentence(done.stderr)
 
 
-def test_a_saving_without_a_model_leaves_open_whether_it_fits(mbridge: Any) -> None:
+def test_a_saving_without_a_model_leaves_open_whether_it_fits(mbridge: Any, sentence: Sentence) -> None:
     """The preset offloads activations of experts; with half of its experts' ranks even that may not suffice."""
     point = ("estimate", "--recipe", "nemotron_3_5_lightning", "--gpu", "h100", "--num-gpus", "8", "--ep", "4")
     done = mbridge(*point)
     assert done.returncode == 0
-    assert done.stderr.startswith("warning: the point may not fit: at most 10")
-    assert "model.fine_grained_activation_offloading saves memory, which is not modelled" in done.stderr
+    sentence(done.stderr)
+    assert "model.fine_grained_activation_offloading" in done.stderr
     assert "at most 10" in done.stdout
     assert "may not fit" in done.stdout
     found = json.loads(mbridge(*point, "--json").stdout)
@@ -275,7 +279,7 @@ def test_an_unknown_release_is_refused(mbridge: Any) -> None:
     assert line.startswith("error: --release: '0.9' is not known; use one of 0.3.0, ")
 
 
-def test_the_preset_is_that_of_the_gpu_that_is_estimated(mbridge: Any, tmp_path: Path) -> None:
+def test_the_preset_is_that_of_the_gpu_that_is_estimated(mbridge: Any, tmp_path: Path, sentence: Sentence) -> None:
     system = tmp_path / "system.toml"
     system.write_text('name = "c"\nscheduler = "local"\ngpu_type = "h100"\n')
     point = ("estimate", "--recipe", "llama3_70b", "--num-gpus", "64", "--release", "0.3.0")
@@ -283,11 +287,11 @@ def test_the_preset_is_that_of_the_gpu_that_is_estimated(mbridge: Any, tmp_path:
     assert found["filled_in"].startswith("preset llama3_70b pretrain h100 bf16 v2")
     nameless = mbridge(*point)
     assert nameless.returncode == 2
-    assert "presets differ by GPU" in nameless.stderr
+    sentence(nameless.stderr)
 
 
-def test_recomputation_of_a_preset_cannot_be_switched_off(mbridge: Any) -> None:
+def test_recomputation_of_a_preset_cannot_be_switched_off(mbridge: Any, sentence: Sentence) -> None:
     point = ("estimate", "--recipe", "deepseek_v3", "--gpu", "gb200", "--num-gpus", "256", "--release", "0.3.0")
     done = mbridge(*point, "--recompute", "none")
     assert done.returncode == 2
-    assert "the launcher cannot switch that off" in done.stderr
+    sentence(done.stderr)

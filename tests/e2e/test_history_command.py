@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.gate.history_data import make_point, write_report
+from tests.golden import Sentence
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -87,55 +88,67 @@ def test_failed_runs_are_in_the_story_and_in_no_level(history: Command, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    "args",
     [
-        (("list",), "is not a file; make it with `mbridge history import RUN`"),
-        (("trend",), "is not a file; make it with"),
-        (("show", "x"), "is not a file; make it with"),
-        (("import", "nothing.json"), "'nothing.json': no such path, and no run with this prefix"),
-        (("import",), "Missing argument 'RUN...'"),
-        (("trend", "--metric", "step_time"), "--metric: 'step_time' is unknown; did you mean 'step_time_s'"),
-        (("trend", "--last", "0"), "Invalid value for '--last'"),
-        (("trend", "--assumed-noise", "0"), "Invalid value for '--assumed-noise'"),
-        (("trend", "--history", "bad.json"), "bad.json: is not an SQLite file"),
-        (("import", "bad.json", "--history", "bad.json"), "bad.json: schema_version is 1, 3 is needed"),
-        (("list", "--history", "."), ".: is not a file"),
+        ("list",),
+        ("trend",),
+        ("show", "x"),
+        ("import", "nothing.json"),
+        ("import",),
+        ("trend", "--metric", "step_time"),
+        ("trend", "--last", "0"),
+        ("trend", "--assumed-noise", "0"),
+        ("trend", "--history", "bad.json"),
+        ("import", "bad.json", "--history", "bad.json"),
+        ("list", "--history", "."),
+    ],
+    ids=[
+        "list",
+        "trend",
+        "show x",
+        "import nothing json",
+        "import",
+        "trend metric step time",
+        "trend last 0",
+        "trend assumed noise 0",
+        "trend history bad json",
+        "import bad json history bad",
+        "list history",
     ],
 )
-def test_bad_input_is_one_line(history: Command, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_one_line(history: Command, tmp_path: Path, sentence: Sentence, args: tuple[str, ...]) -> None:
     (tmp_path / "bad.json").write_text('{"schema_version": 1}')
     done = history(*args)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
-    assert message in done.stderr
+    sentence(done.stderr, runs=r"(?<=runs\.txt \()\d+ runs?(?=\))")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("list", "--point", "no*"), "--point: 'no*' matches no point"),
-        (("trend", "no*"), "'no*' matches no point"),
-        (("show", "t/tp=2"), "'t/tp=2' is neither a point nor the start of a run id in"),
-        (("show", ""), "'' is the start of several run ids: "),
-    ],
+    "args",
+    [("list", "--point", "no*"), ("trend", "no*"), ("show", "t/tp=2"), ("show", "")],
+    ids=["point no matches no point", "no matches no point", "t tp 2 is neither", "is the start of several"],
 )
-def test_unknown_names_are_one_line(history: Command, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_unknown_names_are_one_line(
+    history: Command, tmp_path: Path, sentence: Sentence, args: tuple[str, ...]
+) -> None:
     history("import", write_report(tmp_path / "report.json", [make_point(number=i) for i in range(20)]))
     done = history(*args)
     assert done.returncode == 2
-    assert message in done.stderr
+    sentence(done.stderr)
     assert done.stderr.count("\n") == 1
 
 
-def test_a_bad_report_does_not_keep_the_others_out(history: Command, tmp_path: Path) -> None:
+def test_a_bad_report_does_not_keep_the_others_out(history: Command, tmp_path: Path, sentence: Sentence) -> None:
     (tmp_path / "bad.json").write_text("{")
     good = write_report(tmp_path / "good.json", [make_point(), make_point(number=1, verdict="skipped")])
     done = history("import", "bad.json", good)
     assert done.returncode == 2
     assert done.stdout == f"{good}: 1 run added, 0 already there, left out: 1 skipped\n"
-    assert "bad.json: is not JSON" in done.stderr
+    assert "bad.json:" in done.stderr
+    sentence(done.stderr)
 
 
 def test_what_is_judged_again_is_said(history: Command, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from jsonschema import Draft7Validator
 
 from cloudai_mbridge.cli import cli
 from tests.cases import every
+from tests.golden import Sentence
 from tests.sandbox import SlurmSandbox
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
@@ -88,12 +89,13 @@ def test_git_ignores_the_results(mbridge: Any, tmp_path: Path) -> None:
     assert "results/" not in subprocess.run(status, cwd=here, capture_output=True, text=True, check=True).stdout
 
 
-def test_nothing_is_overwritten(mbridge: Any, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(mbridge: Any, tmp_path: Path, sentence: Sentence) -> None:
     (tmp_path / "scenario.toml").write_text("mine")
     (tmp_path / "system.toml").symlink_to("nowhere")
     done = mbridge("init", "--local", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "system.toml, scenario.toml: exist already; nothing was written; --force overwrites" in done.stderr
+    assert "system.toml" in done.stderr
+    sentence(done.stderr)
     assert contents(tmp_path) == {"scenario.toml": b"mine"}
     good(mbridge("init", "--local", "--force", cwd=tmp_path))
     before = contents(tmp_path)
@@ -116,21 +118,21 @@ def test_a_baseline_is_never_overwritten(mbridge: Any, tmp_path: Path) -> None:
 
 
 @every(
-    ("options", "words"),
+    "options",
     [
-        (("--local", "--partition", "p"), "--partition, --account and --nodes are for Slurm; leave them out"),
-        (("--local", "--recipe", "gpt_tyni"), "gpt_tiny"),
-        (("--local", "--gpu", "v100"), "unknown GPU 'v100'"),
-        (("--local", "--gpu", "h100", "--recipe", "llama3_70b"), "use more --nodes, or another --recipe"),
-        (("--local", "--recipe", "deepseek_v4_flash"), "the embedded loop cannot build"),
+        ("--local", "--partition", "p"),
+        ("--local", "--recipe", "gpt_tyni"),
+        ("--local", "--gpu", "v100"),
+        ("--local", "--gpu", "h100", "--recipe", "llama3_70b"),
+        ("--local", "--recipe", "deepseek_v4_flash"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    mbridge: Any, tmp_path: Path, options: tuple[str, ...], words: str
+    mbridge: Any, tmp_path: Path, sentence: Sentence, options: tuple[str, ...]
 ) -> None:
     done = mbridge("init", *options, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert words in done.stderr
+    sentence(done.stderr)
     assert not contents(tmp_path)
 
 

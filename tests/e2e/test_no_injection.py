@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 NASTY = "\"; touch pwned; $(touch pwned) `touch pwned` ' && touch pwned #"
 RECORDER = """#!{python}
 import json, os, sys
@@ -181,10 +183,12 @@ def test_slurm_refusals_touch_nothing(
 
 
 @pytest.mark.parametrize("value", ["a\ntouch pwned", "a\r", "a\x7f"])
-def test_a_line_break_cannot_leave_a_directive(tmp_path: Path, mbridge: Any, recorder: Path, value: str) -> None:
+def test_a_line_break_cannot_leave_a_directive(
+    tmp_path: Path, mbridge: Any, recorder: Path, sentence: Sentence, value: str
+) -> None:
     done = mbridge(*write_case(tmp_path / "case", slurm_system(recorder, f"account = {quote(value)}")))
     assert done.returncode == 2
-    assert "control characters" in done.stderr
+    sentence(done.stderr)
     assert len(done.stderr.splitlines()) == 1
 
 

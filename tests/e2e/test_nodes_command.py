@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 SLOW = "gb200-4"
 TOLD = {"step_s": 0.05, "varies": 0.004, "says_s": 0.53, "bad_nodes": [SLOW]}
 
@@ -31,7 +33,7 @@ def test_a_sweep_tells_the_slow_node_by_the_way(many: Any, start_run: Any, stand
     assert f"scontrol update nodename={SLOW} state=drain" in table
 
 
-def test_the_campaigns_of_before_name_what_replaced_them(mbridge: Any) -> None:
+def test_the_campaigns_of_before_name_what_replaced_them(mbridge: Any, sentence: Sentence) -> None:
     done = mbridge("nodes", "test", "--nodes=gb200-[1-6]", "--max-runs-per-node", "4")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "run a test with `iterations`, and `mbridge nodes show` its results" in done.stderr
+    sentence(done.stderr)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 SCENARIO = """
 name = "u"
 [[Tests]]
@@ -29,16 +31,18 @@ def files(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", [["dry-run"], ["sweep", "plan"]])
 def test_unknown_arguments_are_an_error_or_a_warning(
-    command: list[str], files: list[str], mbridge: Any, tmp_path: Path
+    sentence: Sentence, command: list[str], files: list[str], mbridge: Any, tmp_path: Path
 ) -> None:
     out = [f"--output-dir={tmp_path}/out"] if command == ["dry-run"] else []
     refused = mbridge(*command, *files, *out)
     assert refused.returncode == 2
-    assert "s.toml:12: Tests[0].cmd_args.max_step: unknown key; did you mean 'max_steps'" in refused.stderr
+    assert "s.toml:12: Tests[0].cmd_args.max_step:" in refused.stderr
+    sentence(refused.stderr)
     taken = mbridge(*command, "--allow-unknown-args", *files, *out)
     assert taken.returncode == 0, taken.stderr
     assert taken.stderr.startswith("warning: ")
-    assert "max_step: unknown key, left out; did you mean 'max_steps'" in taken.stderr
+    assert "max_step:" in taken.stderr
+    sentence(taken.stderr)
 
 
 def test_verify_takes_them_too(mbridge: Any, files: list[str], tmp_path: Path) -> None:

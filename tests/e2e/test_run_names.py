@@ -5,12 +5,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tests.golden import RUN_TIME, Sentence
+
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
 LOCAL = f'name = "l"\nscheduler = "local"\nmonitor_interval = 0.3\npython_executable = "{STAND_IN}"\n'
 
 
 def test_latest_of_a_run_elsewhere(
-    start_run: Any, stand_in_test: Any, until: Any, mbridge: Any, tmp_path: Path
+    start_run: Any, stand_in_test: Any, until: Any, mbridge: Any, tmp_path: Path, sentence: Sentence
 ) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
 
@@ -58,7 +60,7 @@ def test_latest_of_a_run_elsewhere(
 
     dry = start_run(None, tests, whole_system=LOCAL, env=env, command="dry-run").finish(0)
     assert [row["state"] for row in listed()] == ["dry run", "done"]
-    assert f"note: latest is {run.root}" in named("generate-report", "--result-dir", "latest").stderr
+    sentence(named("generate-report", "--result-dir", "latest").stderr, time=RUN_TIME)
     ambiguous = named("status", "scenario_")
     assert ambiguous.returncode == 2
     assert {dry.root.name, run.root.name} <= set(ambiguous.stderr.replace(",", " ").replace(";", " ").split())

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 pytestmark = pytest.mark.slurm
 
 ENFORCED = "AccountingStorageEnforce=associations,limits,qos\nPartitionName=other Nodes=gb200-1 MaxTime=10"
@@ -70,22 +72,16 @@ def test_nothing_is_submitted_beyond_a_limit(
     assert not known.run("squeue", "--noheader").stdout
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("DenyAccounts=root", "partition main is closed to account root"),
-        ("MaxNodes=1", "num_nodes: 2 is more than partition main allows (1)"),
-    ],
-)
+@pytest.mark.parametrize("key", ["DenyAccounts=root", "MaxNodes=1"])
 def test_a_partition_that_is_closed_to_the_job(
-    known: Any, start_run: Any, stand_in_test: Any, key: str, words: str
+    known: Any, start_run: Any, stand_in_test: Any, sentence: Sentence, key: str
 ) -> None:
     known.run("scontrol", "update", "PartitionName=main", key)
     try:
         run = start_run(known, [stand_in_test("t", num_nodes=2)]).finish(2)
     finally:
         known.run("scontrol", "update", "PartitionName=main", "DenyAccounts=", "MaxNodes=UNLIMITED")
-    assert words in run.stderr
+    sentence(run.stderr)
 
 
 def test_every_limit_has_a_line_and_a_run_within_them_starts(known: Any, start_run: Any, stand_in_test: Any) -> None:
@@ -108,11 +104,13 @@ def test_the_most_generous_of_several_partitions_counts(known: Any, start_run: A
     assert "nodes: 2 of 2 (partition other,main)" in run.stdout.splitlines()
 
 
-def test_without_accounting_the_account_is_not_evaluated(plain: Any, start_run: Any, stand_in_test: Any) -> None:
+def test_without_accounting_the_account_is_not_evaluated(
+    plain: Any, start_run: Any, stand_in_test: Any, sentence: Sentence
+) -> None:
     run = start_run(plain, [stand_in_test("t", run=SHORT)], system='account = "nobody"').finish(0)
     assert "account: not evaluated: Slurm enforces none" in run.stdout.splitlines()
     refused = start_run(plain, [stand_in_test("t", run=LONG)]).finish(2)
-    assert "is more than partition main allows (01:00:00)" in refused.stderr
+    sentence(refused.stderr)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 pytestmark = pytest.mark.slurm
 
 COMMENTS = ["ends in \\", "a\\b", "\\", "\\\\server\\x", "it's \"q\" \\'", "100%j #c $HOME `id`"]
@@ -17,11 +19,11 @@ def small(new_cluster: Callable[..., Any]) -> Any:
 
 @pytest.mark.parametrize("name", ["a%jb", "50%% off", "x%20y", "a\\b", "ends in \\"])
 def test_a_path_that_slurm_would_expand_is_refused(
-    name: str, small: Any, start_run: Any, stand_in_test: Any, tmp_path: Any, nothing_left: Any
+    sentence: Sentence, name: str, small: Any, start_run: Any, stand_in_test: Any, tmp_path: Any, nothing_left: Any
 ) -> None:
     run = start_run(small, [stand_in_test("t")], args=[f"--output-dir={tmp_path / name}"]).finish(2)
     assert "Slurm reads" in run.stderr
-    assert "choose another --output-dir" in run.stderr
+    sentence(run.stderr)
     assert not (tmp_path / name).exists()
     nothing_left(small)
 

@@ -14,6 +14,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import count_layers, flops_per_token
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
 from tests.cases import every
+from tests.golden import Sentence
 from tests.recipes.embedded import embedded_recipes
 
 
@@ -89,9 +90,10 @@ def test_extra_arguments_go_last() -> None:
 
 
 @every("text", ["wide", "-1", "2.5", "true", "[1]"])
-def test_an_extra_argument_that_is_no_size(text: str) -> None:
-    with pytest.raises(BadInput, match=r"model\.ffn_hidden_size.*(whole number|not a size)"):
+def test_an_extra_argument_that_is_no_size(sentence: Sentence, text: str) -> None:
+    with pytest.raises(BadInput, match=r"model\.ffn_hidden_size") as caught:
         arch_of("llama3_8b", {"model.ffn_hidden_size": text})
+    sentence(caught)
 
 
 # Multi-token prediction

@@ -14,6 +14,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from tests.cases import every
+from tests.golden import Sentence
 
 NAMES = ("peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 RECIPES = ("llama3_8b", "llama3_70b", "qwen3_30b_a3b", "deepseek_v3", "nemotron_3_nano", "gpt_oss_120b", "gpt_tiny")
@@ -169,26 +170,26 @@ def test_a_misprinted_row_proves_nothing() -> None:
 
 
 @every(
-    ("key", "text", "words"),
+    ("key", "text"),
     [
-        ("model.share_embeddings_and_output_weights", "perhaps", "true or false"),
-        ("model.moe_ffn_hidden_size", "-768", "is not a size"),
-        ("model.hidden_size", "0", "is not a size"),
-        ("model.num_attention_heads", "0", "is not a size"),
-        ("model.num_layers", "1000000000000", "is not a size"),
-        ("model.num_layers_in_first_pipeline_stage", "-8", "is not a size"),
-        ("model.num_query_groups", "2.5", "not a whole number"),
-        ("model.moe_latent_size", "large", "a whole number or null"),
-        ("model.seq_length", "1024", "cmd_args.seq_length"),
-        ("+model.tensor_model_parallel_size", "2", "cmd_args.tp"),
-        ("train.micro_batch_size", "2", "cmd_args.mb"),
+        ("model.share_embeddings_and_output_weights", "perhaps"),
+        ("model.moe_ffn_hidden_size", "-768"),
+        ("model.hidden_size", "0"),
+        ("model.num_attention_heads", "0"),
+        ("model.num_layers", "1000000000000"),
+        ("model.num_layers_in_first_pipeline_stage", "-8"),
+        ("model.num_query_groups", "2.5"),
+        ("model.moe_latent_size", "large"),
+        ("model.seq_length", "1024"),
+        ("+model.tensor_model_parallel_size", "2"),
+        ("train.micro_batch_size", "2"),
     ],
 )
-def test_an_override_that_cannot_be_is_a_reason(key: str, text: str, words: str) -> None:
+def test_an_override_that_cannot_be_is_a_reason(sentence: Sentence, key: str, text: str) -> None:
     head = headline_estimator()(question_of(recipe="qwen3_30b_a3b", extra={key: text}))
     assert head.peak_memory_gib is None
     assert head.step_time_s is None
-    assert words in head.why[0]
+    sentence(head.why[0])
 
 
 @every("text", ["False", "false", "off", "no"])

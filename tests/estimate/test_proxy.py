@@ -21,6 +21,7 @@ from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import SweepSpace
 from tests.cases import every
+from tests.golden import Sentence
 
 LAYERS = (2, 4, 8)
 _MAY_DIFFER = {
@@ -102,9 +103,10 @@ def test_the_whole_recipe_is_its_own_proxy() -> None:
 
 
 @every("layers", [0, -1, 62])
-def test_too_few_and_too_many_layers(layers: int) -> None:
-    with pytest.raises(BadInput, match="use 1 to 61"):
+def test_too_few_and_too_many_layers(sentence: Sentence, layers: int) -> None:
+    with pytest.raises(BadInput) as caught:
         proxy(load_recipe("deepseek_v3"), layers)
+    sentence(caught)
 
 
 def test_pipeline_layouts_shrink_with_the_layers() -> None:

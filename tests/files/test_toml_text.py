@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.documents import one_per_line, render_toml
 from tests.cases import every
+from tests.golden import Sentence
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30)
 SCALAR = st.one_of(
@@ -30,9 +31,10 @@ def test_any_text_comes_back_on_lines_that_print(data: dict[str, str]) -> None:
     assert all(line.isprintable() for line in text.split("\n"))
 
 
-def test_half_of_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"'b = ..ud800..: holds a lone surrogate"):
+def test_half_of_a_surrogate_pair_is_refused(sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         render_toml({"a": "1", "b": "\ud800"})
+    sentence(caught)
 
 
 @given(st.lists(st.dictionaries(TEXT, st.one_of(SCALAR, st.dictionaries(TEXT, SCALAR, max_size=2)), max_size=3)))

@@ -29,6 +29,7 @@ from cloudai_mbridge.gate.promotion import oddities
 from cloudai_mbridge.models.loading import is_baseline
 from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.report.model import comparability_id
+from tests.golden import Sentence
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=12)
 JSON = st.recursive(
@@ -118,70 +119,62 @@ def test_a_baseline_of_one_run_can_be_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new"),
     [
-        (
-            "value = 0.2,",
-            "value = 0.19,",
-            "b.toml:4: points[0]: 'sweep/tp2': step_time_s has value 0.19, its runs give 0.2",
-        ),
-        ("value = [4.0, 2.0]", "value = [4.0, 1.9]", "loss_curve has value [4.0, 1.9], its runs give [4.0, 2.0]"),
-        ("value = [4.0, 2.0]", "value = [4.0]", "loss_curve has curves of different lengths"),
-        ("noise = 0.693", "noise = 0.1", "step_time_s has noise 0.1, its runs give 0.693"),
-        (" noise = 0.693,", "", "step_time_s has noise None, its runs give 0.693"),
-        ("step_time_s = 0.4", "step_time_s = 0.3", "step_time_s has value 0.2, its runs give 0.181"),
-        ("n = 3", "n = 5", "step_time_s has n = 5, 3 of 3 runs have it"),
-        ("step_time_s = 0.4, ", "", "step_time_s has n = 3, 2 of 3 runs have it"),
-        ("step_time_s = 0.4,", "step_time_s = 0.4, peak_memory_gib = 1.0,", "have values of 'peak_memory_gib', which"),
-        ("tp = 2", "tp = 4", "comparability_id is not the digest of its [points.comparability]"),
-        ('unit = "s"', 'unit = "ms"', "step_time_s has unit 's' and direction 'lower'"),
-        ('direction = "lower"', 'direction = "higher"', "step_time_s has unit 's' and direction 'lower'"),
-        (
-            'direction = "lower"',
-            'direction = "down"',
-            "metrics[0].direction: 'down' must be 'lower', 'higher' or 'same'",
-        ),
-        ('name = "step_time_s"', 'name = "step_time"', "its runs have values of 'step_time_s', which is not among"),
-        ('name = "loss_curve"', 'name = "step_time_s"', "a metric appears twice"),
-        ('run_id = "r1"', 'run_id = "r0"', "a run_id appears twice"),
-        ("value = 0.2,", "value = nan,", "must be"),
-        ("value = 0.2,", "value = -0.2,", "must be greater than 0"),
-        ("value = 0.2,", 'value = "0.2",', "must be a valid number"),
-        (
-            "value = 0.2,",
-            "value = 0.2, bounds = { lower = 0.0, upper = 1.01 },",
-            "1.01 must be less than or equal to 1",
-        ),
-        ("value = 0.2,", "value = 0.2, bounds = { lower = -1.01, upper = 0.0 },", "-1.01 must be greater than -1"),
-        ("value = 0.2,", "value = 0.2, limit = 1,", "metrics[0].limit: unknown key; did you mean 'unit'?"),
-        ('reason = "the first one"\n', "", "points[0].reason: is missing; add it"),
-        ('reason = "the first one"', 'reason = " "', "must not be blank"),
-        ("promoted_by", "promoted_bye", "points[0].promoted_bye: unknown key; did you mean 'promoted_by'"),
-        ("2026-11-21T12:00:00+00:00", "yesterday", "'yesterday' is not a date and time with its zone"),
-        ("2026-11-21T12:00:00+00:00", "2026-11-21", "is not a date and time with its zone"),
-        ("version = 1", "version = 2", "version: 2 is unknown, 1 is needed"),
-        ("version = 1", "version = true", "version: True is unknown, 1 is needed"),
-        ("version = 1", "", "version: None is unknown"),
-        ("tp = 2", "tp = { x = 1 }", 'contains a table; only { json = "..." }'),
-        ("tp = 2", 'tp = { json = "[" }', 'contains a table; only { json = "..." }'),
-        ("tp = 2", "tp = 2026-01-01", "holds what JSON does not have"),
+        ("value = 0.2,", "value = 0.19,"),
+        ("value = [4.0, 2.0]", "value = [4.0, 1.9]"),
+        ("value = [4.0, 2.0]", "value = [4.0]"),
+        ("noise = 0.693", "noise = 0.1"),
+        (" noise = 0.693,", ""),
+        ("step_time_s = 0.4", "step_time_s = 0.3"),
+        ("n = 3", "n = 5"),
+        ("step_time_s = 0.4, ", ""),
+        ("step_time_s = 0.4,", "step_time_s = 0.4, peak_memory_gib = 1.0,"),
+        ("tp = 2", "tp = 4"),
+        ('unit = "s"', 'unit = "ms"'),
+        ('direction = "lower"', 'direction = "higher"'),
+        ('direction = "lower"', 'direction = "down"'),
+        ('name = "step_time_s"', 'name = "step_time"'),
+        ('name = "loss_curve"', 'name = "step_time_s"'),
+        ('run_id = "r1"', 'run_id = "r0"'),
+        ("value = 0.2,", "value = nan,"),
+        ("value = 0.2,", "value = -0.2,"),
+        ("value = 0.2,", 'value = "0.2",'),
+        ("value = 0.2,", "value = 0.2, bounds = { lower = 0.0, upper = 1.01 },"),
+        ("value = 0.2,", "value = 0.2, bounds = { lower = -1.01, upper = 0.0 },"),
+        ("value = 0.2,", "value = 0.2, limit = 1,"),
+        ('reason = "the first one"\n', ""),
+        ('reason = "the first one"', 'reason = " "'),
+        ("promoted_by", "promoted_bye"),
+        ("2026-11-21T12:00:00+00:00", "yesterday"),
+        ("2026-11-21T12:00:00+00:00", "2026-11-21"),
+        ("version = 1", "version = 2"),
+        ("version = 1", "version = true"),
+        ("version = 1", ""),
+        ("tp = 2", "tp = { x = 1 }"),
+        ("tp = 2", 'tp = { json = "[" }'),
+        ("tp = 2", "tp = 2026-01-01"),
     ],
 )
-def test_what_contradicts_itself_is_refused(path: Path, old: str, new: str, words: str) -> None:
+def test_what_contradicts_itself_is_refused(path: Path, sentence: Sentence, old: str, new: str) -> None:
     text = _text(_point())
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(BadInput) as refused:
         load_baseline(path)
-    assert words in str(refused.value)
+    sentence(refused)
 
 
-def test_a_missing_file_and_a_point_that_is_there_twice_are_refused_and_rounding_is_no_edit(path: Path) -> None:
-    with pytest.raises(BadInput, match="no such file"):
+def test_a_missing_file_and_a_point_that_is_there_twice_are_refused_and_rounding_is_no_edit(
+    path: Path, sentence: Sentence
+) -> None:
+    with pytest.raises(BadInput) as caught:
         load_baseline(path)
+    sentence(caught)
     path.write_text(_text(_point(), _point()))
-    with pytest.raises(BadInput, match=r"points\[1\].point: 'sweep/tp2' appears twice"):
+    with pytest.raises(BadInput, match=r"points\[1\].point:") as caught:
         load_baseline(path)
+    sentence(caught)
     path.write_text(_text(_point()).replace("value = 0.2,", "value = 0.2000004,"))
     assert load_baseline(path)
 
@@ -244,12 +237,14 @@ def test_the_mode_and_a_link_are_kept(tmp_path: Path) -> None:
     assert (real.read_bytes(), stat.S_IMODE(real.stat().st_mode)) == (b"two", 0o640)
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said(tmp_path: Path, sentence: Sentence) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ToolFailure, match=r"b\.toml: cannot be written .*the old file is unchanged"):
+    with pytest.raises(ToolFailure, match=r"b\.toml:") as caught:
         replace_if_unchanged(tmp_path / "file/b.toml", None, b"one")
-    with pytest.raises(BadInput, match="cannot be read"):
+    sentence(caught)
+    with pytest.raises(BadInput) as caught:
         read_bytes(tmp_path)
+    sentence(caught)
 
 
 WRITER = """

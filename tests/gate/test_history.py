@@ -21,6 +21,7 @@ from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.gate.runs import read_report, read_results
 from tests.cases import every
 from tests.gate.history_data import ENVIRONMENT, make_point, write_report
+from tests.golden import Sentence
 
 WRITER = Path(__file__).parent / "history_writer.py"
 
@@ -81,11 +82,14 @@ def test_times_are_ordered_whatever_their_zone(store: History, tmp_path: Path) -
     assert [run.values["step_time_s"][0] for run in store.runs()] == [1.0, 3.0, 2.0]
 
 
-def test_a_time_that_is_none_is_refused_with_the_whole_report(store: History, tmp_path: Path) -> None:
+def test_a_time_that_is_none_is_refused_with_the_whole_report(
+    store: History, tmp_path: Path, sentence: Sentence
+) -> None:
     points = [make_point(number=0), make_point(number=1, job={"ended_at": "yesterday"})]
     report = write_report(tmp_path / "report.json", points)
-    with pytest.raises(BadInput, match=r"report\.json: t/tp=1: ended_at: 'yesterday' is not an ISO 8601 time"):
+    with pytest.raises(BadInput, match=r"report\.json: t/tp=1: ended_at:") as caught:
         store.import_report(report)
+    sentence(caught)
     assert not store.path.exists()
 
 
@@ -189,9 +193,10 @@ def test_halves_of_characters_and_long_names(store: History, tmp_path: Path) -> 
     assert store.points()[0].point == "t/" + label.replace("\ud83d", "?")
 
 
-def test_a_number_beyond_64_bits_is_refused(store: History, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"t/tp=1: num_steps has more than 64 bits"):
+def test_a_number_beyond_64_bits_is_refused(store: History, tmp_path: Path, sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match=r"t/tp=1: num_steps") as caught:
         store.import_report(write_report(tmp_path / "report.json", [make_point(num_steps=2**70)]))
+    sentence(caught)
     assert not store.path.exists()
 
 
@@ -208,16 +213,12 @@ def test_nodes_that_are_no_list_are_one_line(store: History, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        ({"num_steps": 8}, "6 of 8 steps are in the log; the first missing is 7"),
-        ({"num_steps": None}, "the requested number of steps is unknown"),
-        ({"steps": 5}, "4 steps after the warm-up of 1; 5 are needed"),
-        ({"loss": "nan"}, "the loss is nan at step 3"),
-    ],
+    "spoil",
+    [{"num_steps": 8}, {"num_steps": None}, {"steps": 5}, {"loss": "nan"}],
+    ids=["6 of 8 steps are", "the requested number of steps", "4 steps after the warm", "the loss is nan at"],
 )
 def test_a_success_that_would_not_count_is_no_reference(
-    store: History, tmp_path: Path, spoil: dict[str, Any], why: str
+    store: History, tmp_path: Path, sentence: Sentence, spoil: dict[str, Any]
 ) -> None:
     loss, more = spoil.get("loss"), {name: value for name, value in spoil.items() if name != "loss"}
     point = make_point(1.5, number=1, **more)
@@ -226,7 +227,7 @@ def test_a_success_that_would_not_count_is_no_reference(
     store.import_report(write_report(tmp_path / "report.json", [make_point(number=0), point]))
     run = store.runs()[1]
     assert run.verdict == "failed"
-    assert why in run.reasons[-1]
+    sentence(run.reasons[-1])
     reference = store.reference(the_key(store), last=9)
     assert reference is not None
     assert [run.values["step_time_s"] for run in reference.runs] == [(1.0,)]
@@ -298,7 +299,7 @@ def test_a_report_that_grew_expects_all_its_points(store: History, tmp_path: Pat
     assert len(store.points_expected("nightly", "cluster")) == 3
 
 
-def test_a_history_of_before_the_first_release_is_refused(store: History, tmp_path: Path) -> None:
+def test_a_history_of_before_the_first_release_is_refused(store: History, tmp_path: Path, sentence: Sentence) -> None:
     report = write_report(tmp_path / "report.json", [make_point()])
     store.import_report(report)
     store.close()
@@ -306,18 +307,20 @@ def test_a_history_of_before_the_first_release_is_refused(store: History, tmp_pa
         db.execute("PRAGMA user_version = 1")
     db.close()
     for work in (store.runs, lambda: store.import_report(report)):
-        with pytest.raises(BadInput, match=r"has version 1 of before the first release, 2 is needed"):
+        with pytest.raises(BadInput) as caught:
             work()
+        sentence(caught)
 
 
 @pytest.mark.parametrize("content", [b"hello", b"{}" * 100, b"SQLite format 2\0"])
-def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, sentence: Sentence, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     report = write_report(tmp_path / "report.json", [make_point()])
     for work in (lambda: History(path).runs(), lambda: History(path).import_report(report)):
-        with pytest.raises(BadInput, match="is not an SQLite file"):
+        with pytest.raises(BadInput) as caught:
             work()
+        sentence(caught)
     assert path.read_bytes() == content
 
 
@@ -328,24 +331,26 @@ def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, content: bytes) -> None
         lambda data: data[:100] + b"x" * (len(data) - 100),
     ],
 )
-def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_file_is_one_line(tmp_path: Path, sentence: Sentence, damage: Callable[[bytes], bytes]) -> None:
     with History(tmp_path / "history.sqlite") as store:
         store.import_report(write_report(tmp_path / "report.json", [make_point()]))
         store.close()
         store.path.write_bytes(damage(store.path.read_bytes()))
-        with pytest.raises(Damaged, match="is damaged"):
+        with pytest.raises(Damaged) as caught:
             store.runs()
+        sentence(caught, sqlite=r"(?<=is damaged \().*(?=\);)")
 
 
 @pytest.mark.parametrize(
-    ("statements", "message"),
+    "statements",
     [
-        (("CREATE TABLE x (y)",), "another program's SQLite file"),
-        (("PRAGMA user_version = 7",), "another program's SQLite file"),
-        ((f"PRAGMA application_id = {0x6D627269}", "PRAGMA user_version = 3"), "has version 3, .* a newer mbridge"),
+        ("CREATE TABLE x (y)",),
+        ("PRAGMA user_version = 7",),
+        (f"PRAGMA application_id = {0x6D627269}", "PRAGMA user_version = 3"),
     ],
+    ids=["CREATE TABLE x y", "PRAGMA user version 7", "f PRAGMA application id 1835168361"],
 )
-def test_another_database_is_left_as_it_is(tmp_path: Path, statements: tuple[str, ...], message: str) -> None:
+def test_another_database_is_left_as_it_is(tmp_path: Path, sentence: Sentence, statements: tuple[str, ...]) -> None:
     path = tmp_path / "other.sqlite"
     db = sqlite3.connect(path)
     for statement in statements:
@@ -355,44 +360,51 @@ def test_another_database_is_left_as_it_is(tmp_path: Path, statements: tuple[str
     before = path.read_bytes()
     report = write_report(tmp_path / "report.json", [make_point()])
     for work in (lambda: History(path).runs(), lambda: History(path).import_report(report)):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(BadInput) as caught:
             work()
+        sentence(caught)
     assert path.read_bytes() == before
 
 
-def test_missing_and_empty_files(tmp_path: Path) -> None:
+def test_missing_and_empty_files(tmp_path: Path, sentence: Sentence) -> None:
     path = tmp_path / "h?i#%20.sqlite"
-    with pytest.raises(BadInput, match="is not a file; make it with `mbridge history import RUN`"):
+    with pytest.raises(BadInput) as caught:
         History(path).runs()
+    sentence(caught)
     assert not path.exists()
     path.touch()
-    with pytest.raises(BadInput, match="is empty"):
+    with pytest.raises(BadInput) as caught:
         History(path).runs()
+    sentence(caught)
     with History(path) as store:
         assert store.import_report(write_report(tmp_path / "report.json", [make_point()])).added == 1
 
 
-def test_a_full_disk_loses_nothing_and_is_said(store: History, tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_and_is_said(store: History, tmp_path: Path, sentence: Sentence) -> None:
     store.import_report(write_report(tmp_path / "report.json", [make_point()]))
     assert store._writer is not None
     pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
     store._writer.execute(f"PRAGMA max_page_count = {pages + 1}")
     big = write_report(tmp_path / "big.json", [make_point(number=i) for i in range(1, 200)])
-    with pytest.raises(ToolFailure, match="full"):
+    with pytest.raises(ToolFailure) as caught:
         store.import_report(big)
+    sentence(caught)
     assert len(store.runs(last=1000)) == 1
     store.close()
     assert store.import_report(big).added == 199
 
 
-def test_a_locked_file_is_said(store: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_is_said(
+    store: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
+) -> None:
     monkeypatch.setattr(history_file, "BUSY_TIMEOUT_S", 0.1)
     store.import_report(write_report(tmp_path / "report.json", [make_point()]))
     store.close()
     other = sqlite3.connect(store.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(ToolFailure, match="locked"):
+    with pytest.raises(ToolFailure) as caught:
         store.import_report(write_report(tmp_path / "b.json", [make_point(number=1)]))
+    sentence(caught)
     assert len(store.runs()) == 1  # reading goes on
     other.execute("ROLLBACK")
     other.close()
@@ -400,7 +412,7 @@ def test_a_locked_file_is_said(store: History, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_report_that_changes_meanwhile_is_refused(
-    store: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     report = write_report(tmp_path / "report.json", [make_point()])
 
@@ -410,8 +422,9 @@ def test_a_report_that_changes_meanwhile_is_refused(
         return found
 
     monkeypatch.setattr("cloudai_mbridge.gate.history.read_report", read_and_change)
-    with pytest.raises(ToolFailure, match="changed while it was read"):
+    with pytest.raises(ToolFailure) as caught:
         store.import_report(report)
+    sentence(caught)
 
 
 @pytest.mark.process

@@ -21,6 +21,7 @@ from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.report.model import comparability_id
 from tests.cases import every
 from tests.gate.some_runs import run_of
+from tests.golden import Sentence
 
 TERMS = Terms(by="Ada", at="2026-11-21T12:00:00+00:00", reason="the first one")
 FIELDS: Mapping[str, Any] = {"device": "CPU", "tp": 2, "axes": [1, 2.5], "driver": None}
@@ -211,14 +212,16 @@ def test_one_refused_point_refuses_all_unless_left_out(path: Path) -> None:
     assert not propose(path, select(runs, ["*/tp2"]), TERMS).refusals
 
 
-def test_points_are_selected_by_pattern_or_by_their_very_name() -> None:
+def test_points_are_selected_by_pattern_or_by_their_very_name(sentence: Sentence) -> None:
     runs = [_run(1, point="a/[1]"), _run(1, point="a/1"), _run(1, point="b/1")]
     assert list(select(runs, ["a/[1]"])) == ["a/[1]", "a/1"]
     assert list(select(runs, ["b/*", "a/[[]*"])) == ["a/[1]", "b/1"]
-    with pytest.raises(BadInput, match="'c': matches no point; there are 'a/"):
+    with pytest.raises(BadInput, match="'c':") as caught:
         select(runs, ["b/*", "c"])
-    with pytest.raises(BadInput, match="hold no run"):
+    sentence(caught)
+    with pytest.raises(BadInput) as caught:
         select([], [])
+    sentence(caught)
 
 
 def test_other_points_stay_as_they_are_to_the_byte(path: Path) -> None:
@@ -331,7 +334,7 @@ def test_the_same_work_twice_stays_there_twice(path: Path) -> None:
     assert [point.point for point in load_baseline(path).points] == ["sweep/tp2", "three", "two"]
 
 
-def test_names_that_were_swapped_are_compared_by_their_work(path: Path) -> None:
+def test_names_that_were_swapped_are_compared_by_their_work(path: Path, sentence: Sentence) -> None:
     def two(first: str, second: str, level: float = 1.0) -> list[RunResult]:
         other = [_run(i, 2 * level + i / 100, second, comparability={**FIELDS, "tp": 4}) for i in range(5)]
         return [*_runs(point=first), *other]
@@ -340,7 +343,8 @@ def test_names_that_were_swapped_are_compared_by_their_work(path: Path) -> None:
     terms = replace(TERMS, accept_change=True)
     ((point, reasons),) = _propose(path, two("b", "a", 1.1), terms).refusals.items()
     assert point == "a"
-    assert reasons[0].startswith("step_time_s is worse by +")
+    assert "step_time_s" in reasons[0]
+    sentence(reasons[0])
     _promoted(path, two("b", "a"), terms)
     assert [point.comparability["tp"] for point in load_baseline(path).points] == [4, 2]
 
@@ -415,9 +419,10 @@ def test_hostile_names_come_back_and_cannot_hide(path: Path, name: str) -> None:
     assert point.reason == name.strip()
 
 
-def test_a_lone_surrogate_is_refused(path: Path) -> None:
-    with pytest.raises(BadInput, match=r"a/.ud800.: point: .*no baseline can contain this value of its report"):
+def test_a_lone_surrogate_is_refused(path: Path, sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match=r"a/.ud800.: point:") as caught:
         _propose(path, [replace(run, point="a/\ud800") for run in _runs()])
+    sentence(caught)
 
 
 def test_environments_are_kept_as_far_as_runs_agree_and_hold_no_login(path: Path) -> None:
@@ -456,10 +461,11 @@ def test_odd_environments_do_no_harm(path: Path, environment: dict[str, Any]) ->
     assert load_baseline(path).points[0].environment.get("repositories", [{}]) == [{}]
 
 
-def test_a_broken_baseline_is_not_written_over(path: Path) -> None:
+def test_a_broken_baseline_is_not_written_over(path: Path, sentence: Sentence) -> None:
     path.write_text("version = 1\npoints = 3\n")
-    with pytest.raises(BadInput, match=r"points: 3 must be a valid list"):
+    with pytest.raises(BadInput, match=r"points:") as caught:
         _propose(path, _runs())
+    sentence(caught)
 
 
 def test_the_file_is_one_fact_metric_or_run_per_line(path: Path) -> None:

@@ -16,6 +16,7 @@ from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.gpu_check import proxy, tiny
 from cloudai_mbridge.gpu_check.kit import Kit, PartFailed, PartSkipped, largest_difference, train, training
 from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S, needs_muon
+from tests.golden import Sentence
 
 RUN = {part.name: part.run for part in PARTS}
 STEP_S, TFLOPS, MEMORY_GIB = 0.5, 400.0, 40.0
@@ -72,19 +73,21 @@ def report(run: dict[str, Any], loss: Loss) -> dict[str, Any]:
     }
 
 
-def test_parity(h100: Kit, stand_in: Any) -> None:
+def test_parity(h100: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(falling)
     tiny.cpu_reference(h100)
     figures = tiny.tiny_fp32(h100)
     assert figures["moe_tiny"]["largest_relative_difference"] == 0.0
     stand_in(lambda test, step: falling(test, step) * (1.5 if test == "gpt_small" else 1.0))
-    with pytest.raises(PartFailed, match=r"losses differ from the CPU's: gpt_small by 0\.5; at most 0\.03 is"):
+    with pytest.raises(PartFailed) as caught:
         tiny.tiny_bf16(h100)
+    sentence(caught)
 
 
-def test_no_parity_without_a_reference(h100: Kit) -> None:
-    with pytest.raises(PartFailed, match="part cpu_reference left no losses"):
+def test_no_parity_without_a_reference(h100: Kit, sentence: Sentence) -> None:
+    with pytest.raises(PartFailed, match="part cpu_reference") as caught:
         tiny.tiny_fp32(h100)
+    sentence(caught)
 
 
 def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, monkeypatch: Any) -> None:
@@ -97,11 +100,12 @@ def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, 
 
 
 def test_muon_begins_where_adam_does_and_learns(
-    h100: Kit, stand_in: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    h100: Kit, stand_in: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sentence: Sentence
 ) -> None:
     """Without its package the part is skipped, and rule E14 stops its run; packages of these names stand in for it."""
-    with pytest.raises(PartSkipped, match="no emerging-optimizers"):
+    with pytest.raises(PartSkipped) as caught:
         needs_muon(h100)
+    sentence(caught)
     stand_in(falling)
     proxy.proxy(h100)
     with pytest.raises(PartFailed, match="mbridge rule E14"):
@@ -122,17 +126,20 @@ def test_muon_begins_where_adam_does_and_learns(
     stand_in(lambda test, step: 10.0 + step)
     rising = replace(h100, work=h100.work / "rising")
     rising.work.mkdir()
-    with pytest.raises(PartFailed, match="do not fall"):
+    with pytest.raises(PartFailed) as caught:
         proxy.muon(rising)
+    sentence(caught)
 
 
-def test_transformer_engine_is_hidden_or_is_not_there(h100: Kit, kit: Kit, stand_in: Any) -> None:
+def test_transformer_engine_is_hidden_or_is_not_there(h100: Kit, kit: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(falling)
     proxy.proxy(h100)
-    with pytest.raises(PartFailed, match="was used although it was hidden"):
+    with pytest.raises(PartFailed) as caught:
         proxy.without_transformer_engine(h100)
-    with pytest.raises(PartSkipped, match="part proxy has run without it already"):
+    sentence(caught)
+    with pytest.raises(PartSkipped) as caught:
         proxy.without_transformer_engine(kit)
+    sentence(caught)
 
 
 def test_the_distributed_optimizer_trains_the_same(h100: Kit, stand_in: Any) -> None:
@@ -158,37 +165,42 @@ def test_predictions(h100: Kit, stand_in: Any) -> None:
     assert figures["points"][0]["peak_memory_gib"]["predicted"] == planned["base"] - context
 
 
-def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stand_in: Any) -> None:
+def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(lambda test, step: math.nan if test == "mb2" else falling(test, step))
-    with pytest.raises(PartFailed, match="mb2: failed: the loss is not finite") as caught:
+    with pytest.raises(PartFailed, match="mb2:") as caught:
         proxy.predictions(h100)
+    sentence(caught)
     assert len(caught.value.figures["points"]) == 9
 
 
-def test_a_point_without_a_prediction_is_named(h100: Kit, stand_in: Any) -> None:
+def test_a_point_without_a_prediction_is_named(h100: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(falling, predicted={"step_time_s": 0.4, "peak_memory_gib": None})
-    with pytest.raises(PartFailed, match="base: peak_memory_gib was not predicted; layers1: ") as caught:
+    with pytest.raises(PartFailed, match="base: peak_memory_gib") as caught:
         proxy.predictions(h100)
+    sentence(caught)
     point = caught.value.figures["points"][0]
     assert point["peak_memory_gib"] == {"predicted": None, "measured": MEMORY_GIB, "error": None}
     assert point["step_time_s"]["error"] == pytest.approx(-0.2)
 
 
-def test_points_that_trained_before_the_deadline_are_kept(h100: Kit, stand_in: Any) -> None:
+def test_points_that_trained_before_the_deadline_are_kept(h100: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(falling, trains=9)
-    with pytest.raises(PartFailed, match=r"^recompute: missing: still running; it is not in the report$") as caught:
+    with pytest.raises(PartFailed, match=r"^recompute:") as caught:
         proxy.predictions(h100)
+    sentence(caught)
     assert len(caught.value.figures["points"]) == 9
     assert caught.value.figures["median_absolute_error"]["step_time_s"] > 0
 
 
-def test_losses_from_before_the_deadline_are_compared(h100: Kit, stand_in: Any) -> None:
+def test_losses_from_before_the_deadline_are_compared(h100: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(falling, trains=2)
-    with pytest.raises(PartFailed, match=r"^moe_tiny: missing: still running;"):
+    with pytest.raises(PartFailed, match=r"^moe_tiny:") as caught:
         tiny.cpu_reference(h100)
+    sentence(caught)
     stand_in(falling)
-    with pytest.raises(PartFailed, match=r"^moe_tiny: part cpu_reference left no losses") as caught:
+    with pytest.raises(PartFailed, match=r"^moe_tiny:") as caught:
         tiny.tiny_fp32(h100)
+    sentence(caught)
     assert caught.value.figures["gpt_small"]["largest_relative_difference"] == 0.0
 
 
@@ -200,13 +212,16 @@ def test_the_ten_predictions_have_their_time() -> None:
 
 
 @pytest.mark.parametrize("curve", [[math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]])
-def test_curves_that_are_not_finite(curve: list[float]) -> None:
+def test_curves_that_are_not_finite(sentence: Sentence, curve: list[float]) -> None:
     for pair in ((curve, [1.0, 1.0]), ([1.0, 1.0], curve)):
-        with pytest.raises(PartFailed, match="not finite"):
+        with pytest.raises(PartFailed) as caught:
             largest_difference(*pair)
+        sentence(caught)
 
 
-def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any, monkeypatch: Any) -> None:
+def test_both_runs_with_a_checkpoint_are_deterministic(
+    h100: Kit, stand_in: Any, monkeypatch: Any, sentence: Sentence
+) -> None:
     stand_in(falling)
     variables = []
     stood_in = Kit.mbridge
@@ -216,45 +231,52 @@ def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any,
         return stood_in(self, *arguments, **options)
 
     monkeypatch.setattr(Kit, "mbridge", mbridge)
-    with pytest.raises(PartFailed, match=r"the resumed run has steps \[1, 2"):  # the stand-in starts at the first step
+    with pytest.raises(PartFailed) as caught:  # the stand-in starts at the first step
         tiny.checkpoint(h100)
+    sentence(caught)
     models = [json.loads(path.read_text())["model"] for path in h100.work.glob("results/*/*/*/*/0/training.json")]
     assert [model["deterministic_mode"] for model in models] == [True, True]
     assert variables == ["0", "0"]
 
 
-@pytest.mark.parametrize(
-    ("factor", "why"), [(1.0, "peak of memory is not lower"), (1.5, r"losses differ from part proxy by 0\.5")]
-)
-def test_recomputation_saves_memory_and_changes_no_loss(h100: Kit, stand_in: Any, factor: float, why: str) -> None:
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_recomputation_saves_memory_and_changes_no_loss(
+    h100: Kit, stand_in: Any, sentence: Sentence, factor: float
+) -> None:
     stand_in(lambda test, step: falling(test, step) * (factor if test != "proxy" else 1.0))
     proxy.proxy(h100)
-    with pytest.raises(PartFailed, match=why):
+    with pytest.raises(PartFailed) as caught:
         proxy.recomputation(h100)
+    sentence(caught)
 
 
-def test_experts_of_a_fixed_size(h100: Kit, stand_in: Any) -> None:
+def test_experts_of_a_fixed_size(h100: Kit, stand_in: Any, sentence: Sentence) -> None:
     stand_in(lambda test, step: falling(test, step) * (1.5 if test == "with_room" else 1.0))
-    with pytest.raises(PartFailed, match=r"losses differ from those without a limit by 0\.5"):
+    with pytest.raises(PartFailed) as caught:
         proxy.expert_capacity(h100)
+    sentence(caught)
 
 
-@pytest.mark.parametrize(
-    ("trial", "why"), [("fp8_delayed", "FP8 was not used"), ("graphs_engine", "no graph was captured")]
-)
-def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: str, why: str) -> None:
+@pytest.mark.parametrize("trial", ["fp8_delayed", "graphs_engine"])
+def test_a_trial_of_what_was_not_used(
+    h100: Kit, stand_in: Any, monkeypatch: Any, sentence: Sentence, trial: str
+) -> None:
     stand_in(falling)
     proxy.proxy(h100)
     figures = {"losses": [falling("", step) for step in range(10)], "captured": False}
     monkeypatch.setattr(proxy, "run_trial", lambda *args: figures)
-    with pytest.raises(PartFailed, match=why):
+    with pytest.raises(PartFailed) as caught:
         RUN[trial](h100)
+    sentence(caught)
 
 
 @pytest.mark.parametrize("trial", ["fp8_blockwise", "graphs_iteration", "op_fuser"])
-def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: str) -> None:
-    with pytest.raises(PartFailed, match="part proxy left nothing"):
+def test_a_trial_is_compared_with_the_proxy(
+    h100: Kit, stand_in: Any, monkeypatch: Any, sentence: Sentence, trial: str
+) -> None:
+    with pytest.raises(PartFailed) as caught:
         RUN[trial](h100)
+    sentence(caught)
     stand_in(falling)
     proxy.proxy(h100)
     configs = []
@@ -264,8 +286,9 @@ def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatc
         return {"losses": [falling("", step) * 1.2 for step in range(10)], "tflops_per_gpu": TFLOPS}
 
     monkeypatch.setattr(proxy, "run_trial", run_trial)
-    with pytest.raises(PartFailed, match=r"loss(es)? differs? from part proxy by 0\.2"):
+    with pytest.raises(PartFailed) as caught:
         RUN[trial](h100)
+    sentence(caught)
     assert configs[0]["model"]["num_layers"] == 4
     is_fp8 = trial == "fp8_blockwise"
     assert configs[0]["mixed_precision"].get("fp8_recipe") == ("blockwise" if is_fp8 else None)
@@ -283,7 +306,7 @@ def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatc
     ],
 )
 def test_fp8_has_to_learn_what_bf16_learns(
-    h100: Kit, stand_in: Any, monkeypatch: Any, losses: list[float], why: str
+    h100: Kit, stand_in: Any, monkeypatch: Any, sentence: Sentence, losses: list[float], why: str
 ) -> None:
     stand_in(falling)
     proxy.proxy(h100)
@@ -293,8 +316,9 @@ def test_fp8_has_to_learn_what_bf16_learns(
         assert figures["mean_decrease"] == pytest.approx(0.49)
         assert (figures["step_time_s_of_bf16"], figures["peak_memory_gib_of_bf16"]) == (STEP_S, MEMORY_GIB)
         return
-    with pytest.raises(PartFailed, match=why):
+    with pytest.raises(PartFailed) as caught:
         RUN["fp8_current"](h100)
+    sentence(caught)
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install.installables import ImageInstall
+from tests.golden import Sentence
 
 pytestmark = pytest.mark.process
 
@@ -59,28 +60,32 @@ def test_marker_vouches_for_no_other_file_and_none_without_one_is_repaired(tmp_p
     assert NEMO.is_installed(path)
 
 
-def test_failure_has_enroots_words(tmp_path: Path, enroot_calls: Calls) -> None:
+def test_failure_has_enroots_words(tmp_path: Path, enroot_calls: Calls, sentence: Sentence) -> None:
     (tmp_path / "enroot.log.fail").touch()
-    with pytest.raises(ToolFailure, match=r"enroot failed with exit code 1: \[ERROR\] Could not .* 401 Unauthorized$"):
+    with pytest.raises(ToolFailure) as caught:
         NEMO.install(tmp_path / "nemo.sqsh")
+    sentence(caught)
     assert not list(tmp_path.glob("*nemo*"))
 
 
 def test_without_an_image_or_enroot_it_fails(
-    tmp_path: Path, fake_command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake_command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     fake_command("enroot", "#!/bin/sh\nexit 0\n")
-    with pytest.raises(ToolFailure, match="wrote no image"):
+    with pytest.raises(ToolFailure) as caught:
         NEMO.install(tmp_path / "nemo.sqsh")
+    sentence(caught)
     monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(ToolFailure, match=r"enroot cannot be started here \(.*\); run where enroot is installed"):
+    with pytest.raises(ToolFailure) as caught:
         NEMO.install(tmp_path / "nemo.sqsh")
+    sentence(caught)
 
 
 def test_credentials_of_the_environment_are_masked(
-    tmp_path: Path, fake_command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake_command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     monkeypatch.setenv("NGC_API_KEY", "nvapi-hunter2")
     fake_command("enroot", '#!/bin/sh\necho "error: $NGC_API_KEY at https://u:p@host/ is wrong" >&2\nexit 1\n')
-    with pytest.raises(ToolFailure, match=r"error: \*\*\* at https://\*\*\*@host/ is wrong$"):
+    with pytest.raises(ToolFailure) as caught:
         NEMO.install(tmp_path / "nemo.sqsh")
+    sentence(caught)

@@ -15,6 +15,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install.run import install_all, installables_of, uninstall_all
 from cloudai_mbridge.megatron_bridge.release import image_path, repo_path, venv_path
 from cloudai_mbridge.models.test_definition import TestDefinition
+from tests.golden import Sentence
 
 pytestmark = pytest.mark.process
 
@@ -173,27 +174,34 @@ def test_two_installers_at_once_do_the_work_once(
 
 
 def test_two_things_with_one_place_are_refused(
-    make_repo: Callable[[str], Repo], make_test: MakeTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_repo: Callable[[str], Repo],
+    make_test: MakeTest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sentence: Sentence,
 ) -> None:
     one, other = make_repo("one"), make_repo("other")
     monkeypatch.setattr("cloudai_mbridge.install.installables.repo_path", lambda path, url, commit: path / "same")
     test = make_test(one, {"url": other.url, "commit": "main"})
-    with pytest.raises(BadInput, match="would both be"):
+    with pytest.raises(BadInput) as caught:
         install_all([test], tmp_path / "install", print, packages=())
+    sentence(caught)
     assert not (tmp_path / "install").exists()
 
 
 def test_directory_that_cannot_be_used_is_bad_input(
-    repo: Repo, make_test: MakeTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo: Repo, make_test: MakeTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     (tmp_path / "file").touch()
     for name in ("file/x", "file"):
-        with pytest.raises(BadInput, match=rf"install_path .*/{name}: cannot be made"):
+        with pytest.raises(BadInput, match=r"install_path") as caught:
             install_all([make_test(repo)], tmp_path / name, print, packages=())
+        sentence(caught)
     assert not uninstall_all([make_test(repo)], tmp_path / "none", print, packages=())
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(BadInput, match="cannot be written"):
+    with pytest.raises(BadInput) as caught:
         install_all([make_test(repo)], tmp_path, print, packages=())
+    sentence(caught)
 
 
 def test_file_system_without_locks_is_said(

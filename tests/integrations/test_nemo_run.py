@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.golden import Sentence
+
 pytestmark = pytest.mark.process
 
 NASTY = "\"; touch pwned; $(touch pwned) `touch pwned` ' /nemo_run $$ ${app_id}"
@@ -203,14 +205,12 @@ def test_absent_it_is_named_in_one_line(tmp_path: Path, repository: Path) -> Non
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize(
-    ("option", "said"), [("--comment=/shared/nemo_run/x", "NeMo-Run would replace"), ("-A x", "--name=value")]
-)
-def test_options_that_it_would_harm_are_refused(tmp_path: Path, mbridge: Any, option: str, said: str) -> None:
+@pytest.mark.parametrize("option", ["--comment=/shared/nemo_run/x", "-A x"])
+def test_options_that_it_would_harm_are_refused(tmp_path: Path, mbridge: Any, sentence: Sentence, option: str) -> None:
     system = f"extra_sbatch_args = [{json.dumps(option)}]\n{SLURM}"
     done = mbridge("dry-run", *case(tmp_path, system))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stderr
+    sentence(done.stderr)
     assert "Traceback" not in done.stderr
 
 

@@ -15,6 +15,7 @@ from cloudai_mbridge.launch.write import create_root, write_plan, write_runs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from tests.cases import every
+from tests.golden import Sentence
 from tests.runs import planned_run, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -236,11 +237,12 @@ def test_a_root_is_always_new(tmp_path: Path) -> None:
     assert " " not in roots[0].name
 
 
-def test_an_output_directory_that_is_a_file_is_bad_input(tmp_path: Path) -> None:
+def test_an_output_directory_that_is_a_file_is_bad_input(tmp_path: Path, sentence: Sentence) -> None:
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(BadInput, match="cannot be written"):
+        with pytest.raises(BadInput) as caught:
             create_root(directory, "s", datetime(2026, 1, 2))
+        sentence(caught)
 
 
 def test_clocks_are_set_before_the_training_and_a_failure_ends_the_job() -> None:

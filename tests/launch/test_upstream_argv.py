@@ -28,6 +28,7 @@ from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.launcher_command import FLAGS, find_job_ids, launcher_argv
 from tests.cases import every
+from tests.golden import Sentence
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
@@ -256,12 +257,13 @@ def _slurm_params(**keys: Any) -> str:
     return argv[argv.index("--additional_slurm_params") + 1]
 
 
-def test_options_of_sbatch_reach_the_launchers_jobs() -> None:
+def test_options_of_sbatch_reach_the_launchers_jobs(sentence: Sentence) -> None:
     options = ["--exclusive", "--reservation=r", "--qos high", "--comment=a b"]
     text = "exclusive;reservation=r;qos=high;comment=a b;constraint=x"
     assert _slurm_params(system=_system(extra_sbatch_args=options, extra_srun_args="--constraint=x")) == text
-    with pytest.raises(BadInput, match="extra_sbatch_args: '-q high' cannot reach the upstream launcher; write long"):
+    with pytest.raises(BadInput, match="extra_sbatch_args:") as caught:
         _slurm_params(system=_system(extra_sbatch_args=["-q high"]))
+    sentence(caught)
 
 
 def test_the_tests_own_slurm_params_follow_the_systems() -> None:
@@ -279,13 +281,11 @@ def test_a_single_slurm_param_with_a_blank_is_kept_whole() -> None:
     assert _slurm_params(system=_system(extra_srun_args="--comment='a b'")) == "comment=a b;"
 
 
-@every(
-    ("args", "word"),
-    [("-N 2", "'-N'"), ("--comment='a;b'", "splits at ';'"), (r"--comment='a\'", "drops the backslash")],
-)
-def test_what_the_launcher_cannot_pass_on_is_refused(args: str, word: str) -> None:
-    with pytest.raises(BadInput, match=word):
+@every("args", ["-N 2", "--comment='a;b'", r"--comment='a\'"])
+def test_what_the_launcher_cannot_pass_on_is_refused(sentence: Sentence, args: str) -> None:
+    with pytest.raises(BadInput) as caught:
         _plan(system=_system(extra_srun_args=args))
+    sentence(caught)
 
 
 def test_mounts_are_the_users_and_the_repositories() -> None:
@@ -352,24 +352,28 @@ def _image(image: str, *files: str) -> str:
 @every(
     ("args", "keys", "expected"),
     [
-        ({"model_family_name": None}, {}, "test 't': cmd_args.model_family_name is missing"),
-        ({"model_recipe_name": None}, {}, "test 't': cmd_args.model_recipe_name is missing"),
-        ({}, {"git_repos": []}, "test 't': git_repos: Megatron-Bridge is missing"),
-        ({}, {"git_repos": [{"url": "x/y", "commit": "c"}]}, "test 't': git_repos: Megatron-Bridge is missing"),
-        ({"nsys_trace": ["a"]}, {"dse_excluded_args": ["cmd_args.nsys_trace"]}, "cmd_args.nsys_trace cannot be a list"),
+        ({"model_family_name": None}, {}, "test 't': cmd_args.model_family_name"),
+        ({"model_recipe_name": None}, {}, "test 't': cmd_args.model_recipe_name"),
+        ({}, {"git_repos": []}, "test 't': git_repos:"),
+        ({}, {"git_repos": [{"url": "x/y", "commit": "c"}]}, "test 't': git_repos:"),
+        ({"nsys_trace": ["a"]}, {"dse_excluded_args": ["cmd_args.nsys_trace"]}, "cmd_args.nsys_trace"),
     ],
 )
-def test_what_is_missing_gets_one_line(args: dict[str, Any], keys: dict[str, Any], expected: str) -> None:
+def test_what_is_missing_gets_one_line(
+    sentence: Sentence, args: dict[str, Any], keys: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(BadInput) as caught:
         _plan(args, run={"test_name": "n"}, **keys)
     assert expected in str(caught.value)
+    sentence(caught)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("system", [LocalSystem(name="l", scheduler="local"), _system(install_path=None)])
-def test_systems_that_cannot_run_the_launcher(system: System) -> None:
-    with pytest.raises(BadInput, match=r"submits Slurm jobs; use a Slurm system|install_path is missing"):
+def test_systems_that_cannot_run_the_launcher(sentence: Sentence, system: System) -> None:
+    with pytest.raises(BadInput) as caught:
         _plan(system=system)
+    sentence(caught)
 
 
 def test_a_repository_is_megatron_bridges_by_its_mount_too() -> None:
@@ -378,12 +382,13 @@ def test_a_repository_is_megatron_bridges_by_its_mount_too() -> None:
     assert plan.upstream.megatron_bridge.url == "/srv/fork"
 
 
-def test_steps_are_known_only_if_they_are_told() -> None:
+def test_steps_are_known_only_if_they_are_told(sentence: Sentence) -> None:
     assert _plan().num_steps is None  # the scenario defines the test
     assert _plan({"max_steps": 20}).num_steps == 20
     assert _plan({"max_steps": 3}).warmup_steps == 2
-    with pytest.raises(BadInput, match=r"cmd_args\.max_steps = 0 trains nothing; use at least 1"):
+    with pytest.raises(BadInput, match=r"cmd_args\.max_steps") as caught:
         _plan({"max_steps": 0})
+    sentence(caught)
 
 
 def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:

@@ -13,6 +13,7 @@ from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, TestDefinition
 from cloudai_mbridge.training.credentials.find import is_secret
 from tests.cases import every
+from tests.golden import Sentence
 
 
 @every(
@@ -52,9 +53,10 @@ def definition(**keys: Any) -> TestDefinition:
         ("-cb", "login --token hunter2"),
     ],
 )
-def test_an_override_with_a_credential_is_refused(key: str, value: str) -> None:
-    with pytest.raises(ValidationError, match="would put a credential into a script"):
+def test_an_override_with_a_credential_is_refused(sentence: Sentence, key: str, value: str) -> None:
+    with pytest.raises(ValidationError) as caught:
         definition(extra_cmd_args={key: value})
+    sentence(caught)
 
 
 @every(
@@ -68,19 +70,22 @@ def test_other_overrides_are_taken(key: str) -> None:
     assert definition(extra_cmd_args={key: "x"}).extra_cmd_args == {key: "x"}
 
 
-def test_an_override_may_hold_its_value_in_its_key() -> None:
+def test_an_override_may_hold_its_value_in_its_key(sentence: Sentence) -> None:
     assert definition(extra_cmd_args={"model.x=1": ""}).extra_cmd_args == {"model.x": "1"}
     assert definition(extra_cmd_args={"model.x=1": "2"}).extra_cmd_args == {"model.x": "1=2"}
     assert definition(extra_cmd_args={"model.x=": ""}).extra_cmd_args == {"model.x=": ""}
-    with pytest.raises(ValidationError, match="is not a key"):
+    with pytest.raises(ValidationError) as caught:
         definition(extra_cmd_args={"=1": ""})
+    sentence(caught)
 
 
-def test_a_repository_address_with_a_password_is_refused() -> None:
-    with pytest.raises(ValidationError, match="may hold a credential; remove the part before the @"):
+def test_a_repository_address_with_a_password_is_refused(sentence: Sentence) -> None:
+    with pytest.raises(ValidationError) as caught:
         GitRepo(url="https://bob:hunter2@example.com/a.git", commit="x")
-    with pytest.raises(ValidationError, match="may hold a credential; remove the part before the @"):
+    sentence(caught)
+    with pytest.raises(ValidationError) as caught:
         GitRepo(url="https://nvidia@dev.azure.com/a.git", commit="x")
+    sentence(caught)
     assert GitRepo(url="git@example.com:a/b.git", commit="x")
     assert GitRepo(url="ssh://git@example.com:22/a/b.git", commit="x")
 
@@ -164,13 +169,14 @@ def test_an_option_may_stand_before_its_value() -> None:
 
 
 @every("words", [["--hf_token", "hunter2"], ["-x", "-wdk", "hunter2"], ["--api-key", "hunter2", "-x"]])
-def test_an_option_may_stand_before_its_value_in_a_list(words: list[str]) -> None:
+def test_an_option_may_stand_before_its_value_in_a_list(sentence: Sentence, words: list[str]) -> None:
     line = " ".join(words)
     tables = ({"extra_args": words}, {"extra_args": [line]})
     args = ({"nsys_extra_args": words}, {"nsys_extra_args": line})
     for table in (*({"nsys": each} for each in tables), *({"cmd_args": each} for each in args)):
-        with pytest.raises(ValidationError, match="holds a credential") as refused:
+        with pytest.raises(ValidationError) as refused:
             definition(**table)
+        sentence(refused)
         assert "hunter2" not in str(refused.value.errors()[0]["msg"])
         assert refused.value.errors()[0]["loc"][:1] == tuple(table)
 
@@ -183,11 +189,12 @@ def test_an_option_may_stand_before_its_value_in_a_list(words: list[str]) -> Non
         'extra_srun_args = "--mpi pmix --password hunter2"',
     ],
 )
-def test_a_message_does_not_repeat_a_credential_after_its_option(tmp_path: Path, line: str) -> None:
+def test_a_message_does_not_repeat_a_credential_after_its_option(tmp_path: Path, sentence: Sentence, line: str) -> None:
     path = tmp_path / "system.toml"
     path.write_text(f'name = "s"\nscheduler = "slurm"\n{line}\ndefault_partition = "p"\n[[partitions]]\nname = "p"\n')
-    with pytest.raises(BadInput, match=r"system\.toml:3: .*holds a credential") as refused:
+    with pytest.raises(BadInput, match=r"system\.toml:3:") as refused:
         load_system(path)
+    sentence(refused)
     assert "hunter2" not in str(refused.value)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.slurm_values import expand_hostlist
 from tests.cases import every
+from tests.golden import Sentence
 
 
 @every(
@@ -41,9 +42,10 @@ def test_lists(text: str, expected: list[str]) -> None:
         *("n[1,x]", "n[3-1,5]", "n[1,,2]", "n[1-2,a-b]", "n]", "n1]2"),
     ],
 )
-def test_what_is_no_list_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput, match="is not a node list"):
+def test_what_is_no_list_is_bad_input(sentence: Sentence, text: str) -> None:
+    with pytest.raises(BadInput) as caught:
         expand_hostlist(text)
+    sentence(caught)
 
 
 LONG = {
@@ -95,6 +97,7 @@ def test_a_naive_generator_agrees(nodes: list[tuple[str, list[tuple[list[tuple[i
 
 
 @every("text", ["n[1-99999][1-99999]", "n[1-99999],m[1-99999]", "n[" + ",".join(["1-99999"] * 11) + "]"])
-def test_a_list_of_too_many_nodes(text: str) -> None:
-    with pytest.raises(BadInput, match="names more than 100000 nodes; name fewer"):
+def test_a_list_of_too_many_nodes(sentence: Sentence, text: str) -> None:
+    with pytest.raises(BadInput) as caught:
         expand_hostlist(text)
+    sentence(caught)

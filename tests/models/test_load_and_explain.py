@@ -10,6 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading import find_test_files, load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.toml_source import suggest
 from tests.cases import every
+from tests.golden import Sentence
 
 HEAD = 'name = "t"\ndescription = "d"\n'
 INLINE = 'name = "n"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
@@ -33,52 +34,51 @@ def _load_alone(path: Path) -> Any:
 
 
 @every(
-    ("body", "line", "expected"),
+    ("body", "line"),
     [
-        ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
-        ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4, "unknown key; did you mean 'tp'?"),
-        ("[cmd_args]\ntensor_parallel = 1\n", 4, "unknown key; did you mean 'tp'?"),
-        ("[cmd_args]\npipeline_parallel_size = 1\n", 4, "unknown key; did you mean 'pp'?"),
-        ("[cmd_args]\nexpert_parallel = 1\n", 4, "unknown key; did you mean 'ep'?"),
-        ("[cmd_args]\nbatch_size = 1\n", 4, "unknown key; did you mean 'mb' or 'gb'?"),
-        ("[cmd_args]\ncp_size = 1\n", 4, "unknown key; did you mean 'cp'?"),
-        ('[cmd_args]\nmodel_size = "8b"\n', 4, "unknown key; did you mean 'model_recipe_name'?"),
-        ("[cmd_args]\nmicro_batch_size = 1\n", 4, "unknown key; did you mean 'mb'?"),
-        ("[metrics]\nwarmup_step = 1\n", 4, "metrics.warmup_step: unknown key; did you mean 'warmup_steps'?"),
-        ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6, "git_repos[0].mount: unknown key; did you mean"),
-        ('[cmd_args]\ntp = "two"\n', 4, "cmd_args.tp: 'two' must be a valid integer"),
-        ("[cmd_args]\ntp = 1.5\n", 4, "cmd_args.tp: 1.5 must be a valid integer"),
-        ('[cmd_args]\ntp = [1, "x"]\n', 4, "cmd_args.tp: [1, 'x'] must be a valid integer"),
-        ("[cmd_args]\ntp = []\n", 4, "cmd_args.tp: [] is empty; list at least one value, or remove the key"),
-        ('[cmd_args]\nlauncher = "slurm"\n', 4, "cmd_args.launcher: 'slurm' must be 'embedded' or 'megatron_bridge'"),
-        ("[metrics]\nwarmup_steps = -1\n", 4, "metrics.warmup_steps: -1 must be greater than or equal to 0"),
-        ("[extra_env_vars]\nA = 1\n", 4, "extra_env_vars.A: 1 must be a valid string"),
-        ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is not a name of an environment variable"),
-        ('[extra_cmd_args]\n"=b" = "x"\n', 4, "'=b' is not a key such as optimizer.lr or --option"),
-        ('cmd_args = "tp=1"\n', 3, "cmd_args: 'tp=1' must be a valid dictionary"),
-        ('test_template_name = "NcclTest"\n', 1, "'NcclTest'; this tool runs 'MegatronBridge' only"),
-        *(
-            (f"[cmd_args]\nmax_steps = [1, {number}]\n", 4, "cmd_args.max_steps[1]: does not fit into 64 bits")
-            for number in (2**63, -(2**63) - 1, 10**400)
-        ),
+        ("[cmd_args]\ntpp = 1\n", 4),
+        ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4),
+        ("[cmd_args]\ntensor_parallel = 1\n", 4),
+        ("[cmd_args]\npipeline_parallel_size = 1\n", 4),
+        ("[cmd_args]\nexpert_parallel = 1\n", 4),
+        ("[cmd_args]\nbatch_size = 1\n", 4),
+        ("[cmd_args]\ncp_size = 1\n", 4),
+        ('[cmd_args]\nmodel_size = "8b"\n', 4),
+        ("[cmd_args]\nmicro_batch_size = 1\n", 4),
+        ("[metrics]\nwarmup_step = 1\n", 4),
+        ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6),
+        ('[cmd_args]\ntp = "two"\n', 4),
+        ("[cmd_args]\ntp = 1.5\n", 4),
+        ('[cmd_args]\ntp = [1, "x"]\n', 4),
+        ("[cmd_args]\ntp = []\n", 4),
+        ('[cmd_args]\nlauncher = "slurm"\n', 4),
+        ("[metrics]\nwarmup_steps = -1\n", 4),
+        ("[extra_env_vars]\nA = 1\n", 4),
+        ('[extra_env_vars]\n"A B" = "x"\n', 4),
+        ('[extra_cmd_args]\n"=b" = "x"\n', 4),
+        ('cmd_args = "tp=1"\n', 3),
+        ('test_template_name = "NcclTest"\n', 1),
+        *((f"[cmd_args]\nmax_steps = [1, {number}]\n", 4) for number in (2**63, -(2**63) - 1, 10**400)),
         # no process can receive a NUL character, so a value with one may not reach the sweep
         *(
-            (f"[cmd_args]\n{key} = {value}\n", 4, "NUL")
+            (f"[cmd_args]\n{key} = {value}\n", 4)
             for key in ("gpu_type", "wandb_project_name")
             for value in (r'"a\u0000b"', r'["ok", "a\u0000b"]')
         ),
     ],
 )
-def test_a_mistake_in_a_test_definition(tmp_path: Path, body: str, line: int, expected: str) -> None:
+def test_a_mistake_in_a_test_definition(tmp_path: Path, sentence: Sentence, body: str, line: int) -> None:
     path = _file(tmp_path, HEAD + body)
     (message,) = _mistakes(load_test_definition, path)
     assert message.startswith(f"{path}:{line}: " if line > 1 else f"{path}: ")
-    assert expected in message
+    sentence(message)
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
+def test_a_missing_key_is_named(tmp_path: Path, sentence: Sentence) -> None:
     path = _file(tmp_path, 'name = "t"\n')
-    assert _mistakes(load_test_definition, path) == [f"{path}: description: is missing; add it"]
+    (message,) = _mistakes(load_test_definition, path)
+    assert message.startswith(f"{path}: description: ")
+    sentence(message)
 
 
 def test_every_mistake_gets_one_line(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_secret_is_never_shown(tmp_path: Path, body: str) -> None:
     assert "S3CRET" not in "\n".join(_mistakes(_load_alone, _file(tmp_path, scenario, "s.toml")))
 
 
-def test_suggestions() -> None:
-    assert suggest("gpt_tinny", ["gpt_tiny", "llama3_8b"]) == "did you mean 'gpt_tiny'?"
-    assert suggest("zzz", ["tp", "pp"]) == "known: tp, pp"
+def test_suggestions(sentence: Sentence) -> None:
+    sentence(suggest("gpt_tinny", ["gpt_tiny", "llama3_8b"]))
+    sentence(suggest("zzz", ["tp", "pp"]))
 
 
 # Scenarios
@@ -132,49 +132,46 @@ def test_overrides_merge_table_by_table(tmp_path: Path) -> None:
     assert test.definition.cmd_args.model_fields_set == {"tp", "pp"}
 
 
-def test_a_mistake_in_an_override_points_into_the_scenario(tmp_path: Path) -> None:
+def test_a_mistake_in_an_override_points_into_the_scenario(tmp_path: Path, sentence: Sentence) -> None:
     _file(tmp_path, HEAD, "tests/t.toml")
     path = _file(tmp_path, OF_T + "[Tests.cmd_args]\ntpp = 2\n")
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
-    assert message.startswith(f"{path}:6: Tests[0].cmd_args.tpp: unknown key; did you mean 'tp'")
+    assert f"{path}:6: Tests[0].cmd_args.tpp:" in message
+    sentence(message)
 
 
-def test_an_unknown_test_name_suggests_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_test_name_suggests_the_nearest(tmp_path: Path, sentence: Sentence) -> None:
     _file(tmp_path, HEAD.replace('"t"', '"gpt_tiny"'), "tests/t.toml")
     path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "gpt_tinny"\n')
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
-    assert message.startswith(f"{path}:4: Tests[0].test_name: no test 'gpt_tinny' in ")
-    assert "did you mean 'gpt_tiny'?" in message
+    assert f"{path}:4: Tests[0].test_name:" in message
+    sentence(message)
     (message,) = _mistakes(_load_alone, path)
     assert "--tests-dir" in message
 
 
 @every(
-    ("body", "line", "expected"),
+    ("body", "line"),
     [
-        ("", 2, "Tests[0]: set test_name, or define the test here (missing: name, description, test_template_name)"),
-        ('test_name = "t"\niterations = 0\n', 5, "Tests[0].iterations: 0 must be greater than or equal to 1"),
-        ('test_name = "t"\ntime_limit = "soon"\n', 5, "Tests[0].time_limit: 'soon' is not a time limit"),
-        ('test_name = "t"\nnum_node = 2\n', 5, "Tests[0].num_node: unknown key; did you mean 'num_nodes'"),
-        (
-            'test_name = "t"\n[[Tests.dependencies]]\ntype = "after"\nid = "a"\n',
-            6,
-            "Tests[0].dependencies[0].type: 'after' must be 'end_post_comp', 'start_post_init' or 'start_post_comp'",
-        ),
-        ('test_name = "t"\ntest_template_name = "MegatronBridge"\n', 2, "exclude each other"),
+        ("", 2),
+        ('test_name = "t"\niterations = 0\n', 5),
+        ('test_name = "t"\ntime_limit = "soon"\n', 5),
+        ('test_name = "t"\nnum_node = 2\n', 5),
+        ('test_name = "t"\n[[Tests.dependencies]]\ntype = "after"\nid = "a"\n', 6),
+        ('test_name = "t"\ntest_template_name = "MegatronBridge"\n', 2),
     ],
 )
-def test_a_mistake_in_a_scenario(tmp_path: Path, body: str, line: int, expected: str) -> None:
+def test_a_mistake_in_a_scenario(tmp_path: Path, sentence: Sentence, body: str, line: int) -> None:
     path = _file(tmp_path, SCENARIO + body)
     (message,) = _mistakes(_load_alone, path)
     assert message.startswith(f"{path}:{line}: ")
-    assert expected in message
+    sentence(message)
 
 
 # Directories of tests
 
 
-def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
+def test_a_tests_directory_may_hold_other_templates(tmp_path: Path, sentence: Sentence) -> None:
     """CloudAI's own directory mixes templates; only the one that is named must be ours."""
     _file(tmp_path, HEAD, "tests/a.toml")
     _file(
@@ -190,10 +187,10 @@ def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
 
     theirs = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "nccl"\n', "theirs.toml")
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), theirs)
-    assert "has nothing for this tool, which runs 'MegatronBridge' only; it is of NcclTest" in message
+    sentence(message)
 
 
-def test_a_scenario_of_several_templates_runs_ours_and_names_the_others(tmp_path: Path) -> None:
+def test_a_scenario_of_several_templates_runs_ours_and_names_the_others(tmp_path: Path, sentence: Sentence) -> None:
     _file(tmp_path, HEAD, "tests/a.toml")
     _file(tmp_path, 'name = "nccl"\ntest_template_name = "NcclTest"\n', "tests/nccl.toml")
     mixed = OF_T + '[[Tests]]\nid = "b"\ntest_name = "nccl"\n'
@@ -201,14 +198,14 @@ def test_a_scenario_of_several_templates_runs_ours_and_names_the_others(tmp_path
     loaded = load_scenario(_file(tmp_path, mixed + inline, "mixed.toml"), tmp_path / "tests")
     assert [test.run.id for test in loaded.tests] == ["a"]
     assert loaded.foreign == (("b", "NcclTest"), ("c", "Sleep"))
-    assert loaded.notes[0] == "not run, because this tool runs 'MegatronBridge' only: b (NcclTest)"
+    sentence(loaded.notes[0])
 
     waits = mixed.replace('"t"\n', '"t"\ndependencies = [{type = "start_post_comp", id = "b"}]\n', 1)
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), _file(tmp_path, waits, "waits.toml"))
-    assert "test 'a' depends on 'b', which is of 'NcclTest' and not run by this tool" in message
+    sentence(message)
 
 
-def test_tests_of_one_name_are_refused_only_where_the_name_is_used(tmp_path: Path) -> None:
+def test_tests_of_one_name_are_refused_only_where_the_name_is_used(tmp_path: Path, sentence: Sentence) -> None:
     _file(tmp_path, HEAD, "tests/sub/a.toml")
     _file(tmp_path, HEAD, "tests/sub/b.toml")
     _file(tmp_path, HEAD.replace('"t"', '"other"'), "tests/c.toml")
@@ -217,15 +214,16 @@ def test_tests_of_one_name_are_refused_only_where_the_name_is_used(tmp_path: Pat
     assert load_scenario(_file(tmp_path, scenario.replace('"t"', '"other"')), tmp_path / "tests").tests
     path = _file(tmp_path, scenario)
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
-    assert message.startswith(f"{path}:4: Tests[0].test_name: 't' is the name of 2 tests, ")
+    assert f"{path}:4: Tests[0].test_name:" in message
+    sentence(message)
 
     top = _file(tmp_path, HEAD, "tests/t.toml")  # CloudAI does not look into subdirectories
     assert find_test_files(tmp_path / "tests").find("t", "").path == top
 
 
-def test_a_tests_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_tests_directory_that_is_not_there(tmp_path: Path, sentence: Sentence) -> None:
     (message,) = _mistakes(find_test_files, tmp_path / "gone")
-    assert "no such directory" in message
+    sentence(message)
     assert find_test_files(None).by_name == {}
 
 
@@ -277,17 +275,12 @@ iterations = 3
     assert second.definition.git_repos[0].mount_as == "/opt/Megatron-Bridge"
 
 
-@every(
-    ("value", "expected"),
-    [
-        ('"lsf"', "'lsf' is not supported; use one of local, standalone, slurm"),
-        *((value, "") for value in ('["slurm"]', "{a = 1}", "5")),
-    ],
-)
-def test_a_scheduler_of_others_or_of_the_wrong_type(tmp_path: Path, value: str, expected: str) -> None:
+@every("value", ['"lsf"', '["slurm"]', "{a = 1}", "5"])
+def test_a_scheduler_of_others_or_of_the_wrong_type(tmp_path: Path, sentence: Sentence, value: str) -> None:
     path = _file(tmp_path, f'name = "s"\nscheduler = {value}\n')
     (message,) = _mistakes(load_system, path)
-    assert message.startswith(f"{path}:2: scheduler: {expected}")
+    assert message.startswith(f"{path}:2: scheduler: ")
+    sentence(message)
 
 
 def test_an_unknown_argument_is_warned_of_once_where_it_is_written(tmp_path: Path) -> None:
@@ -300,18 +293,21 @@ def test_an_unknown_argument_is_warned_of_once_where_it_is_written(tmp_path: Pat
     assert sorted(places) == [f"{tmp_path}/t/t.toml:4: cmd_args.foo", f"{path}:6: Tests[0].cmd_args.bar"]
 
 
-def test_of_many_mistakes_the_first_are_shown(tmp_path: Path) -> None:
+def test_of_many_mistakes_the_first_are_shown(tmp_path: Path, sentence: Sentence) -> None:
     path = _file(tmp_path, HEAD + "[cmd_args]\n" + "".join(f"unknown_{i} = 1\n" for i in range(8000)))
     messages, warnings = _mistakes(load_test_definition, path), list[str]()
     assert len(messages) == 21
-    assert messages[19].startswith(f"{path}:23: cmd_args.unknown_19: unknown key")
-    assert messages[20] == f"{path}: 7980 more mistakes; correct these first"
+    assert f"{path}:23: cmd_args.unknown_19:" in messages[19]
+    sentence(messages[19], known=r"(?<=known: ).*")
+    assert f"{path}:" in messages[20]
+    sentence(messages[20])
     load_test_definition(path, warnings.append)
     assert (len(warnings), warnings[-1]) == (21, f"{path}:3: cmd_args: 7980 more unknown keys left out")
 
 
-def test_of_many_missing_tests_the_first_is_named(tmp_path: Path) -> None:
+def test_of_many_missing_tests_the_first_is_named(tmp_path: Path, sentence: Sentence) -> None:
     tests = "".join(f'[[Tests]]\nid = "a{i}"\ntest_name = "missing{i}"\n' for i in range(3000))
     path = _file(tmp_path, f'name = "s"\n{tests}')
     (message,) = _mistakes(_load_alone, path)
-    assert "test_name: no test 'missing0'" in message
+    assert "test_name:" in message
+    sentence(message)

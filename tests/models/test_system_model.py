@@ -9,6 +9,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading import load_system
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from tests.cases import every
+from tests.golden import Sentence
 
 CLOUDAI_LIKE = """\
 name = "example-cluster"
@@ -99,20 +100,18 @@ def test_what_cloudai_takes_for_nothing(tmp_path: Path) -> None:
 @every(
     ("text", "mistake"),
     [
-        (SLURM, "partitions: is missing"),
-        (SLURM.replace('default_partition = "p"\n', "") + PARTITION, "default_partition: is missing"),
-        (
-            f"{SLURM}gpu_per_node = 8\n{PARTITION}",
-            r"system\.toml:4: gpu_per_node: unknown key; did you mean 'gpus_per_node'",
-        ),
-        ('name = "s"\nscheduler = "local"\ndefault_partition = "p"\n', "default_partition: unknown key"),
+        (SLURM, "partitions:"),
+        (SLURM.replace('default_partition = "p"\n', "") + PARTITION, "default_partition:"),
+        (f"{SLURM}gpu_per_node = 8\n{PARTITION}", r"system\.toml:4: gpu_per_node:"),
+        ('name = "s"\nscheduler = "local"\ndefault_partition = "p"\n', "default_partition:"),
         # split as a shell would: an open quote must be found when loading, not as a traceback later
         (f'{SLURM}extra_srun_args = "--comment=\'open"\n{PARTITION}', "extra_srun_args"),
     ],
 )
-def test_a_mistake_in_a_system(tmp_path: Path, text: str, mistake: str) -> None:
-    with pytest.raises(BadInput, match=mistake):
+def test_a_mistake_in_a_system(tmp_path: Path, sentence: Sentence, text: str, mistake: str) -> None:
+    with pytest.raises(BadInput, match=mistake) as caught:
         _load(tmp_path, text)
+    sentence(caught)
 
 
 @every(
@@ -144,10 +143,11 @@ UNUSABLE_WITH_SRUN = ("--clusters=b", "-o x", "--output x", "--error=x", "--jobi
         *(("extra_srun_args", option) for option in UNUSABLE_WITH_SRUN),
     ],
 )
-def test_an_option_that_hides_a_job_is_refused(tmp_path: Path, key: str, option: str) -> None:
+def test_an_option_that_hides_a_job_is_refused(tmp_path: Path, sentence: Sentence, key: str, option: str) -> None:
     value = ["--exclusive", option] if key == "extra_sbatch_args" else f"--label {option}"
-    with pytest.raises(BadInput, match=rf"system\.toml:4: {key}: .* --[a-z-]+ .*cannot be used: "):
+    with pytest.raises(BadInput, match=rf"system\.toml:4: {key}:") as caught:
         _load(tmp_path, f"{SLURM}{key} = {json.dumps(value)}\n{PARTITION}")
+    sentence(caught)
 
 
 def test_other_options_pass(tmp_path: Path) -> None:

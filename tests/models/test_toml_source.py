@@ -7,6 +7,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.toml_source import TomlSource, dotted, read_toml
 from tests.cases import every
+from tests.golden import Sentence
 
 SCENARIO = """\
 name = "s"        # line 1
@@ -100,27 +101,28 @@ def test_without_any_known_line_only_the_file_is_named(tmp_path: Path) -> None:
     assert source.where(()) == str(source.path)
 
 
-def test_a_parse_error_has_the_parsers_line_and_column(tmp_path: Path) -> None:
+def test_a_parse_error_has_the_parsers_line_and_column(tmp_path: Path, sentence: Sentence) -> None:
     with pytest.raises(BadInput) as caught:
         _read(tmp_path, 'name = "a"\ntp = = 2\n')
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'x.toml'}: not valid TOML: ")
+    sentence(message)
     assert "line 2, column 6" in message
     assert "\n" not in message
 
 
-def test_a_duplicate_key_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"not valid TOML: .*line 2.*; a key stands twice: leave one"):
+def test_a_duplicate_key_is_an_error(tmp_path: Path, sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match="line 2") as caught:
         _read(tmp_path, "a = 1\na = 2\n")
+    sentence(caught)
 
 
-def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+def test_what_is_no_text_file_is_named(tmp_path: Path, sentence: Sentence) -> None:
     (tmp_path / "latin1.toml").write_bytes('a = "é"\n'.encode("latin-1"))
-    mistakes = {"gone": "no such file", "": "is a directory, not a regular file", "latin1": "cannot be read as UTF-8"}
-    for name, mistake in mistakes.items():
+    for name in ("gone", "", "latin1"):
         path = tmp_path / f"{name}.toml" if name else tmp_path
-        with pytest.raises(BadInput, match=rf"{path}: {mistake}"):
+        with pytest.raises(BadInput, match=f"^{path}: ") as caught:
             read_toml(path)
+        sentence(caught)
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 3000, "a = " + "9" * 5000], ids=["nested", "digits"])

@@ -18,6 +18,7 @@ from cloudai_mbridge.models.test_definition import TestDefinition
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.recipes.apply import refuse_hidden_steps
+from tests.golden import Sentence
 from tests.runs import loaded_scenario, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -131,18 +132,21 @@ def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) ->
         *((key, text, "") for key, text in (("train.iterations_to_skip", "[]"), ("train.skip_train", "false"))),
     ],
 )
-def test_what_keeps_steps_out_of_the_log_is_refused(key: str, text: str, launchers: str) -> None:
+def test_what_keeps_steps_out_of_the_log_is_refused(sentence: Sentence, key: str, text: str, launchers: str) -> None:
     """Such a run would train, and then fail since steps are missing."""
     for launcher in ("embedded", "megatron_bridge"):
         is_refused = launcher in launchers.split()
-        with pytest.raises(BadInput, match="such a run fails; remove it") if is_refused else contextlib.nullcontext():
+        with pytest.raises(BadInput) if is_refused else contextlib.nullcontext() as caught:
             refuse_hidden_steps({key: text}, 10, is_upstream=launcher == "megatron_bridge")
+        if is_refused:
+            sentence(caught)
 
 
-def test_steps_of_different_sizes_are_refused() -> None:
+def test_steps_of_different_sizes_are_refused(sentence: Sentence) -> None:
     """Tokens per second would be of the last ones, and the first ones count."""
-    with pytest.raises(BadInput, match=r"train\.rampup_batch_size.*varies the batch size"):
+    with pytest.raises(BadInput, match=r"train\.rampup_batch_size") as caught:
         _one(extra_cmd_args={"train.rampup_batch_size": "[4, 4, 40]"})
+    sentence(caught)
     refuse_hidden_steps({"train.rampup_batch_size": "null"}, 10, is_upstream=False)
     with pytest.raises(BadInput, match=r"logger\.log_interval"):
         _one(extra_cmd_args={"logger.log_interval": "5"})
@@ -163,10 +167,11 @@ def test_a_time_limit_means_the_same_in_both_places(written: str | None, seconds
     assert _one({"time_limit": written}, run={"time_limit": "7"}).time_limit_s == 420
 
 
-def test_a_bad_time_limit_among_the_arguments() -> None:
+def test_a_bad_time_limit_among_the_arguments(sentence: Sentence) -> None:
     assert _one({"time_limit": "5"}).time_limit == "5"
-    with pytest.raises(ValueError, match="is not a time limit"):
+    with pytest.raises(ValueError) as caught:
         _plan({"time_limit": "soon"})
+    sentence(caught)
 
 
 def test_dependencies_by_kind() -> None:
@@ -252,9 +257,10 @@ def test_a_rejected_point_keeps_its_secrets_too(field: str) -> None:
 @pytest.mark.parametrize(
     "keys", [{"cmd_args": {**ARGS, "hf_token": ["a", "b"]}}, {"extra_env_vars": {"MY_TOKEN": ["a", "b"]}}]
 )
-def test_a_credential_is_no_axis(keys: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="credential"):
+def test_a_credential_is_no_axis(sentence: Sentence, keys: dict[str, Any]) -> None:
+    with pytest.raises(BadInput) as caught:
         build_plan(loaded_scenario(({}, {"cmd_args": ARGS, **keys})), LOCAL)
+    sentence(caught)
 
 
 def test_a_word_with_token_in_it_is_no_credential() -> None:
@@ -274,21 +280,28 @@ def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "keys", "scenario", "expected"),
+    ("run", "keys", "scenario"),
     [
-        ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge' submits"),
-        ({}, {"cmd_args": {"launcher": "embedded"}}, {}, "cmd_args.model_recipe_name is missing"),
-        ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),
-        ({}, {"cmd_args": ARGS, "env_params": {"tp": {}}}, {}, "env_params is not supported: grid_search samples"),
-        ({}, {"cmd_args": {**ARGS, "cuda_graph_scope": []}}, {}, "cmd_args.cuda_graph_scope: [] is empty"),
+        ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}),
+        ({}, {"cmd_args": {"launcher": "embedded"}}, {}),
+        ({}, {"cmd_args": ARGS, "agent": "bo"}, {}),
+        ({}, {"cmd_args": ARGS, "env_params": {"tp": {}}}, {}),
+        ({}, {"cmd_args": {**ARGS, "cuda_graph_scope": []}}, {}),
+    ],
+    ids=[
+        "cmd args launcher megatron bridge",
+        "cmd args model recipe name",
+        "agent bo is unknown",
+        "env params is not supported",
+        "cmd args cuda graph scope",
     ],
 )
 def test_what_is_not_implemented_is_refused(
-    run: dict[str, Any], keys: dict[str, Any], scenario: dict[str, Any], expected: str
+    sentence: Sentence, run: dict[str, Any], keys: dict[str, Any], scenario: dict[str, Any]
 ) -> None:
     with pytest.raises(BadInput) as caught:
         build_plan(loaded_scenario((run, keys), **scenario), LOCAL)
-    assert expected in str(caught.value)
+    sentence(caught)
     assert "\n" not in str(caught.value)
 
 
@@ -311,10 +324,11 @@ def test_nsys_profiles_what_it_starts() -> None:
     )
 
 
-def test_nsys_under_nemo_run_is_refused() -> None:
+def test_nsys_under_nemo_run_is_refused(sentence: Sentence) -> None:
     system = LocalSystem(name="here", scheduler="local", executor="nemo_run")
-    with pytest.raises(BadInput, match="with executor = 'nemo_run' is not supported"):
+    with pytest.raises(BadInput) as caught:
         build_plan(loaded_scenario(({}, {"cmd_args": ARGS, "nsys": {}})), system)
+    sentence(caught)
 
 
 def test_what_has_no_effect_is_said() -> None:
@@ -325,30 +339,31 @@ def test_what_has_no_effect_is_said() -> None:
     )
 
 
-def test_cloudais_window_of_statistics() -> None:
+def test_cloudais_window_of_statistics(sentence: Sentence) -> None:
     assert _one({"max_steps": 9}, training_report={}).warmup_steps == 5
     assert _one({"max_steps": 9}, training_report={"exclude_start_steps": 1}).warmup_steps == 1
     assert _one({"max_steps": 9}, training_report={}, metrics={"warmup_steps": 2}).warmup_steps == 2
     assert _one({"max_steps": 1}).warmup_steps == 0  # nobody asked for more
-    with pytest.raises(BadInput, match=r"training_report\.exclude_start_steps = 5 leaves no step"):
+    with pytest.raises(BadInput, match=r"training_report\.exclude_start_steps") as caught:
         _plan({"max_steps": 5}, training_report={})
+    sentence(caught)
 
 
 @pytest.mark.parametrize(("steps", "warmup", "runs"), [(4, 3, True), (3, 3, False), (2, 3, False), (1, 0, True)])
-def test_a_step_must_be_left_after_the_warm_up(steps: int, warmup: int, runs: bool) -> None:
+def test_a_step_must_be_left_after_the_warm_up(sentence: Sentence, steps: int, warmup: int, runs: bool) -> None:
     keys: dict[str, Any] = {"metrics": {"warmup_steps": warmup}}
     if runs:
         assert _one({"max_steps": steps}, **keys).num_steps == steps
         return
-    with pytest.raises(
-        BadInput, match=f"metrics.warmup_steps = {warmup} leaves no step to measure of max_steps = {steps}"
-    ):
+    with pytest.raises(BadInput, match=r"metrics\.warmup_steps") as caught:
         _plan({"max_steps": steps}, **keys)
+    sentence(caught)
 
 
-def test_an_unknown_recipe_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="unknown recipe 'gpt_tinny'; did you mean 'gpt_tiny'"):
+def test_an_unknown_recipe_is_bad_input(sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         _plan({"model_recipe_name": "gpt_tinny"})
+    sentence(caught)
 
 
 def test_a_container_needs_a_system_that_starts_containers() -> None:
@@ -380,9 +395,10 @@ def test_a_limit_that_makes_no_sense_is_refused(runner: dict[str, Any]) -> None:
         loaded_scenario(({}, {"cmd_args": ARGS}), runner=runner)
 
 
-def test_a_budget_needs_time_limits() -> None:
-    with pytest.raises(BadInput, match=r"test 't0': runner\.max_gpu_hours needs a time_limit"):
+def test_a_budget_needs_time_limits(sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match=r"test 't0': runner\.max_gpu_hours") as caught:
         build_plan(loaded_scenario(({}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0}), LOCAL)
+    sentence(caught)
     loaded = loaded_scenario(({"time_limit": "5"}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0})
     assert build_plan(loaded, LOCAL).runner.max_gpu_hours == 1.0
 
@@ -418,10 +434,11 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
 
 
 @pytest.mark.parametrize("sweep", [{"include": [{"hf_token": "hf_S"}]}, {"exclude": [{"env.WANDB_API_KEY": "S"}]}])
-def test_a_credential_is_no_coordinate(sweep: dict[str, Any]) -> None:
+def test_a_credential_is_no_coordinate(sentence: Sentence, sweep: dict[str, Any]) -> None:
     """It would name directories and jobs."""
-    with pytest.raises(BadInput, match="is a credential and cannot be a coordinate"):
+    with pytest.raises(BadInput) as caught:
         build_plan(loaded_scenario(({}, {"cmd_args": ARGS, "sweep": sweep})), LOCAL)
+    sentence(caught)
 
 
 # Values of variables
@@ -450,20 +467,23 @@ def test_a_variable_that_is_named_like_a_credential_is_expanded(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("keys", [{"run": {"iterations": 10**9}}, {"sweep": {"repeats": 10**9}}])
-def test_more_runs_than_a_scenario_may_have(keys: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="more than the 20000 runs that a scenario may have"):
+def test_more_runs_than_a_scenario_may_have(sentence: Sentence, keys: dict[str, Any]) -> None:
+    with pytest.raises(BadInput) as caught:
         _plan(**keys)
+    sentence(caught)
 
 
-def test_runs_are_counted_over_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_counted_over_all_tests(monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:
     monkeypatch.setattr("cloudai_mbridge.plan.build.MOST_RUNS", 5)
     test = ({"iterations": 3}, {"cmd_args": ARGS})
-    with pytest.raises(BadInput, match="test 't1': 1 accepted point with iterations = 3"):
+    with pytest.raises(BadInput, match="test 't1':") as caught:
         build_plan(loaded_scenario(test, test), LOCAL)
+    sentence(caught)
     assert len(build_plan(loaded_scenario(test), LOCAL).runs) == 3
 
 
-def test_a_budget_ends_a_sweep_before_its_runs_are_planned() -> None:
+def test_a_budget_ends_a_sweep_before_its_runs_are_planned(sentence: Sentence) -> None:
     plan = _plan(run={"iterations": 10**9, "time_limit": "10m"}, sweep={"max_gpu_hours": 1})
     assert plan.runs == ()
-    assert "max_gpu_hours = 1 ends the sweep" in plan.notes[-1]
+    assert "max_gpu_hours" in plan.notes[-1]
+    sentence(plan.notes[-1])

@@ -11,6 +11,7 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.walk import PointWalk, summarize_test
 from cloudai_mbridge.sweep.pinned import because
+from tests.golden import Sentence
 from tests.runs import loaded_scenario, slurm_system
 
 CLUSTER = slurm_system(gpus_per_node=4, gpu_type="gb200")
@@ -27,7 +28,7 @@ def _lines(**args: Any) -> list[str]:
     return [*_notes(summarize_test(PointWalk(test, CLUSTER, RuleSet.RELEASE, None), 0))]
 
 
-def test_a_rejection_names_the_preset_and_the_key() -> None:
+def test_a_rejection_names_the_preset_and_the_key(sentence: Sentence) -> None:
     found = _lines(compute_dtype="bf16", pp=[2, 4])
     assert f"C06 rejects 2, because {BF16} sets use_megatron_fsdp = true" in found
     assert f"C10 rejects 2, because {BF16} sets activation_offload_layers = 20" in found
@@ -36,8 +37,8 @@ def test_a_rejection_names_the_preset_and_the_key() -> None:
     plan = build_plan(_loaded(compute_dtype="bf16", pp=[2, 4]), CLUSTER)
     (broken,) = [each for each in plan.rejected[0].violations if each.rule_id == "C06"]
     assert broken.origins["use_megatron_fsdp"] == BF16
-    assert f"use_megatron_fsdp=True ({BF16})" in str(broken)
-    assert str(broken).endswith("switched off with use_megatron_fsdp = false")
+    sentence(str(broken))
+    sentence(str(broken))
     assert json.loads(render_json(broken))["origins"]["use_megatron_fsdp"] == BF16
 
 
@@ -47,13 +48,13 @@ def test_the_remedy_holds() -> None:
     assert not {"C06", "C10", "M16"} & plan.rule_counts.keys()
 
 
-def test_several_causes_of_one_rule_have_their_numbers() -> None:
+def test_several_causes_of_one_rule_have_their_numbers(sentence: Sentence) -> None:
     causes = Counter({("C06", "A sets x = 1"): 3, ("C06", "B sets x = 2"): 2, ("C07", "A sets y = 1"): 5})
     assert because(causes, "C06", 6) == ", for 3 because A sets x = 1, for 2 because B sets x = 2"
     assert because(causes, "C07", 5) == ", because A sets y = 1"
     assert because(causes, "C08", 5) == ""
     many = Counter({("C06", f"{number} sets x"): 1 for number in range(9)})
-    assert because(many, "C06", 9).endswith(" and 6 more causes")
+    sentence(because(many, "C06", 9))
 
 
 def test_settings_that_presets_change_along_the_formats_are_noted() -> None:

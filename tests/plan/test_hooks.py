@@ -8,6 +8,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading import LoadedScenario, load_scenario
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan.build import build_plan
+from tests.golden import Sentence
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 TEST = """name = "{name}"
@@ -59,9 +60,10 @@ def test_a_pre_test_goes_first_and_a_post_test_last(hooks: Path) -> None:
     assert plan.tests == ("pre_test.one", "pre_test.two", "a", "post_test.one", "post_test.two")
 
 
-def test_a_check_that_cannot_run_here_is_refused(hooks: Path) -> None:
-    with pytest.raises(BadInput, match=r"s\.toml:2: pre_test: 'nccl' checks with NcclTest.*--skip-hooks"):
+def test_a_check_that_cannot_run_here_is_refused(hooks: Path, sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match=r"s\.toml:2: pre_test:") as caught:
         _load(hooks, 'pre_test = "nccl"')
+    sentence(caught)
 
 
 def test_a_post_test_that_cannot_run_here_is_noted(hooks: Path) -> None:
@@ -77,17 +79,20 @@ def test_hooks_can_be_skipped(hooks: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["pre_test", "post_test"])
-def test_a_hook_that_is_not_there(hooks: Path, key: str) -> None:
-    with pytest.raises(BadInput, match=f"s\\.toml:2: {key}: no .*'gone'"):
+def test_a_hook_that_is_not_there(hooks: Path, sentence: Sentence, key: str) -> None:
+    with pytest.raises(BadInput, match=f"s\\.toml:2: {key}:") as caught:
         _load(hooks, f'{key} = "gone"')
+    sentence(caught)
 
 
-def test_a_hook_that_is_not_there_beside_tests(hooks: Path) -> None:
-    with pytest.raises(BadInput, match=r"pre_test: no hook 'warm' in .*--hook-dir, or use --skip-hooks"):
+def test_a_hook_that_is_not_there_beside_tests(hooks: Path, sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match=r"pre_test:") as caught:
         _load(hooks, 'pre_test = "warm"')
+    sentence(caught)
 
 
-def test_a_hook_without_a_point_is_refused(hooks: Path) -> None:
+def test_a_hook_without_a_point_is_refused(hooks: Path, sentence: Sentence) -> None:
     _write(hooks / "test/check.toml", "check", args="tp = 3")
-    with pytest.raises(BadInput, match=r"test 'pre_test\.\w+': the pre_test hook has no point to run"):
+    with pytest.raises(BadInput, match=r"test 'pre_test\.\w+':") as caught:
         build_plan(_load(hooks, 'pre_test = "warm_up"'), LOCAL)
+    sentence(caught, hook=r"pre_test\.\w+")

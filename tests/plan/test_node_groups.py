@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan.checks import resolve_groups, unknown_states
+from tests.golden import Sentence
 from tests.runs import loaded_scenario, slurm_system
 
 PARTITIONS = [{"name": "main", "groups": [{"name": "g", "nodes": ["n[1-4]"]}]}, {"name": "bare"}]
@@ -40,40 +41,35 @@ def test_names_of_nodes_stay_as_they_are() -> None:
     assert _nodes("n[1-2]", num_nodes=2) == (["n[1-2]"], 2)
 
 
-@pytest.mark.parametrize(
-    ("spec", "why"),
-    [
-        ("other:g:1", "no partition 'other' in system 'c'; known: main, bare"),
-        ("main:h:1", "no group 'h' in partition 'main'; known: g"),
-        ("bare:g:1", "no group 'g' in partition 'bare'; known: none"),
-        ("main:g:5", "nodes to use in the group: 4; ask for fewer"),
-    ],
-)
-def test_what_is_no_group_is_refused(spec: str, why: str) -> None:
-    with pytest.raises(BadInput, match=f"test 't': nodes: .*{why}"):
+@pytest.mark.parametrize("spec", ["other:g:1", "main:h:1", "bare:g:1", "main:g:5"])
+def test_what_is_no_group_is_refused(sentence: Sentence, spec: str) -> None:
+    with pytest.raises(BadInput, match="test 't': nodes:") as caught:
         _nodes(spec)
+    sentence(caught)
 
 
 @pytest.mark.parametrize("text", ["main:g", "main:g:all", "main:g:-1", "main:g:0", ":g:1", "main::1"])
-def test_the_form_is_checked_when_the_file_is_read(text: str) -> None:
-    with pytest.raises(
-        ValidationError, match="is not PARTITION:GROUP:COUNT, where COUNT is at least 1, or 'max_avail'"
-    ):
+def test_the_form_is_checked_when_the_file_is_read(sentence: Sentence, text: str) -> None:
+    with pytest.raises(ValidationError) as caught:
         _nodes(text)
+    sentence(caught)
 
 
-def test_a_list_that_is_not_one_is_found_when_the_file_is_read() -> None:
-    with pytest.raises(ValidationError, match="is not a node list"):
+def test_a_list_that_is_not_one_is_found_when_the_file_is_read(sentence: Sentence) -> None:
+    with pytest.raises(ValidationError) as caught:
         _nodes("n[1-")
-    with pytest.raises(ValidationError, match="is not a node list"):
+    sentence(caught)
+    with pytest.raises(ValidationError) as caught:
         _nodes("n1", exclude_nodes=["n[x]"])
+    sentence(caught)
 
 
-def test_excluded_nodes_are_taken_out_of_named_ones() -> None:
+def test_excluded_nodes_are_taken_out_of_named_ones(sentence: Sentence) -> None:
     assert _nodes("n[1-4]", exclude_nodes=["n2"]) == (["n1", "n3", "n4"], 3)
     assert _nodes("n[1-4]", exclude_nodes=["n[2-3]", "n4"], num_nodes=4) == (["n1"], 1)
-    with pytest.raises(BadInput, match="test 't': nodes: exclude_nodes excludes all of n1; remove one of the two"):
+    with pytest.raises(BadInput, match="test 't': nodes: exclude_nodes") as caught:
         _nodes("n1", exclude_nodes=["n[1-2]"])
+    sentence(caught)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +84,14 @@ def test_max_avail_takes_free_nodes_only(state: str) -> None:
     assert sorted(_nodes("main:g:max_avail", states=states)[0]) == ["n2", "n3", "n4"]
 
 
-def test_too_few_in_service() -> None:
-    with pytest.raises(
-        BadInput, match="group: 1; not usable: n1 \\(down\\*\\), n2 \\(drained\\), n3 \\(unknown\\); ask for fewer"
-    ):
+def test_too_few_in_service(sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         _nodes("main:g:2", states={"n1": "down*", "n4": "idle", "n2": "drained"})
+    sentence(caught)
 
 
-def test_this_machine_has_no_groups() -> None:
+def test_this_machine_has_no_groups(sentence: Sentence) -> None:
     loaded = loaded_scenario(({"nodes": ["a:b:1"]}, {}))
-    with pytest.raises(BadInput, match="no partition 'a' in system 'here'"):
+    with pytest.raises(BadInput) as caught:
         resolve_groups(loaded, LocalSystem(name="here", scheduler="local"), unknown_states)
+    sentence(caught)

@@ -14,6 +14,7 @@ from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.plan.run_plan import LeftOut
 from cloudai_mbridge.plan.select import Selection, hooks_of
+from tests.golden import Sentence
 from tests.runs import loaded_scenario, slurm_system
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -79,10 +80,11 @@ def test_a_value_is_taken_before_a_wildcard() -> None:
     assert modes("env.MODE=a*") == ["a[1]", "a1"]
 
 
-def test_texts_that_look_like_numbers_compare_as_texts() -> None:
+def test_texts_that_look_like_numbers_compare_as_texts(sentence: Sentence) -> None:
     assert modes("env.MODE=0.5") == ["0.5"]
-    with pytest.raises(BadInput, match="is not a value"):
+    with pytest.raises(BadInput) as caught:
         modes("env.MODE=0.50")
+    sentence(caught)
 
 
 def test_a_name_is_taken_before_its_commas_and_wildcards() -> None:
@@ -94,23 +96,13 @@ def test_a_name_is_taken_before_its_commas_and_wildcards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("only", "message"),
-    [
-        ("", "is empty"),
-        ("tp=1,,mb=1", "condition that is empty"),
-        ("=2", "'' is not an axis"),
-        ("tpp=2", r"'tpp' is not an axis; did you mean 'tp'\? axes: env.MODE, mb, tp"),
-        ("tp=4", "'4' is not a value of tp; its values: 1, 2"),
-        ("tp>=2", "'tp>' is not an axis"),
-        ("llama_lrage", "named 'llama_lrage'; did you mean 'llama_large'"),
-        ("mb=3", "do not run, such as sweep/tp1-mb3"),
-        ("tp=2,env.MODE=a1", "no point matches that the scenario would run"),
-    ],
+    "only", ["", "tp=1,,mb=1", "=2", "tpp=2", "tp=4", "tp>=2", "llama_lrage", "mb=3", "tp=2,env.MODE=a1"]
 )
-def test_what_chooses_no_point_is_refused(only: str, message: str) -> None:
+def test_what_chooses_no_point_is_refused(sentence: Sentence, only: str) -> None:
     """Even if another expression chooses some."""
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(BadInput) as caught:
         plan_of("sweep", only)
+    sentence(caught)
 
 
 def test_the_rest_is_named_and_survives_in_the_plan(tmp_path: Any) -> None:
@@ -122,12 +114,13 @@ def test_the_rest_is_named_and_survives_in_the_plan(tmp_path: Any) -> None:
     assert read_plan(tmp_path).left_out == plan.left_out
 
 
-def test_limits_count_points_that_are_left_out() -> None:
+def test_limits_count_points_that_are_left_out(sentence: Sentence) -> None:
     """A choice never brings a point that the whole sweep would not run, and changes no label."""
     loaded = two_tests(sweep={"max_points": 3})
     assert names(plan_of("tp=2", loaded=loaded)) == ["sweep/tp2-mb1"]
-    with pytest.raises(BadInput, match="no point matches that the scenario would run"):
+    with pytest.raises(BadInput) as caught:
         plan_of("tp=2,mb=2", loaded=loaded)
+    sentence(caught)
 
 
 def test_a_test_that_is_left_out_is_not_expected_and_rejects_nothing() -> None:
@@ -188,17 +181,19 @@ def test_nothing_failed() -> None:
     assert caught.value.exit_code == 18
 
 
-def test_failed_points_that_are_gone_are_refused() -> None:
-    with pytest.raises(BadInput, match="sweep/tp8-mb1: failed or did not run there"):
+def test_failed_points_that_are_gone_are_refused(sentence: Sentence) -> None:
+    with pytest.raises(BadInput, match="sweep/tp8-mb1:") as caught:
         plan_of(past=past("sweep/tp8-mb1"))
+    sentence(caught)
     with pytest.raises(BadInput, match="sweep/tp1-mb3"):  # rejected now
         plan_of(past=past("sweep/tp1-mb3"))
     assert names(plan_of("tp=2", past=past("sweep/tp8-mb1"))) == ALL[2:]  # which --only does not choose
 
 
-def test_a_run_of_another_scenario_is_refused() -> None:
-    with pytest.raises(BadInput, match="scenario 'other', not of 's'"):
+def test_a_run_of_another_scenario_is_refused(sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         plan_of(past=past(of="other"))
+    sentence(caught)
 
 
 # ---- searches
@@ -217,9 +212,10 @@ def test_a_search_is_among_the_chosen_points() -> None:
     assert [note for note in plan.notes if "the search is among the chosen 2 points" in note]
 
 
-def test_what_a_search_did_not_try_has_not_failed() -> None:
-    with pytest.raises(BadInput, match="'sweep' is a search"):
+def test_what_a_search_did_not_try_has_not_failed(sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         searched(past(ALL[0]))
+    sentence(caught)
 
 
 def test_tests_of_hooks_are_no_failed_points() -> None:

@@ -16,6 +16,7 @@ from cloudai_mbridge.training.compat.versions import GPU, TRANSFORMER_ENGINE
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
 from tests.cases import every
+from tests.golden import Sentence
 
 DENSE, MOE, DEEPSEEK = "gpt_tiny", "moe_tiny", "deepseek_v3"
 
@@ -233,12 +234,13 @@ def test_a_backend_chooses_the_dispatcher(backend: str | None, dispatcher: str) 
 
 
 @pytest.mark.parametrize("key", ["ddp.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"])
-def test_gradients_are_reduced_in_bf16_unless_set(key: str) -> None:
+def test_gradients_are_reduced_in_bf16_unless_set(sentence: Sentence, key: str) -> None:
     for extra, expected in (({}, False), ({key: "true"}, True)):
         data = _config(DENSE, extra)
         assert data["mixed_precision"]["grad_reduce_in_fp32"] is expected
-    with pytest.raises(BadInput, match=r"mixed_precision is chosen by cmd_args.compute_dtype"):
+    with pytest.raises(BadInput, match=r"mixed_precision") as caught:
         _config(DENSE, {"mixed_precision.fp8": "hybrid"})
+    sentence(caught)
 
 
 @pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather"])
@@ -266,19 +268,21 @@ def test_cloudais_two_arguments_of_fp8_are_one_format(recipe: str) -> None:
     assert ResolvedCmdArgs.model_validate(given).fp8_recipe == recipe, "upstream's launcher takes both"
 
 
-def test_a_machine_without_transformer_engine_is_told_before_a_job_is() -> None:
+def test_a_machine_without_transformer_engine_is_told_before_a_job_is(sentence: Sentence) -> None:
     args = ResolvedCmdArgs(model_recipe_name=DENSE, compute_dtype="fp8_mx")
     assert lacked_by(args, {TRANSFORMER_ENGINE}) == {"compute_dtype": TRANSFORMER_ENGINE}
     assert not lacked_by(args, set())
-    with pytest.raises(BadInput, match=r"this machine cannot train that: mixed_precision.fp8 = 'e4m3' needs Trans"):
+    with pytest.raises(BadInput) as caught:
         training_config(load_recipe(DENSE), args, {}, lacking={TRANSFORMER_ENGINE})
+    sentence(caught)
 
 
-def test_what_decentralized_groups_lack_is_refused_as_by_the_training() -> None:
+def test_what_decentralized_groups_lack_is_refused_as_by_the_training(sentence: Sentence) -> None:
     given = {"dist.use_decentralized_pg": "true", "dist.use_gloo_process_groups": "false"}
     assert _config(DENSE, given)["dist"] == {"use_decentralized_pg": True, "use_gloo_process_groups": False}
-    with pytest.raises(BadInput, match=r"dist.use_sharp = True with dist.use_decentralized_pg = True \(use False\)"):
+    with pytest.raises(BadInput, match=r"dist.use_sharp") as caught:
         _config(DENSE, {**given, "dist.use_sharp": "true"})
+    sentence(caught)
     with pytest.raises(BadInput, match=r"dist.use_gloo_process_groups = True with dist.use_decentralized_pg = True"):
         _config(DENSE, {"dist.use_decentralized_pg": "true"})
 
@@ -328,16 +332,17 @@ def test_parameters_are_gathered_as_in_upstreams_performance_recipes(
 
 
 @every("name", sorted(PASSED))
-def test_an_argument_is_passed_on(name: str) -> None:
+def test_an_argument_is_passed_on(sentence: Sentence, name: str) -> None:
     value, place, others = _value(name), PASSED[name], BESIDE.get(name, {})
     assert unsupported_args(ResolvedCmdArgs.model_validate({name: value, **others})) == {}
     assert (name in unsupported_args(ResolvedCmdArgs.model_validate({name: value}))) is bool(others)
     if others:
-        assert why_unsupported(name).startswith("no effect without ")
+        sentence(why_unsupported(name))
     override = {place: json.dumps(value)}
     assert _at(_config(DENSE, override), place) == value  # extra_cmd_args may set it instead
-    with pytest.raises(BadInput, match=rf"{place} is set by cmd_args.{name}, too; remove one of them"):
+    with pytest.raises(BadInput) as caught:
         _config(DENSE, override, **{name: value})
+    sentence(caught)
 
 
 @every("name", DERIVED)
@@ -383,10 +388,11 @@ def test_what_goes_with_sharding_and_offloading() -> None:
 
 
 @every(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
-def test_ranks_to_profile(text: Any, ranks: list[int]) -> None:
+def test_ranks_to_profile(sentence: Sentence, text: Any, ranks: list[int]) -> None:
     assert _config(DENSE, profiling_ranks=text)["profiling"]["profile_ranks"] == ranks
-    with pytest.raises(BadInput, match="'all' is not a list of ranks such as '0,3'"):
+    with pytest.raises(BadInput) as caught:
         _config(DENSE, profiling_ranks="all")
+    sentence(caught)
 
 
 def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
@@ -396,12 +402,13 @@ def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
     assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
 
 
-def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them() -> None:
+def test_user_buffers_of_nccl_as_upstreams_launcher_sets_them(sentence: Sentence) -> None:
     """NCCL has no average in the kernels that use them."""
     assert _config(DENSE, nccl_ub=True)["ddp"].items() >= {"nccl_ub": True, "average_in_collective": False}.items()
     assert _config(DENSE, nccl_ub=False)["ddp"].items() >= {"nccl_ub": False, "average_in_collective": True}.items()
-    with pytest.raises(BadInput, match=r"ddp\.nccl_ub = True needs a GPU"):
+    with pytest.raises(BadInput, match=r"ddp\.nccl_ub") as caught:
         training_config(load_recipe(DENSE), ResolvedCmdArgs(nccl_ub=True), {}, lacking={GPU})
+    sentence(caught)
 
 
 @pytest.mark.parametrize(("wanted", "factor"), [(True, 1.0), (False, None)])
@@ -545,23 +552,23 @@ def test_an_extra_argument_is_typed(key: str, text: str, expected: Any) -> None:
 
 
 @every(
-    ("key", "text", "expected"),
+    ("key", "text"),
     [
-        ("lr", "1", "'lr' is not SECTION.FIELD"),
-        ("optimzer.lr", "1", "optimzer: unknown key; did you mean 'optimizer'"),
-        ("optimizer.learning", "1", "optimizer.learning: unknown key"),
-        ("optimizer.clip_grad", "fast", "optimizer.clip_grad: 'fast' is a str, float is needed"),
-        ("model.rotary_base", "4.0", "model.rotary_base: 4.0 is a float, int is needed"),
-        ("model.qk_layernorm", "True", "model.qk_layernorm: 'True' is a str, bool is needed"),
-        ("scheduler.lr_decay_style", "quick", "scheduler.lr_decay_style: 'quick'"),
-        ("model.activation_func.x", "1", "unknown key"),
-        ("optimizer.clip_grad", "0.5\nadam_eps = 0.1", "is a str, float is needed"),  # not a silent rest
+        ("lr", "1"),
+        ("optimzer.lr", "1"),
+        ("optimizer.learning", "1"),
+        ("optimizer.clip_grad", "fast"),
+        ("model.rotary_base", "4.0"),
+        ("model.qk_layernorm", "True"),
+        ("scheduler.lr_decay_style", "quick"),
+        ("model.activation_func.x", "1"),
+        ("optimizer.clip_grad", "0.5\nadam_eps = 0.1"),
     ],
 )
-def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> None:
+def test_an_extra_argument_that_is_wrong(sentence: Sentence, key: str, text: str) -> None:
     with pytest.raises(BadInput) as caught:
         _config(DENSE, {key: text})
-    assert expected in str(caught.value)
+    sentence(caught)
 
 
 def test_the_expert_pattern_of_the_config_fits_its_layers() -> None:

@@ -15,6 +15,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import count_layers, flops_per_token
 from cloudai_mbridge.training.peft.config import LoRA
 from tests.cases import every
+from tests.golden import Sentence
 from tests.recipes.embedded import embedded_recipes
 
 TASKS = ("sft", "lora")
@@ -46,11 +47,13 @@ def test_a_recipe_is_a_valid_training_config(name: str) -> None:
 
 
 @every("name", ["llama3-8b", "", "../llama3_8b", "LLAMA3_8B"])
-def test_an_unknown_recipe_is_bad_input(name: str) -> None:
-    with pytest.raises(BadInput, match="unknown recipe"):
+def test_an_unknown_recipe_is_bad_input(sentence: Sentence, name: str) -> None:
+    with pytest.raises(BadInput) as caught:
         load_recipe(name)
-    with pytest.raises(BadInput, match="did you mean 'llama3_8b'"):
+    sentence(caught)
+    with pytest.raises(BadInput) as caught:
         load_recipe("llama3-8b")
+    sentence(caught)
 
 
 @every("task", TASKS)

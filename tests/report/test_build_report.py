@@ -18,6 +18,7 @@ from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 from tests.cases import every
+from tests.golden import Sentence
 from tests.report.conftest import (
     EMBEDDED,
     SLURM,
@@ -246,15 +247,17 @@ def test_the_runner_and_the_report_agree(run: ARun) -> None:
     assert judgement.failure == point.failure["id"]
 
 
-def test_a_directory_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is not a run directory"):
+def test_a_directory_without_a_run(tmp_path: Path, sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         build_report(tmp_path)
+    sentence(caught)
 
 
-def test_a_directory_that_was_only_planned(root: Path) -> None:
+def test_a_directory_that_was_only_planned(root: Path, sentence: Sentence) -> None:
     (root / "journal.sqlite").unlink()
-    with pytest.raises(NothingRan, match="was planned, and nothing was submitted"):
+    with pytest.raises(NothingRan) as caught:
         build_report(root)
+    sentence(caught)
     assert not (root / "journal.sqlite").exists()
 
 
@@ -285,33 +288,38 @@ def test_credentials_are_in_nothing_that_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["megatron_bridge", "mounted", "nemo_run"])
-def test_a_plan_that_lacks_a_part_of_the_upstream_launcher_is_refused(upstream: ARun, part: str) -> None:
+def test_a_plan_that_lacks_a_part_of_the_upstream_launcher_is_refused(
+    upstream: ARun, sentence: Sentence, part: str
+) -> None:
     plan = json.loads((upstream.root / "plan.json").read_text())
-    for value, words in ((None, rf"damaged \(runs.0.upstream.{part}"), (..., rf"it lacks runs.upstream.{part}")):
+    for value in (None, ...):
         plan["runs"][0]["upstream"][part] = value
         if value is ...:
             del plan["runs"][0]["upstream"][part]
         (upstream.root / "plan.json").write_text(json.dumps(plan))
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(BadInput, match=rf"runs\.(0\.)?upstream\.{part}") as caught:
             build_report(upstream.root)
+        sentence(caught)
 
 
-def test_a_number_that_no_report_can_hold_is_refused(root: Path) -> None:
+def test_a_number_that_no_report_can_hold_is_refused(root: Path, sentence: Sentence) -> None:
     plan = json.loads((root / "plan.json").read_text())
     for name in ("iteration", "num_steps", "warmup_steps"):
         damaged = {**plan, "runs": [{**plan["runs"][0], name: 10**400}]}
         (root / "plan.json").write_text(json.dumps(damaged))
-        with pytest.raises(BadInput, match=rf"damaged \(runs.0.{name}: 1000.* less than"):
+        with pytest.raises(BadInput, match=rf"runs\.0\.{name}: ") as caught:
             build_report(root)
+        sentence(caught)
 
 
-def test_a_plan_that_lacks_a_part_of_a_run_is_refused(root: Path) -> None:
+def test_a_plan_that_lacks_a_part_of_a_run_is_refused(root: Path, sentence: Sentence) -> None:
     plan = json.loads((root / "plan.json").read_text())
     for part in ("args", "recipe"):
         damaged = {**plan, "runs": [{name: value for name, value in plan["runs"][0].items() if name != part}]}
         (root / "plan.json").write_text(json.dumps(damaged))
-        with pytest.raises(BadInput, match=rf"damaged \(it lacks runs\.{part}\)"):
+        with pytest.raises(BadInput, match=rf"runs\.{part}") as caught:
             build_report(root)
+        sentence(caught)
 
 
 def test_no_name_and_no_reason_controls_the_terminal() -> None:

@@ -17,6 +17,7 @@ from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import SCHEMA_VERSION
 from cloudai_mbridge.report.read import read_report
 from cloudai_mbridge.verdict import Verdict
+from tests.golden import Sentence
 from tests.report.conftest import as_json, some_point, some_rejected, some_report
 
 GONE = object()
@@ -97,14 +98,12 @@ def test_every_damage_is_named_or_harmless(report: dict[str, Any], tmp_path: Pat
     assert refusals > 300
 
 
-@pytest.mark.parametrize(
-    ("version", "remedy"),
-    [(SCHEMA_VERSION + 1, "use the mbridge that wrote it"), (1, "generate-report"), ("3", "generate-report")],
-)
-def test_another_version_is_refused(report: dict[str, Any], tmp_path: Path, version: Any, remedy: str) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 1, "3"], ids=["SCHEMA VERSION 1", "1", "3"])
+def test_another_version_is_refused(report: dict[str, Any], tmp_path: Path, sentence: Sentence, version: Any) -> None:
     (tmp_path / "report.json").write_text(json.dumps({**report, "schema_version": version}))
-    with pytest.raises(BadInput, match=remedy):
+    with pytest.raises(BadInput) as caught:
         read_report(tmp_path / "report.json")
+    sentence(caught)
 
 
 def test_version_2_has_the_capped_means_of_its_steps(report: dict[str, Any], tmp_path: Path) -> None:

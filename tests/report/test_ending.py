@@ -13,6 +13,7 @@ from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.report.model import PointReport, RunReport
 from cloudai_mbridge.report.terminal import render_ending
 from cloudai_mbridge.verdict import Verdict
+from tests.golden import GoldenFile
 from tests.report.conftest import VIOLATION, some_point, some_rejected, some_report
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -79,14 +80,14 @@ def thirteen_points() -> RunReport:
     )
 
 
-def test_thirteen_points_are_one_screen_and_the_documentation_shows_it() -> None:
+def test_thirteen_points_are_one_screen_and_the_documentation_shows_it(golden_file: GoldenFile) -> None:
     report = thirteen_points()
     assert len(report.points) == 13
     lines = [*shown(report), "report: results/llama3_8b_layouts_2026-11-25_10-31-37/report.html"]
     lines.append("every point: mbridge show results/llama3_8b_layouts_2026-11-25_10-31-37")
     assert len(lines) < 24  # one is left for the prompt
     assert max(map(len, lines)) <= 80
-    assert "\n".join([*lines, ""]) == (DOCS / "captures" / "ending-80x24.txt").read_text()
+    golden_file(DOCS / "captures" / "ending-80x24.txt", "\n".join([*lines, ""]))
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -17,6 +17,7 @@ from cloudai_mbridge.gate.renderings import (
 )
 from cloudai_mbridge.gate.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 from tests.cases import every
+from tests.golden import Sentence
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&\x1b[31m😀" + "p" * 300
 SLOW = MetricVerdict("step_time_s", GateVerdict.REGRESSION, "+5.00 % (1 to 1.05)", "s", True, 1.0, 1.05, 0.05)
@@ -75,21 +76,21 @@ def passed(change: float, lower: float, upper: float) -> MetricVerdict:
 PASSES = tuple(PointVerdict(f"t/p{i}", GateVerdict.PASS, (), (passed(0.002, -0.01, 0.009),)) for i in range(3))
 
 
-def test_the_first_line_is_the_worst_finding() -> None:
-    assert headline(gate_of(*PASSES)) == "no point is more than 1 % slower than the baseline (3 points)"
+def test_the_first_line_is_the_worst_finding(sentence: Sentence) -> None:
+    sentence(headline(gate_of(*PASSES)))
     several = gate_of(*PASSES, slower("t/a", 0.02), slower("t/b", 0.057))
-    assert headline(several) == "2 of 5 points are slower; the worst: t/b is 5.7 % slower: 1 -> 1.057 s"
+    sentence(headline(several))
     assert [text for _, text in findings(several)] == [
         "t/b is 5.7 % slower: 1 -> 1.057 s",
         "t/a is 2.0 % slower: 1 -> 1.02 s",
     ]
     assert "  t/b is 5.7 % slower: 1 -> 1.057 s (+4.00 % to +6.00 %, 5 runs against 4)" in text_of(several).splitlines()
     other_test = gate_of(*PASSES, slower("u/a", 0.02))
-    assert headline(other_test) == "u/a is 2.0 % slower: 1 -> 1.02 s"
+    sentence(headline(other_test))
     curve = replace(FINE, verdict=GateVerdict.REGRESSION, change=0.02, value=6.12)
-    assert headline(result(curve)) == "loss_curve of t/p is 2.0 % higher: 6 -> 6.12"
+    sentence(headline(result(curve)))
     mixed = gate_of(PointVerdict("t/c", GateVerdict.REGRESSION, (), (curve,)), slower("t/a", 0.02))
-    assert headline(mixed).startswith("2 of 2 points are worse; the worst: ")
+    sentence(headline(mixed))
 
 
 UNDECIDED = replace(SLOW, verdict=GateVerdict.INCONCLUSIVE, decides=False, change=0.7964, interval=(0.0785, 1.9923))
@@ -137,11 +138,11 @@ def test_a_green_headline_claims_only_what_the_bounds_rule_out(
     assert best.endswith(text) or not text.startswith(("not decided", "waived"))
 
 
-def test_what_points_share_is_told_first_and_once() -> None:
+def test_what_points_share_is_told_first_and_once(sentence: Sentence) -> None:
     words = "all 40 points are 1.10 % slower (95 % bounds +1.0 % and +1.2 %); beyond the margin of +0.50 %, p = 0.001"
     together = replace(SLOW, baseline=None, value=None, change=0.011, words=words)
     gate = gate_of(*PASSES, shared=(PointVerdict("all 40 points", GateVerdict.REGRESSION, (), (together,)),))
-    assert headline(gate) == "all 40 points are 1.10 % slower"
+    sentence(headline(gate))
 
 
 def test_some_good_runs_are_not_called_not_run() -> None:
@@ -156,10 +157,10 @@ def test_some_good_runs_are_not_called_not_run() -> None:
     assert failure.get("message") == f"t/mb4: {words[0]}"
 
 
-def test_an_undecided_point_says_what_would_decide_it() -> None:
+def test_an_undecided_point_says_what_would_decide_it(sentence: Sentence) -> None:
     words = "+1.50 % (1 to 1.015, 95 % bounds -1.00 % and +4.00 %, 2 runs against 5); the result has only 2 runs"
     doubt = replace(SLOW, verdict=GateVerdict.INCONCLUSIVE, words=words)
-    assert headline(result(doubt)) == "t/p: step_time_s is not decided: the result has only 2 runs"
+    sentence(headline(result(doubt)))
 
 
 def test_many_points_and_notes_are_cut() -> None:
@@ -210,8 +211,8 @@ def test_hostile_names_are_text() -> None:
     assert row.count("|") == 8
 
 
-def test_a_tests_only_point_is_the_test_and_much_slower_is_in_times() -> None:
-    assert headline(gate_of(slower("nightly/single", 7.49))) == "nightly is 8.5 times as slow: 1 -> 8.49 s"
+def test_a_tests_only_point_is_the_test_and_much_slower_is_in_times(sentence: Sentence) -> None:
+    sentence(headline(gate_of(slower("nightly/single", 7.49))))
 
 
 @pytest.mark.parametrize("verdict", GateVerdict)

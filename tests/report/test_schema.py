@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from cloudai_mbridge.report.read import report_of
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from tests.conftest import REPOSITORY
+from tests.golden import GoldenFile
 from tests.report.conftest import VIOLATION, ARun, a_log, as_json, some_point, some_rejected, some_report
 
 pytestmark = pytest.mark.process
@@ -199,16 +199,14 @@ def test_a_value_of_another_kind_is_refused(report: dict[str, Any], path: tuple[
     assert _errors(report)
 
 
-def test_the_schema_has_every_measure() -> None:
-    """MBRIDGE_WRITE_SCHEMA=1 adds those that are missing."""
+def test_the_schema_has_every_measure(golden_file: GoldenFile) -> None:
+    """`make golden` adds those that are missing."""
     known = SCHEMA["$defs"]["metrics"]["properties"]
     missing = [measure for measure in MEASURES if measure.name not in known]
-    if missing and os.environ.get("MBRIDGE_WRITE_SCHEMA"):
-        form = '        "{}": {{"$ref": "#/$defs/{}_or_null", "description": "{}."}},\n'
-        lines = [form.format(m.name, "statistic" if m.is_statistic else "number", m.about) for m in missing]
-        text, mark = SCHEMA_FILE.read_text(), '        "memory_kind": {"enum"'
-        SCHEMA_FILE.write_text(text.replace(mark, "".join(lines) + mark))
-    assert not missing, "add them: MBRIDGE_WRITE_SCHEMA=1"
+    form = '        "{}": {{"$ref": "#/$defs/{}_or_null", "description": "{}."}},\n'
+    lines = [form.format(m.name, "statistic" if m.is_statistic else "number", m.about) for m in missing]
+    mark = '        "memory_kind": {"enum"'
+    golden_file(SCHEMA_FILE, SCHEMA_FILE.read_text().replace(mark, "".join(lines) + mark))
     statistics = {name for name, form in known.items() if form.get("$ref") == "#/$defs/statistic_or_null"}
     assert statistics == {measure.name for measure in MEASURES if measure.is_statistic}
 

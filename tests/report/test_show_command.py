@@ -16,6 +16,7 @@ from cloudai_mbridge.report.build import build_report
 from cloudai_mbridge.report.text import render_details
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
+from tests.golden import Sentence
 from tests.report.conftest import ARun, a_log
 from tests.report.test_schema import CHECK
 
@@ -74,12 +75,11 @@ def test_json_is_what_the_report_has(ended: Path) -> None:
     assert json.loads(printed(ended, "mb2", "--json")) == {"points": [whole["points"][1]]}
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("mb", "is ambiguous: it matches 3 points: t/mb1, t/mb2, t/mb3"), ("x", "no point 'x'")]
-)
-def test_a_name_that_is_not_one_point(ended: Path, name: str, words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+@pytest.mark.parametrize("name", ["mb", "x"])
+def test_a_name_that_is_not_one_point(ended: Path, sentence: Sentence, name: str) -> None:
+    with pytest.raises(BadInput) as caught:
         printed(ended, name)
+    sentence(caught)
 
 
 def test_a_run_under_way_shows_its_results_so_far(embedded: ARun) -> None:

@@ -17,6 +17,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure
 from cloudai_mbridge.runner import lock
 from cloudai_mbridge.runner.lock import driver_lock, has_driver, no_driver, submit_lock
+from tests.golden import Sentence
 
 pytestmark = pytest.mark.process
 
@@ -37,11 +38,12 @@ def _holder(root: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_second_driver_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+def test_a_second_driver_is_refused_and_told_by_whom(tmp_path: Path, sentence: Sentence) -> None:
     process = _holder(tmp_path)
     try:
-        with pytest.raises(BadInput, match=f"is held by process {process.pid} on "), driver_lock(tmp_path):
+        with pytest.raises(BadInput) as caught, driver_lock(tmp_path):
             pass
+        sentence(caught)
         assert (has_driver(tmp_path) or "").startswith(f"process {process.pid} on ")
     finally:
         process.kill()
@@ -127,17 +129,14 @@ def test_a_command_that_does_not_inherit_it_holds_nobody_up(tmp_path: Path) -> N
         child.wait()
 
 
-def test_a_submission_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:
     monkeypatch.setattr(lock, "_SUBMIT_WAIT_S", 0.1)
-    with (
-        submit_lock(tmp_path),
-        pytest.raises(ToolFailure, match="a submission of an earlier driver has not ended"),
-        submit_lock(tmp_path),
-    ):
+    with submit_lock(tmp_path), pytest.raises(ToolFailure) as caught, submit_lock(tmp_path):
         pass
+    sentence(caught)
 
 
-def test_no_driver_keeps_drivers_out_and_writes_nothing(tmp_path: Path) -> None:
+def test_no_driver_keeps_drivers_out_and_writes_nothing(tmp_path: Path, sentence: Sentence) -> None:
     with no_driver(tmp_path):
         assert list(tmp_path.iterdir()) == []
     with driver_lock(tmp_path):
@@ -147,8 +146,9 @@ def test_no_driver_keeps_drivers_out_and_writes_nothing(tmp_path: Path) -> None:
         pass
     assert has_driver(tmp_path) is None
     assert (tmp_path / "driver.lock").read_bytes() == before
-    with driver_lock(tmp_path), pytest.raises(InUse, match="is held by process"), no_driver(tmp_path):
+    with driver_lock(tmp_path), pytest.raises(InUse) as caught, no_driver(tmp_path):
         pass
+    sentence(caught)
 
 
 def test_what_a_lock_says_cannot_control_the_terminal(tmp_path: Path) -> None:

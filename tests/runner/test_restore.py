@@ -14,6 +14,7 @@ from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, Submission
+from tests.golden import Sentence
 from tests.runner.conftest import COMPLETED, PENDING, RUNNING
 
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, run_time_s=60.0)
@@ -218,7 +219,7 @@ def test_an_interrupted_run_is_taken_up_again(bench: Any) -> None:
     assert bench.entries()[KEY].attempts[0].failure == ""  # it is not a retry
 
 
-def test_a_claim_without_any_journal_is_damage(bench: Any) -> None:
+def test_a_claim_without_any_journal_is_damage(bench: Any, sentence: Sentence) -> None:
     """The journal and the log of submissions are gone; a launcher leaves nothing else behind."""
     (bench.root / KEY).mkdir(parents=True)
     take_claim(bench.root / KEY, "0" * 16, None)
@@ -226,12 +227,13 @@ def test_a_claim_without_any_journal_is_damage(bench: Any) -> None:
     for name in ("journal.sqlite", "submissions.jsonl"):
         (bench.root / name).unlink()
     take_claim(bench.root / KEY, "1" * 16, f"launcher-17.{'1' * 16}")
-    with pytest.raises(Damaged, match=r"a job of a/0/0 has started, and journal\.sqlite does not know it"):
+    with pytest.raises(Damaged) as caught:
         bench.drive(bench.run("a"))
+    sentence(caught)
 
 
 @pytest.mark.parametrize("line", ["", '{"token": "0123', '{"token": "0123"}'])
-def test_a_job_that_no_file_knows_is_damage(bench: Any, line: str) -> None:
+def test_a_job_that_no_file_knows_is_damage(bench: Any, sentence: Sentence, line: str) -> None:
     """The journal is gone, and of the log of submissions the end."""
     (bench.root / KEY).mkdir(parents=True)
     submit = bench.scheduler.submit
@@ -247,11 +249,12 @@ def test_a_job_that_no_file_knows_is_damage(bench: Any, line: str) -> None:
     bench.path.unlink()
     log = bench.root / "submissions.jsonl"
     log.write_text(log.read_text().splitlines()[0] + "\n" + line)
-    with pytest.raises(Damaged, match="a job of b/0/0 has started"):
+    with pytest.raises(Damaged) as caught:
         bench.drive(bench.run("a"), bench.run("b"))
+    sentence(caught)
 
 
-def test_a_damaged_log_cannot_stand_in_for_the_journal(bench: Any) -> None:
+def test_a_damaged_log_cannot_stand_in_for_the_journal(bench: Any, sentence: Sentence) -> None:
     """The job that the line was about may wait in the queue, and have left nothing yet."""
     bench.drive(bench.run("a"), bench.run("b"))
     log = bench.root / "submissions.jsonl"
@@ -259,8 +262,9 @@ def test_a_damaged_log_cannot_stand_in_for_the_journal(bench: Any) -> None:
     bench.drive(bench.run("a"), bench.run("b"))  # the journal knows all
     assert len(bench.scheduler.submissions) == 2
     bench.path.unlink()
-    with pytest.raises(Damaged, match=r"submissions\.jsonl:1: is damaged"):
+    with pytest.raises(Damaged, match=r"submissions\.jsonl:1:") as caught:
         bench.drive(bench.run("a"), bench.run("b"))
+    sentence(caught)
 
 
 def test_an_attempt_that_cannot_be_read_is_not_recovered_twice(bench: Any) -> None:
@@ -319,13 +323,14 @@ def test_a_job_that_was_given_up_is_cancelled_if_it_runs(bench: Any) -> None:
     assert bench.verdicts() == {KEY: "failed"}
 
 
-def test_a_job_that_was_given_up_and_does_not_end_is_named(bench: Any) -> None:
+def test_a_job_that_was_given_up_and_does_not_end_is_named(bench: Any, sentence: Sentence) -> None:
     bench.script(a=[RUNNING, FORGOTTEN])
     bench.drive(bench.run("a"), unknown_s=5.0)
     bench.scheduler._looks["100"] = iter([RUNNING] * 10)
     bench.scheduler.ignores_cancel = 10**6
-    with pytest.raises(Paused, match=r"may still run: 100; continue"):
+    with pytest.raises(Paused) as caught:
         bench.drive(bench.run("a"), only_cancel=True, patience_s=30.0)
+    sentence(caught)
 
 
 @pytest.mark.parametrize("state", [intended, submitted, running])

@@ -9,6 +9,7 @@ import pytest
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitLater
+from tests.golden import Sentence
 from tests.runner.conftest import COMPLETED, RUNNING
 
 SETTLE_S = 15.0  # the default
@@ -76,13 +77,13 @@ def test_nothing_else_is_submitted_in_between(bench: Any) -> None:
     assert events.index("COMPLETED a") < events.index("submit c")
 
 
-def test_a_scheduler_that_never_answers_again_pauses(bench: Any) -> None:
+def test_a_scheduler_that_never_answers_again_pauses(bench: Any, sentence: Sentence) -> None:
     bench.scheduler.refuse["a"] = [UNSURE]
     bench.scheduler.find_error = [ToolFailure("squeue failed")] * 10**5
     with pytest.raises(Paused) as caught:
         bench.drive(bench.run("a"), patience_s=600.0)
     token = bench.scheduler.submissions[0].token
-    assert f"may still run: a submission as {token}" in str(caught.value)
+    sentence(caught, token=r"[0-9a-f]{16}")
     assert bench.entries()["a/0/0"].last.token == token
 
 
@@ -151,11 +152,12 @@ def test_fail_fast_ends_what_is_unsure_too(bench: Any, is_taken: bool) -> None:
     assert bench.verdicts()["b/0/0"] in ("failed", "skipped")
 
 
-def test_submissions_that_never_succeed_are_given_up(bench: Any) -> None:
+def test_submissions_that_never_succeed_are_given_up(bench: Any, sentence: Sentence) -> None:
     """The scheduler answers, so patience with its silence never ends; patience with its submissions does."""
     bench.scheduler.refuse["a"] = [UNSURE for _ in range(1000)]
-    with pytest.raises(Paused, match=r"no submission has succeeded; paused after 100 s; .*mbridge resume"):
+    with pytest.raises(Paused) as caught:
         bench.drive(bench.run("a"), bench.run("b"), patience_s=100)
+    sentence(caught)
     assert bench.verdicts()["a/0/0"] is None
     assert bench.clock.now - 1000 < 200
 
@@ -254,10 +256,11 @@ def test_a_limit_that_own_jobs_fill_is_waited_for(bench: Any) -> None:
     assert bench.states() == {f"a/{i}/0": ["COMPLETED"] for i in range(5)}
 
 
-def test_a_limit_that_others_fill_ends_the_patience(bench: Any) -> None:
+def test_a_limit_that_others_fill_ends_the_patience(bench: Any, sentence: Sentence) -> None:
     bench.scheduler.refuse["a"] = [_limit() for _ in range(10**4)]
-    with pytest.raises(Paused, match="QOSMaxSubmitJobPerUserLimit; paused after 300 s"):
+    with pytest.raises(Paused) as caught:
         bench.drive(bench.run("a"), bench.run("b"), patience_s=300.0)
+    sentence(caught)
     assert bench.entries()["a/0/0"].attempts == ()
     assert bench.verdicts() == {"a/0/0": None, "b/0/0": None}
 

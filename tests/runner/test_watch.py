@@ -15,6 +15,7 @@ from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.lock import driver_lock, is_cancel_requested, request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
 from cloudai_mbridge.verdict import Judgement
+from tests.golden import Sentence
 from tests.runner.conftest import COMPLETED, PENDING, RUNNING, Bench
 
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, nodes="n1", run_time_s=60.0)
@@ -138,13 +139,13 @@ def test_a_job_that_ends_before_it_was_seen_running_has_started(bench: Any) -> N
     assert bench.states() == {"a/0/0": ["CANCELLED"], "b/0/0": ["COMPLETED"]}
 
 
-def test_a_test_that_ends_with_another_is_stopped(bench: Any) -> None:
+def test_a_test_that_ends_with_another_is_stopped(bench: Any, sentence: Sentence) -> None:
     bench.script(server=[RUNNING], client=[RUNNING, RUNNING, COMPLETED])
     bench.drive(bench.run("server", end_with=("client",)), bench.run("client"))
     assert bench.states() == {"server/0/0": ["STOPPED"], "client/0/0": ["COMPLETED"]}
     last = bench.entries()["server/0/0"].last
     assert last.status.job_class is JobClass.STOPPED
-    assert "client has ended" in last.status.reason
+    sentence(last.status.reason)
     assert bench.verdicts()["server/0/0"] == "success"  # as this judge says: it was to be stopped
 
 
@@ -163,11 +164,11 @@ def test_a_success_in_the_last_moment_counts(bench: Any) -> None:
     assert bench.states()["server/0/0"] == ["COMPLETED"]
 
 
-def test_a_test_that_did_not_get_its_turn_is_skipped(bench: Any) -> None:
+def test_a_test_that_did_not_get_its_turn_is_skipped(bench: Any, sentence: Sentence) -> None:
     notes = bench.drive(bench.run("client"), bench.run("server", end_with=("client",)), max_parallel=1)
     entry = bench.entries()["server/0/0"]
     assert (entry.verdict, entry.attempts) == ("skipped", ())
-    assert "client has ended" in entry.reasons[0]
+    sentence(entry.reasons[0])
     assert "server SKIPPED" in notes.seen
 
 
@@ -231,15 +232,15 @@ def test_a_check_that_does_not_end_is_ended(bench: Any) -> None:
     assert 300 < bench.clock.now - 1000 < 400
 
 
-def test_without_nodes_nothing_runs(bench: Any) -> None:
+def test_without_nodes_nothing_runs(bench: Any, sentence: Sentence) -> None:
     bench.script(pre_test=[FAILED])
     bench.scheduler.usable = 2
     _checked(bench, bench.run("a"))
     assert bench.tests("submit") == ["pre_test", "pre_test"]
     entry = bench.entries()["a/0/0"]
     assert entry.verdict == "skipped"
-    assert "0 nodes are left of the 1 it needs" in entry.reasons[0]
-    assert "pre_test failed" in entry.reasons[0]
+    sentence(entry.reasons[0])
+    assert "pre_test" in entry.reasons[0]
 
 
 def test_a_check_that_fails_does_not_fail_fast(bench: Any) -> None:
@@ -251,13 +252,13 @@ def test_a_check_that_fails_does_not_fail_fast(bench: Any) -> None:
 # Fail fast
 
 
-def test_the_first_failure_ends_everything(bench: Any) -> None:
+def test_the_first_failure_ends_everything(bench: Any, sentence: Sentence) -> None:
     bench.script(a=[RUNNING, FAILED], b=[RUNNING])
     bench.drive(bench.run("a"), bench.run("b"), bench.run("c"), max_parallel=2, fail_fast=True)
     assert bench.states() == {"a/0/0": ["FAILED"], "b/0/0": ["CANCELLED"], "c/0/0": []}
     assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "failed", "c/0/0": "skipped"}
     assert bench.entries()["c/0/0"].reasons == ("fail_fast: a/0/0 failed",)
-    assert bench.entries()["b/0/0"].last.status.reason == "fail_fast: a/0/0 failed"
+    sentence(bench.entries()["b/0/0"].last.status.reason)
     assert "submit c" not in bench.scheduler.events
 
 
@@ -371,7 +372,7 @@ def test_a_run_whose_turn_has_not_come_is_not_asked_for_at_once(bench: Any) -> N
     assert bench.clock.now - 1000 > 0.8 * 60
 
 
-def test_a_second_interrupt_does_not_wait(bench: Any) -> None:
+def test_a_second_interrupt_does_not_wait(bench: Any, sentence: Sentence) -> None:
     """The jobs whose end nobody has seen are named."""
     bench.scheduler.cancel = lambda job_ids: None
     bench.script(a=[RUNNING, signal.SIGINT, RUNNING, signal.SIGINT], b=[RUNNING])
@@ -379,7 +380,7 @@ def test_a_second_interrupt_does_not_wait(bench: Any) -> None:
         bench.drive(bench.run("a"), bench.run("b"))
     assert caught.value.exit_code == 130
     assert caught.value.left_running == "100, 101"
-    assert "mbridge did not wait; may still run: 100, 101" in str(caught.value)
+    sentence(caught)
     assert {key: entry.last.ending.state for key, entry in bench.entries().items()} == {
         "a/0/0": "INTERRUPTED",
         "b/0/0": "INTERRUPTED",
@@ -400,12 +401,13 @@ def test_two_interrupts_at_once_do_not_wait_either(bench: Any) -> None:
     assert bench.scheduler.cancelled == ["100"]
 
 
-def test_a_cancel_without_effect_is_never_an_interrupted_run(bench: Any) -> None:
+def test_a_cancel_without_effect_is_never_an_interrupted_run(bench: Any, sentence: Sentence) -> None:
     """scancel succeeds and the job goes on: what `resume` would submit again might train twice."""
     bench.script(a=[[signal.SIGTERM, RUNNING], [RUNNING, COMPLETED]])
     bench.scheduler.ignores_cancel = 10**6
-    with pytest.raises(Paused, match="may still run: 100; continue"):
+    with pytest.raises(Paused) as caught:
         bench.drive(bench.run("a"), patience_s=60.0)
+    sentence(caught)
     assert bench.states() == {"a/0/0": ["RUNNING"]}
     bench.scheduler.ignores_cancel = 2  # the resumed driver sees its end
     bench.drive(bench.run("a"))
@@ -465,12 +467,13 @@ def test_a_cancel_that_fails_is_tried_again(bench: Any) -> None:
     assert bench.scheduler.cancelled == ["100"]
 
 
-def test_a_cancel_that_keeps_failing_is_a_pause(bench: Any) -> None:
+def test_a_cancel_that_keeps_failing_is_a_pause(bench: Any, sentence: Sentence) -> None:
     """An interrupt's exit code means that the jobs have been cancelled; here they may still run."""
     bench.script(a=[signal.SIGTERM, SILENT])
     bench.scheduler.cancel_error = [ToolFailure("scancel did not respond within 60 s")] * 1000
-    with pytest.raises(Paused, match=r"Unable to contact.*; may still run: 100; continue") as caught:
+    with pytest.raises(Paused) as caught:
         bench.drive(bench.run("a"), patience_s=60.0)
+    sentence(caught)
     assert caught.value.exit_code == 4
 
 
@@ -502,9 +505,10 @@ def test_an_old_request_to_cancel_is_forgotten(bench: Any) -> None:
 # Who drives
 
 
-def test_a_second_driver_is_refused(bench: Any) -> None:
-    with driver_lock(bench.root), pytest.raises(BadInput, match="is held by process"):
+def test_a_second_driver_is_refused(bench: Any, sentence: Sentence) -> None:
+    with driver_lock(bench.root), pytest.raises(BadInput) as caught:
         bench.drive(bench.run("a"))
+    sentence(caught)
     assert bench.scheduler.events == []
 
 

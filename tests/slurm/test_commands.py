@@ -27,6 +27,7 @@ from cloudai_mbridge.schedulers.slurm import SlurmClient, commands, jobs
 from cloudai_mbridge.schedulers.slurm.client import node_states
 from cloudai_mbridge.schedulers.slurm.commands import complaint_of
 from tests.cases import every
+from tests.golden import Sentence
 from tests.runs import planned_run, slurm_system
 
 FAKE = """#!{python} -IS
@@ -239,29 +240,35 @@ def test_what_sbatch_says(
 
 @pytest.mark.usefixtures("slurm")
 def test_an_sbatch_that_does_not_answer_is_unsure(
-    root: Path, client: SlurmClient, monkeypatch: pytest.MonkeyPatch
+    root: Path, client: SlurmClient, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     path = Path(os.environ["PATH"].split(":")[0]) / "sbatch"
     path.write_text("#!/bin/bash\nexec sleep 60\n")
     kwargs = {**commands.run_command.__kwdefaults__, "timeout_s": 0.2}
     monkeypatch.setattr(commands.run_command, "__kwdefaults__", kwargs)
-    with pytest.raises(ToolFailure, match="sbatch did not respond within 0 s"):
+    with pytest.raises(ToolFailure) as caught:
         client.submit(Submission(TOKEN, (_run(),)), root)
+    sentence(caught)
 
 
-def test_without_slurm_it_is_said(client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_it_is_said(
+    client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ToolFailure, match="sinfo is not installed here"):
+    with pytest.raises(ToolFailure) as caught:
         client.preflight()
+    sentence(caught)
 
 
-def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(ToolFailure, match=r"true cannot be started: .*gone"):
+def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path, sentence: Sentence) -> None:
+    with pytest.raises(ToolFailure) as caught:
         commands.run_command("true", cwd=tmp_path / "gone")
+    sentence(caught, error=r"(?<=started: ).*")
     (tmp_path / "sbatch").write_text("no program")
     (tmp_path / "sbatch").chmod(0o755)
-    with pytest.raises(ToolFailure, match=r"cannot be started: .*format"):
+    with pytest.raises(ToolFailure) as caught:
         commands.run_command(str(tmp_path / "sbatch"))
+    sentence(caught, error=r"(?<=started: ).*")
 
 
 def test_the_last_line_is_the_complaint() -> None:
@@ -310,12 +317,16 @@ def test_a_job_that_has_ended_is_found_by_what_it_left(slurm: FakeSlurm, client:
     assert client.find([Submission("beef", runs)], root) == {"a/1/0": "18_1"}
 
 
-def test_a_squeue_that_fails_finds_nothing_out(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+def test_a_squeue_that_fails_finds_nothing_out(
+    slurm: FakeSlurm, client: SlurmClient, root: Path, sentence: Sentence
+) -> None:
     slurm.answer(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
-    with pytest.raises(ToolFailure, match="Unable to contact slurm controller"):
+    with pytest.raises(ToolFailure) as caught:
         client.find([Submission(TOKEN, (_run(),))], root)
-    with pytest.raises(ToolFailure, match="Unable to contact slurm controller"):
+    sentence(caught)
+    with pytest.raises(ToolFailure) as caught:
         client.poll([_job("17", root)])
+    sentence(caught)
 
 
 # How jobs stand
@@ -490,10 +501,11 @@ def test_a_waiting_task_has_vanished_if_it_stays_missing(
     assert state(rows[0]) == "CANCELLED"  # at once: it was asked for
 
 
-def test_an_answer_that_was_cut_is_none(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+def test_an_answer_that_was_cut_is_none(slurm: FakeSlurm, client: SlurmClient, root: Path, sentence: Sentence) -> None:
     slurm.answer(squeue=(0, _squeue(("17", "RUNNING", "mbridge-a-0-0.cafe"))[1][:-3], ""))
-    with pytest.raises(ToolFailure, match="squeue's answer was cut"):
+    with pytest.raises(ToolFailure) as caught:
         client.poll([_job("17", root / "a/0/0", token="cafe")])
+    sentence(caught)
 
 
 def test_a_job_that_lost_its_claim_is_not_the_run(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
@@ -576,13 +588,14 @@ def test_what_bears_the_token_is_cancelled_and_nothing_else(slurm: FakeSlurm, cl
 # What is done to them
 
 
-def test_to_cancel_what_has_ended_is_no_error(slurm: FakeSlurm, client: SlurmClient) -> None:
+def test_to_cancel_what_has_ended_is_no_error(slurm: FakeSlurm, client: SlurmClient, sentence: Sentence) -> None:
     slurm.answer(scancel=(1, "", "scancel: error: Kill job error on job id 17: Invalid job id specified\n"))
     client.cancel([_job("17"), _job("18_3")])
     assert slurm.calls("scancel")[0]["argv"] == ["17", "18_3"]
     slurm.answer(scancel=(1, "", "scancel: error: Unable to contact slurm controller\n"))
-    with pytest.raises(ToolFailure, match="scancel failed"):
+    with pytest.raises(ToolFailure) as caught:
         client.cancel([_job("17")])
+    sentence(caught)
 
 
 def test_no_command_line_is_too_long(slurm: FakeSlurm, client: SlurmClient) -> None:
@@ -666,22 +679,17 @@ def test_a_cluster_that_cannot_be_asked_is_asked_again(slurm: FakeSlurm, client:
     assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [3, 1]
 
 
-@every(
-    ("partitions", "there", "others", "message"),
-    [
-        ("main", "main\nother\n", "a\nb\n", "Slurm has no partition 'main'; use one of a, b"),
-        ("a,b", "a\nb\n", "a\n", "Slurm has no partition 'b'; use one of a"),  # sbatch takes the one that is free
-    ],
-)
+@every(("partitions", "there", "others"), [("main", "main\nother\n", "a\nb\n"), ("a,b", "a\nb\n", "a\n")])
 def test_a_partition_that_is_not_there(
-    slurm: FakeSlurm, partitions: str, there: str, others: str, message: str
+    slurm: FakeSlurm, sentence: Sentence, partitions: str, there: str, others: str
 ) -> None:
     client = SlurmClient(slurm_system(default_partition=partitions))
     slurm.answer(sinfo=(0, there, ""))
     client.preflight()
     slurm.answer(sinfo=(0, others, ""))
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(BadInput) as caught:
         client.preflight()
+    sentence(caught)
 
 
 def test_hidden_partitions_are_asked_for(slurm: FakeSlurm, client: SlurmClient) -> None:

@@ -15,6 +15,7 @@ from cloudai_mbridge.plan.build import MOST_REJECTED_ROWS, build_plan
 from cloudai_mbridge.plan.run_plan import ScenarioPlan
 from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace, expand, find_axes, path_of
 from tests.cases import every
+from tests.golden import Sentence
 
 BASE = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 1, "max_steps": 10}
 
@@ -84,20 +85,21 @@ def test_a_value_listed_twice_counts_once() -> None:
 
 
 @every(
-    ("sweep", "words"),
+    "sweep",
     [
-        ({"zip": [["tp", "cp"]]}, "'cp' is not an axis; axes are tp, mb"),
-        ({"zip": [["tp", "mb"]]}, "tp has 2, mb has 3"),
-        ({"zip": [["tp"], ["tp"]]}, "'tp' is in two groups"),
-        ({"exclude": [{"pp": 1}]}, "sweep.exclude: 'pp' is not an axis"),
-        ({"exclude": [{}]}, "an empty pattern"),
-        ({"include": [{"nonsense": 1}]}, "'nonsense' is neither an axis nor an argument"),
-        ({"include": [{"tp": "x"}]}, "cmd_args.tp"),
+        {"zip": [["tp", "cp"]]},
+        {"zip": [["tp", "mb"]]},
+        {"zip": [["tp"], ["tp"]]},
+        {"exclude": [{"pp": 1}]},
+        {"exclude": [{}]},
+        {"include": [{"nonsense": 1}]},
+        {"include": [{"tp": "x"}]},
     ],
 )
-def test_mistakes_are_named(sweep: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words.replace("'", ".")):
+def test_mistakes_are_named(sentence: Sentence, sweep: dict[str, Any]) -> None:
+    with pytest.raises(BadInput) as caught:
         points({"tp": [1, 2], "mb": [1, 2, 4]}, **sweep)
+    sentence(caught)
 
 
 def test_repeats_and_iterations_multiply() -> None:
@@ -111,20 +113,22 @@ def test_max_points_stops_and_says_so() -> None:
     assert found.notes == ("test 't': max_points = 2 is reached; 2 points were not looked at",)
 
 
-def test_gpu_hours_are_kept() -> None:
+def test_gpu_hours_are_kept(sentence: Sentence) -> None:
     found = plan({"mb": [1, 2, 4, 8]}, {"max_gpu_hours": 0.5}, time_limit="00:10:00", iterations=1)
     assert len(found.runs) == 3  # three times ten minutes on one GPU
-    assert "max_gpu_hours = 0.5 ends the sweep: the next point does not fit; 1 point was not" in found.notes[0]
-    with pytest.raises(BadInput, match="needs a time_limit"):
+    assert "max_gpu_hours" in found.notes[0]
+    sentence(found.notes[0])
+    with pytest.raises(BadInput) as caught:
         plan({"mb": [1, 2]}, {"max_gpu_hours": 0.5})
+    sentence(caught)
 
 
-def test_rejected_points_beyond_a_thousand_are_counted() -> None:
+def test_rejected_points_beyond_a_thousand_are_counted(sentence: Sentence) -> None:
     found = plan({"tp": list(range(2, 32)), "pp": list(range(2, 42))}, {})
     assert found.num_rejected == 30 * 40
     assert len(found.rejected) == MOST_REJECTED_ROWS
     assert found.rule_counts["C01"] == 1200
-    assert "200 more rejected points" in found.notes[0]
+    sentence(found.notes[0])
 
 
 def test_the_size_of_a_huge_grid_costs_nothing() -> None:
@@ -147,12 +151,13 @@ def test_an_included_point_may_bring_an_excluded_one_back() -> None:
 
 
 @every("value", ["2", 5, [1, 5]])
-def test_an_exclusion_that_matches_nothing_is_a_mistake(value: Any) -> None:
-    with pytest.raises(BadInput, match="is not a value of tp; its values are 1, 2"):
+def test_an_exclusion_that_matches_nothing_is_a_mistake(sentence: Sentence, value: Any) -> None:
+    with pytest.raises(BadInput) as caught:
         points({"tp": [1, 2]}, exclude=[{"tp": value}])
+    sentence(caught)
 
 
-def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
+def test_steps_of_an_agent_are_said_to_have_no_effect(sentence: Sentence) -> None:
     definition, test = parts({"mb": [1, 2]}, {})
     definition = definition.model_copy(update={"agent_steps": 1})
     scenario = TestScenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t"}]})
@@ -160,16 +165,20 @@ def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
         LoadedScenario(scenario, [LoadedTest(test, definition)]), LocalSystem(name="l", scheduler="local")
     )
     assert len(found.runs) == 2
-    assert "agent_steps has no effect" in found.notes[0]
+    assert "agent_steps" in found.notes[0]
+    sentence(found.notes[0])
 
 
 @pytest.mark.parametrize("exclude", [[], [{"tp": list(range(1, 41))}]])
-def test_a_grid_that_is_too_large_to_go_through(monkeypatch: pytest.MonkeyPatch, exclude: list[dict[str, Any]]) -> None:
+def test_a_grid_that_is_too_large_to_go_through(
+    monkeypatch: pytest.MonkeyPatch, sentence: Sentence, exclude: list[dict[str, Any]]
+) -> None:
     monkeypatch.setattr("cloudai_mbridge.sweep.expand.MOST_POINTS", 50)
     axes = {"tp": list(range(1, 41)), "pp": list(range(1, 41))}
     definition, run = parts(axes, {"exclude": exclude})
-    with pytest.raises(BadInput, match=r"sweep over tp, pp: 1600 points are too many, 50 were looked at"):
+    with pytest.raises(BadInput) as caught:
         list(SweepSpace(definition, run).grid)
+    sentence(caught)
     assert len(plan({**axes, "num_gpus": 1600, "gb": 1600}, {"max_points": 2}).runs) == 2
 
 
@@ -296,8 +305,9 @@ def test_points_of_different_values_have_different_labels() -> None:
         {"extra_env_vars": {"A": ["a", "b"]}, "sweep": {"exclude": [{"env.A": ["http://bob:n0ttobeseen@h"]}]}},
     ],
 )
-def test_a_credential_names_no_point(keys: dict[str, Any]) -> None:
+def test_a_credential_names_no_point(sentence: Sentence, keys: dict[str, Any]) -> None:
     definition = TestDefinition.model_validate({"name": "t", "description": "d", **keys})
-    with pytest.raises(BadInput, match="is a credential and cannot be") as refused:
+    with pytest.raises(BadInput) as refused:
         next(expand(definition, TestRun(id="t", test_name="t")))
+    sentence(refused)
     assert "n0ttobeseen" not in str(refused.value)

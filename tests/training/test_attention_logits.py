@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.recipes.container import container_data  # noqa: E402
@@ -51,14 +53,15 @@ def test_logits_are_bounded(train: Train, processes: int, model: dict[str, Any])
     ("place", "value", "words"),
     [
         ("model.tensor_model_parallel_size", 2, "with tensor_model_parallel_size = 2"),
-        ("optimizer.use_distributed_optimizer", True, "use_distributed_optimizer = True"),
+        ("optimizer.use_distributed_optimizer", True, "use_distributed_optimizer"),
     ],
 )
-def test_where_megatron_would_scale_other_weights(place: str, value: Any, words: str) -> None:
+def test_where_megatron_would_scale_other_weights(sentence: Sentence, place: str, value: Any, words: str) -> None:
     config = ConfigContainer.from_dict(container_data(TINY))
     config.model.qk_clip = config.model.bf16 = True
     refuse_unsupported(config)
     section, _, name = place.partition(".")
     setattr(getattr(config, section), name, value)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         refuse_unsupported(config)
+    sentence(caught)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
@@ -80,10 +82,11 @@ def test_what_may_be_passed() -> None:
 
 
 @every("callback", [print, object(), "x", Two, lambda context: None, [Two([]), print]])
-def test_what_would_never_be_called_is_refused(callback: Any) -> None:
+def test_what_would_never_be_called_is_refused(sentence: Sentence, callback: Any) -> None:
     for several in ([callback], callback):
-        with pytest.raises(TypeError, match=r"is not a callback: .*CallbackManager\.register"):
+        with pytest.raises(TypeError) as caught:
             normalize_callbacks(several)
+        sentence(caught)
     manager = CallbackManager()
     manager.add(Callback())
     assert not any(map(manager.has_callbacks, VALID_EVENTS))

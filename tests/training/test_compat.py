@@ -1,7 +1,6 @@
 """What differs between releases of Megatron-Core gives one result on each."""
 
 import os
-import re
 import subprocess
 import sys
 import warnings
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.golden import Sentence
 from tests.training.conftest import run_ranks
 
 pytest.importorskip("torch")
@@ -123,24 +123,14 @@ def test_a_ramp_shorter_than_its_steps_leaves_sizes_out() -> None:
     assert found == [1, 3, 6, 8, 16, 16]
 
 
-@every(
-    ("ramp", "text"),
-    [
-        ([4, 5, 100], "16 - 4 has to be a multiple of 5"),
-        ([32, 4, 100], "does not lead to train.global_batch_size = 16"),
-        ([4, 0, 100], "three positive numbers"),
-        ([4, 4, 0], "three positive numbers"),
-        ([4, 4], "three positive numbers"),
-        ([6, 2, 100], "multiples of micro_batch_size x data-parallel size = 2 x 2"),
-        ([4, 2, 100], "multiples of micro_batch_size x data-parallel size = 2 x 2"),
-    ],
-)
-def test_a_ramp_that_misses_the_global_batch_size_is_refused(ramp: list[int], text: str) -> None:
+@every("ramp", [[4, 5, 100], [32, 4, 100], [4, 0, 100], [4, 4, 0], [4, 4], [6, 2, 100], [4, 2, 100]])
+def test_a_ramp_that_misses_the_global_batch_size_is_refused(sentence: Sentence, ramp: list[int]) -> None:
     train = SimpleNamespace(
         global_batch_size=16, micro_batch_size=2, rampup_batch_size=ramp, decrease_batch_size_if_needed=False
     )
-    with pytest.raises(ConfigError, match=re.escape(text)):
+    with pytest.raises(ConfigError) as caught:
         check_ramp(train, 2)
+    sentence(caught)
 
 
 def test_the_end_of_a_document_is_the_last_id_in_every_release() -> None:

@@ -14,6 +14,7 @@ from cloudai_mbridge.training.data.finetuning import FinetuningDataset
 from cloudai_mbridge.training.data.loader import FILLER, shuffled
 from cloudai_mbridge.training.data.samples import Sample
 from tests.cases import every
+from tests.golden import Sentence
 from tests.training.conftest import Finished, run_ranks
 
 WORDS = [f"{'x' * (3 * i)}{i}" for i in range(10)]
@@ -62,31 +63,34 @@ def test_what_fills_a_batch_has_no_loss() -> None:
     assert np.array_equal(dataset[FILLER]["tokens"], dataset[0]["tokens"])
 
 
-def test_another_number_of_iterations_is_refused() -> None:
+def test_another_number_of_iterations_is_refused(sentence: Sentence) -> None:
     config = TrainingConfig(num_epochs=2.5, global_batch_size=4, train_iters=7)
     config.finalize()
-    with pytest.raises(AssertionError, match=r"train_iters=7 and num_epochs=2.5 are .* the 10 samples .* make 8 iter"):
+    with pytest.raises(AssertionError) as caught:
         config.resolve_epochs(10)
+    sentence(caught)
 
 
 @every(
-    ("fields", "words"),
+    "fields",
     [
-        ({"num_epochs": 0}, r"num_epochs=0 must be positive"),
-        ({"num_epochs": 1, "train_samples": 8}, r"num_epochs=1 and train_samples do not go together"),
-        ({"num_epochs": 1, "rampup_batch_size": [4, 4, 8]}, r"num_epochs=1 and rampup_batch_size do not go together"),
-        ({"num_epochs": 1, "global_batch_size": None}, r"num_epochs needs global_batch_size"),
+        {"num_epochs": 0},
+        {"num_epochs": 1, "train_samples": 8},
+        {"num_epochs": 1, "rampup_batch_size": [4, 4, 8]},
+        {"num_epochs": 1, "global_batch_size": None},
     ],
 )
-def test_what_epochs_do_not_go_with(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(AssertionError, match=words):
+def test_what_epochs_do_not_go_with(sentence: Sentence, fields: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError) as caught:
         TrainingConfig(**{"global_batch_size": 4, **fields}).finalize()
+    sentence(caught)
 
 
-def test_data_without_an_end_have_no_epochs() -> None:
+def test_data_without_an_end_have_no_epochs(sentence: Sentence) -> None:
     class Container:
         train = TrainingConfig(num_epochs=1, global_batch_size=4)
         dataset = MockGPTDatasetConfig(seq_length=8, random_seed=1)
 
-    with pytest.raises(ValueError, match=r"num_epochs = 1 needs fine-tuning data .*, got MockGPTDatasetConfig"):
+    with pytest.raises(ValueError, match=r"num_epochs") as caught:
         check_epochs(Container())  # type: ignore[arg-type]
+    sentence(caught)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.golden import Sentence
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -120,9 +121,10 @@ def test_dtypes_and_activations_by_name(name: str, dtype: str, tiny: Make) -> No
 @pytest.mark.parametrize(
     ("field", "name"), [("params_dtype", "bf61"), ("pipeline_dtype", ""), ("activation_func", "swish")]
 )
-def test_names_of_nothing_are_refused(field: str, name: str, tiny: Make) -> None:
-    with pytest.raises(ConfigError, match=f"model.{field} = '{name}' is not a"):
+def test_names_of_nothing_are_refused(sentence: Sentence, field: str, name: str, tiny: Make) -> None:
+    with pytest.raises(ConfigError, match=f"model.{field}") as caught:
         prepare(container(tiny, **{field: name}))
+    sentence(caught, dtypes=r"(?<=valid: )torch\..*")
 
 
 @WITHOUT_TE
@@ -136,16 +138,20 @@ def test_fp8_without_transformer_engine_is_refused_in_words(recipe: str, moe: di
 
 
 @WITHOUT_TE
-def test_what_else_megatron_compares_with_transformer_engine_names_it() -> None:
+def test_what_else_megatron_compares_with_transformer_engine_names_it(sentence: Sentence) -> None:
     model = GPTModelProvider(**SMALL, symmetric_ar_type="one_shot")
-    with pytest.raises(ValueError, match="this model needs Transformer Engine, and none is installed"):
+    with pytest.raises(ValueError) as caught:
         model.finalize()
+    sentence(caught)
 
 
-def test_a_table_that_tensor_parallelism_cannot_split_is_refused(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_tensor_parallelism_cannot_split_is_refused(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"model\.vocab_size = 257 is not a multiple"):
+    with pytest.raises(ConfigError, match=r"model\.vocab_size") as caught:
         prepare(container(tiny, vocab_size=257, should_pad_vocab=False, tensor_model_parallel_size=2))
+    sentence(caught)
     prepare(container(tiny, vocab_size=257, should_pad_vocab=True, tensor_model_parallel_size=2))
 
 

@@ -32,6 +32,7 @@ from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, NEEDS
 from cloudai_mbridge.training.startup import prepare, unsupported
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
 from tests.cases import every
+from tests.golden import Sentence
 from tests.training.conftest import run_ranks
 
 SECTIONS: dict[str, Any] = {
@@ -128,22 +129,26 @@ def test_overlap_with_one_rank_needs_nothing(config: ConfigContainer) -> None:
     refuse_unsupported(config)
 
 
-@pytest.mark.parametrize(("modules", "wrong"), [(["moe", "moe_act"], "moe_act"), (["layernorm"], "layernorm")])
-def test_modules_that_transformer_engine_recomputes(config: ConfigContainer, modules: list[str], wrong: str) -> None:
+@pytest.mark.parametrize("modules", [["moe", "moe_act"], ["layernorm"]], ids=["moe act", "layernorm"])
+def test_modules_that_transformer_engine_recomputes(
+    config: ConfigContainer, sentence: Sentence, modules: list[str]
+) -> None:
     config.model.recompute_granularity, config.model.recompute_modules = "selective", modules
-    with pytest.raises(ConfigError, match=rf"recompute_modules = .* needs .* \(remove {wrong}\)"):
+    with pytest.raises(ConfigError, match=r"recompute_modules") as caught:
         refuse_unsupported(config)
+    sentence(caught)
     config.model.recompute_granularity = None
     refuse_unsupported(config)
 
 
-def test_experts_that_megatron_would_train_wrongly(config: ConfigContainer) -> None:
+def test_experts_that_megatron_would_train_wrongly(config: ConfigContainer, sentence: Sentence) -> None:
     """Measured: tp 2, etp 1, ep 1 leaves the curve of one process by 1e-2, as the experts' replicas drift apart."""
     config.model.num_moe_experts = 4
     config.model.tensor_model_parallel_size = 2
     config.model.expert_tensor_parallel_size = 1
-    with pytest.raises(ConfigError, match=r"expert_tensor_parallel_size = 1 with .* \(use 2\)"):
+    with pytest.raises(ConfigError, match=r"expert_tensor_parallel_size") as caught:
         refuse_unsupported(config)
+    sentence(caught)
     config.model.expert_model_parallel_size = 2
     refuse_unsupported(config)
     config.model.expert_model_parallel_size, config.model.expert_tensor_parallel_size = 1, None
@@ -244,14 +249,17 @@ def test_a_configuration_that_cannot_run_is_one_line(
         ("logger.log_interval=0", "logger.log_interval = 0"),
         ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
         ("dataset.data_path=/x", "data_path"),
-        ("model.cpu_offloading=true", "model.cpu_offloading = True needs"),
+        ("model.cpu_offloading=true", "model.cpu_offloading"),
         ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
     ],
 )
-def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(override: str, words: str) -> None:
+def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(
+    sentence: Sentence, override: str, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         prepare.prepare(apply_overrides(make_config(), override.split()))
     assert words in str(caught.value)
+    sentence(caught)
     assert "\n" not in str(caught.value)
 
 

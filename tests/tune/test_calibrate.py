@@ -11,6 +11,7 @@ from cloudai_mbridge.estimate.hardware import FACTORS, StepFactors
 from cloudai_mbridge.tune.belief import ALL, log_times_of
 from cloudai_mbridge.tune.calibrate import calibrate
 from cloudai_mbridge.tune.measured import MeasuredPoint
+from tests.golden import Sentence
 from tests.tune.a_cluster import SLOW, measured_points, spoiled
 
 
@@ -64,9 +65,10 @@ def test_times_in_another_unit_end_in_no_traceback(points: list[MeasuredPoint], 
     assert found.memory in (0.001, 1000.0)
 
 
-def test_few_points_are_refused(points: list[MeasuredPoint]) -> None:
-    with pytest.raises(BadInput, match="4 measured points of h100; at least 5 are needed"):
+def test_few_points_are_refused(points: list[MeasuredPoint], sentence: Sentence) -> None:
+    with pytest.raises(BadInput) as caught:
         calibrate("h100", points[:4])
+    sentence(caught)
 
 
 def test_memory_is_calibrated_by_its_median(points: list[MeasuredPoint]) -> None:

@@ -16,6 +16,7 @@ from tests.benchmarks.replay.__main__ import replay
 from tests.benchmarks.replay.case import Case, case_of, read_cases
 from tests.benchmarks.replay.play import play, random_order, trials_to, without_prior
 from tests.cases import every
+from tests.golden import Sentence
 
 MODEL = {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "num_query_groups": 16}
 MODEL |= {"ffn_hidden_size": 8192, "vocab_size": 51200}
@@ -124,34 +125,35 @@ def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
 
 
 @every(
-    ("change", "words"),
+    "change",
     [
-        ({"tp": "0"}, "line 2: tp: '0' is not a whole number from 1 to 999999999"),
-        ({"tp": "9" * 5000}, "line 2: tp: "),
-        ({"gpu": "a" * 200_000}, "line 2: field larger than field limit"),
-        ({"tp": "3"}, "line 2: num_gpus: 8 is not divisible by tp*pp*cp = 3"),
-        ({"mbs": ""}, "line 2: mbs: '' is not"),
-        ({"step_time_s": "nan"}, "line 2: step_time_s: 'nan' is neither seconds nor 'oom'"),
-        ({"step_time_s": "-1"}, "neither seconds nor"),
-        ({"step_time_s": "1e300"}, "neither seconds nor"),
-        ({"gpu": "a1000"}, "line 2"),
-        ({"num_attention_heads": "17"}, "hidden_size: 2048 is not divisible"),
-        ({"ep": "2"}, "line 2: ep: 2, but the model (24 layers of 2048) has no experts"),
-        ({"num_moe_experts": "8"}, "num_moe_experts: 8, but these columns describe dense models; name a recipe"),
+        {"tp": "0"},
+        {"tp": "9" * 5000},
+        {"gpu": "a" * 200_000},
+        {"tp": "3"},
+        {"mbs": ""},
+        {"step_time_s": "nan"},
+        {"step_time_s": "-1"},
+        {"step_time_s": "1e300"},
+        {"gpu": "a1000"},
+        {"num_attention_heads": "17"},
+        {"ep": "2"},
+        {"num_moe_experts": "8"},
     ],
 )
-def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, sentence: Sentence, change: dict[str, Any]) -> None:
     path = write_table(tmp_path / "t.csv", [{**layouts()[0], **change}])
     with pytest.raises(BadInput, match=r"t\.csv") as refused:
         read_table(path)
-    assert words in str(refused.value)
+    sentence(refused, digits=r"9{100,}.*9{100,}")
 
 
-def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, sentence: Sentence) -> None:
     path = write_table(tmp_path / "t.csv", layouts()[:1])
     path.write_text("".join(f"{line},{'tp' if n == 0 else '1'}\n" for n, line in enumerate(path.read_text().split())))
-    with pytest.raises(BadInput, match="line 1: there are several columns tp; leave one"):
+    with pytest.raises(BadInput, match="line 1:") as caught:
         read_table(path)
+    sentence(caught)
 
 
 def test_lines_of_spaces_are_no_rows(tmp_path: Path) -> None:
@@ -161,10 +163,11 @@ def test_lines_of_spaces_are_no_rows(tmp_path: Path) -> None:
     assert len(space.rows) == 2
 
 
-def test_a_number_format_that_the_gpu_lacks_is_named_with_its_space(tmp_path: Path) -> None:
+def test_a_number_format_that_the_gpu_lacks_is_named_with_its_space(tmp_path: Path, sentence: Sentence) -> None:
     rows = [{**row, "precision": "fp8_mx"} for row in layouts()[:2]]
-    with pytest.raises(BadInput, match=r"t\.csv: 24 layers of 2048 .*, fp8_mx: .*no fp8_mx tensor cores"):
+    with pytest.raises(BadInput, match=r"t\.csv:") as caught:
         read_cases(write_table(tmp_path / "t.csv", rows), None)
+    sentence(caught)
 
 
 def test_a_row_that_is_cut_is_named(tmp_path: Path) -> None:
@@ -182,26 +185,30 @@ def test_rows_of_one_layout_are_one_point(tmp_path: Path) -> None:
     assert [seconds for _, seconds in space.rows] == [3.0, None]
 
 
-def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_or_file_is_named(tmp_path: Path, sentence: Sentence) -> None:
     rows = [{name: value for name, value in layouts()[0].items() if name not in ("vp", "vocab_size")}]
-    with pytest.raises(BadInput, match="missing column: vp, vocab_size; add it"):
+    with pytest.raises(BadInput) as caught:
         read_table(write_table(tmp_path / "t.csv", rows))
-    with pytest.raises(BadInput, match="nowhere"):
+    sentence(caught)
+    with pytest.raises(BadInput) as caught:
         read_table(tmp_path / "nowhere.csv")
+    sentence(caught)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"binary\.csv"):
         read_table(tmp_path / "binary.csv")
 
 
-def test_a_table_without_rows_or_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_rows_or_that_is_none_is_refused(tmp_path: Path, sentence: Sentence) -> None:
     table = write_table(tmp_path / "t.csv", layouts()[:2])
     table.write_text(table.read_text().splitlines()[0])
-    with pytest.raises(BadInput, match="line 1: no row"):
+    with pytest.raises(BadInput, match="line 1:") as caught:
         read_cases(table, None)
+    sentence(caught)
     other = tmp_path / "t.tsv"
     other.write_text("gpu\tnum_gpus\n")
-    with pytest.raises(BadInput, match=r"t\.tsv: is not JSON"):
+    with pytest.raises(BadInput, match=r"t\.tsv:") as caught:
         read_cases(other, None)
+    sentence(caught)
 
 
 def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from cloudai_mbridge.verdict.triage import (
     triage,
 )
 from tests.cases import every
+from tests.golden import Sentence
 
 CATALOGUE = load_catalogue()
 EXAMPLES = [
@@ -93,11 +94,11 @@ def test_an_example_is_triaged_to_its_entry(write: Write, entry: Entry, line: st
     assert len(failure.evidence) == 1
 
 
-def test_no_driver_at_all_is_not_taken_for_an_old_one(write: Write) -> None:
+def test_no_driver_at_all_is_not_taken_for_an_old_one(write: Write, sentence: Sentence) -> None:
     """CUDA reports both in the same words."""
     failure = _triage(write("RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version"))
     assert failure.title == "The node's NVIDIA driver is missing, or too old"
-    assert "there is no driver on this node" in failure.remedy
+    sentence(failure.remedy)
 
 
 @every("line", COUNTEREXAMPLES)
@@ -319,22 +320,23 @@ topic = "a"
 
 
 @every(
-    ("old", "new", "message"),
+    ("old", "new"),
     [
-        ('id = "b"', 'id = "a"', r"twice: \['a'\]"),
-        ('kind = "application"', 'kind = "cosmic"', "a: 'cosmic' is not a valid FailureKind"),
-        ('kind = "infrastructure"', 'kind = "cosmic"', "b: 'cosmic' is not a valid FailureKind"),
-        ('["x"]', '["("]', "a: missing"),
-        ('patterns = ["x"]', "", "a: 'patterns'"),
-        ('patterns = ["x"]', 'patterns = ["x"]\npattern = "y"', "a: .*unexpected keyword"),
-        ('topic = "a"', 'topic = "c"', r"not failures: \['c'\]"),
+        ('id = "b"', 'id = "a"'),
+        ('kind = "application"', 'kind = "cosmic"'),
+        ('kind = "infrastructure"', 'kind = "cosmic"'),
+        ('["x"]', '["("]'),
+        ('patterns = ["x"]', ""),
+        ('patterns = ["x"]', 'patterns = ["x"]\npattern = "y"'),
+        ('topic = "a"', 'topic = "c"'),
     ],
 )
-def test_a_broken_catalogue_is_refused(old: str, new: str, message: str) -> None:
+def test_a_broken_catalogue_is_refused(sentence: Sentence, old: str, new: str) -> None:
     entries, states = parse_catalogue(GOOD)
     assert (len(entries), len(states)) == (1, 1)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as caught:
         parse_catalogue(GOOD.replace(old, new))
+    sentence(caught, python=r"missing \), .*|Entry\.__init__.*|'cosmic' is not .*")
 
 
 def test_the_node_that_lacks_a_program_is_named_by_its_task(write: Write) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.golden import Sentence
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
@@ -60,25 +61,15 @@ def test_data_path_becomes_a_blend(data_path: Any, prefixes: list[str], weights:
     assert blend_from_data_path(data_path) == (prefixes, weights)
 
 
-@every(
-    ("data_path", "message"),
-    [
-        (["30", "a", "b", "c"], r"\['b'\] stand in the places of weights"),
-        ("a b 70 c", r"\['a'\] stand in the places of weights"),
-        ("inf a 70 c", r"\['inf'\] stand"),
-        ("-1 a 2 b", "must not be negative"),
-        ("0 a 0 b", "nor all zero"),
-        ("", "names no dataset"),
-        ("  ", "names no dataset"),
-        ([], "names no dataset"),
-    ],
-)
-def test_a_data_path_that_says_two_things(data_path: Any, message: str) -> None:
+@every("data_path", [["30", "a", "b", "c"], "a b 70 c", "inf a 70 c", "-1 a 2 b", "0 a 0 b", "", "  ", []])
+def test_a_data_path_that_says_two_things(sentence: Sentence, data_path: Any) -> None:
     """Megatron-Core takes the first of these for four paths: its check empties a lazy iterator before it ends."""
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError) as caught:
         blend_from_data_path(data_path)
-    with pytest.raises(AssertionError, match=message):
+    sentence(caught)
+    with pytest.raises(AssertionError) as caught:
         _gpt(data_path=data_path, split="1,1,1").finalize()
+    sentence(caught)
 
 
 def test_finalize_derives_the_blend_from_the_data_path() -> None:
@@ -177,10 +168,11 @@ def test_no_workers_means_none_that_persist() -> None:
 # rules of GPT datasets
 
 
-def test_nothing_is_checked_before_finalize() -> None:
+def test_nothing_is_checked_before_finalize(sentence: Sentence) -> None:
     config = _gpt(fast_cache_load=True)
-    with pytest.raises(AssertionError, match=r"dataset.fast_cache_load = True needs dataset.path_to_cache"):
+    with pytest.raises(AssertionError, match=r"dataset.fast_cache_load") as caught:
         config.finalize()
+    sentence(caught)
     config.path_to_cache = "/cache"
     config.finalize()
 

@@ -14,6 +14,7 @@ import torch
 from packaging.version import Version
 
 from tests.cases import every
+from tests.golden import Sentence
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
@@ -74,68 +75,54 @@ LEGAL = [
 ]
 
 ILLEGAL = [
-    (ProfilingConfig(use_nsys_profiler=True, use_pytorch_profiler=True), AssertionError, "enable one of them"),
-    (ProfilingConfig(profile_step_start=-1), AssertionError, "profile_step_start=-1 is negative"),
-    (ProfilingConfig(profile_step_end=-1), AssertionError, "profile_step_end=-1 is negative"),
-    (ProfilingConfig(profile_step_end=9), AssertionError, "profile_step_end=9 is before profile_step_start=10"),
-    (_nvrx(calc_relative_gpu_perf=False, calc_individual_gpu_perf=False), ValueError, "enable at least one"),
-    (_nvrx(report_time_interval=0.0), ValueError, "report_time_interval=0.0 must be positive"),
-    (_nvrx(report_time_interval=float("nan")), ValueError, "report_time_interval=nan must be positive"),
-    (_nvrx(gpu_relative_perf_threshold=1.01), ValueError, "gpu_relative_perf_threshold=1.01 must be between"),
-    (_nvrx(gpu_individual_perf_threshold=-0.01), ValueError, "gpu_individual_perf_threshold=-0.01 must be between"),
-    (SchedulerConfig(start_weight_decay=-0.1, end_weight_decay=0.1), AssertionError, "=-0.1 is negative"),
-    (SchedulerConfig(start_weight_decay=0.1), AssertionError, "start_weight_decay=0.1 needs end_weight_decay"),
-    (SchedulerConfig(start_weight_decay=0.1, end_weight_decay=0.09), AssertionError, "must be at least"),
-    (
-        SchedulerConfig(override_opt_param_scheduler=True, use_checkpoint_opt_param_scheduler=True),
-        AssertionError,
-        "are both set",
-    ),
-    (SchedulerConfig(lr_decay_iters=1, lr_decay_samples=1), AssertionError, "are mixed"),
-    (SchedulerConfig(lr_decay_iters=0, lr_wsd_decay_samples=0), AssertionError, "are mixed"),
-    (SchedulerConfig(lr_warmup_iters=1, lr_wsd_decay_samples=1), AssertionError, r"\(lr_warmup_iters=1\).*are mixed"),
-    (SchedulerConfig(lr_wsd_decay_iters=1, lr_warmup_samples=1), AssertionError, "are mixed"),
-    (SchedulerConfig(lr_warmup_fraction=0.0, lr_warmup_iters=1), AssertionError, "lr_warmup_iters=1 are both given"),
-    (SchedulerConfig(lr_warmup_fraction=0.1, lr_warmup_samples=1), AssertionError, "lr_warmup_samples=1 are both"),
-    (LoggerConfig(mlflow_experiment="e"), ValueError, "set mlflow_run_name"),
-    (LoggerConfig(comet_project="p"), ValueError, "set comet_experiment_name"),
-    (CheckpointConfig(pretrained_checkpoint="/nowhere"), AssertionError, "/nowhere does not exist"),
-    (CheckpointConfig(load_main_params_from_ckpt=True), AssertionError, "needs load_optim=False"),
-    (CheckpointConfig(async_save=True), AssertionError, "async_save needs `save`"),
-    (
-        CheckpointConfig(async_save=True, save="x", use_persistent_ckpt_worker=False),
-        AssertionError,
-        "use_persistent_ckpt_worker=True",
-    ),
-    (CheckpointConfig(ckpt_step=0), ValueError, "ckpt_step=0 needs `load`"),
+    (ProfilingConfig(use_nsys_profiler=True, use_pytorch_profiler=True), AssertionError),
+    (ProfilingConfig(profile_step_start=-1), AssertionError),
+    (ProfilingConfig(profile_step_end=-1), AssertionError),
+    (ProfilingConfig(profile_step_end=9), AssertionError),
+    (_nvrx(calc_relative_gpu_perf=False, calc_individual_gpu_perf=False), ValueError),
+    (_nvrx(report_time_interval=0.0), ValueError),
+    (_nvrx(report_time_interval=float("nan")), ValueError),
+    (_nvrx(gpu_relative_perf_threshold=1.01), ValueError),
+    (_nvrx(gpu_individual_perf_threshold=-0.01), ValueError),
+    (SchedulerConfig(start_weight_decay=-0.1, end_weight_decay=0.1), AssertionError),
+    (SchedulerConfig(start_weight_decay=0.1), AssertionError),
+    (SchedulerConfig(start_weight_decay=0.1, end_weight_decay=0.09), AssertionError),
+    (SchedulerConfig(override_opt_param_scheduler=True, use_checkpoint_opt_param_scheduler=True), AssertionError),
+    (SchedulerConfig(lr_decay_iters=1, lr_decay_samples=1), AssertionError),
+    (SchedulerConfig(lr_decay_iters=0, lr_wsd_decay_samples=0), AssertionError),
+    (SchedulerConfig(lr_warmup_iters=1, lr_wsd_decay_samples=1), AssertionError),
+    (SchedulerConfig(lr_wsd_decay_iters=1, lr_warmup_samples=1), AssertionError),
+    (SchedulerConfig(lr_warmup_fraction=0.0, lr_warmup_iters=1), AssertionError),
+    (SchedulerConfig(lr_warmup_fraction=0.1, lr_warmup_samples=1), AssertionError),
+    (LoggerConfig(mlflow_experiment="e"), ValueError),
+    (LoggerConfig(comet_project="p"), ValueError),
+    (CheckpointConfig(pretrained_checkpoint="/nowhere"), AssertionError),
+    (CheckpointConfig(load_main_params_from_ckpt=True), AssertionError),
+    (CheckpointConfig(async_save=True), AssertionError),
+    (CheckpointConfig(async_save=True, save="x", use_persistent_ckpt_worker=False), AssertionError),
+    (CheckpointConfig(ckpt_step=0), ValueError),
     (
         CheckpointConfig(dist_ckpt_optim_fully_reshardable=True, distrib_optim_fully_reshardable_mem_efficient=True),
         AssertionError,
-        "mem_efficient=False",
     ),
-    (TrainingConfig(), AssertionError, "train_iters, train_samples or num_epochs is needed"),
-    (TrainingConfig(train_iters=3, train_samples=8, global_batch_size=4), AssertionError, "make 2 iterations"),
-    (TrainingConfig(train_samples=0, global_batch_size=4), AssertionError, "train_samples=0 must be positive"),
-    (
-        TrainingConfig(train_samples=8, global_batch_size=4, rampup_batch_size=[1, 1, 8]),
-        AssertionError,
-        "rampup_batch_size",
-    ),
-    (TrainingConfig(train_samples=8), AssertionError, "needs global_batch_size"),
-    (TrainingConfig(train_samples=8, global_batch_size=0), AssertionError, "global_batch_size=0 must be positive"),
-    (TrainingConfig(train_samples=3, global_batch_size=4), AssertionError, "less than one batch: global_batch_size=4"),
-    (DistributedDataParallelConfig(reuse_grad_buf_for_mxfp8_param_ag=True), AssertionError, "keeping params in MXFP8"),
-    (_fsdp(grad_reduce_in_fp32=True), AssertionError, "needs grad_reduce_in_fp32=False"),
-    (OptimizerConfig(main_grads_dtype=torch.bfloat16), AssertionError, "main_grads_dtype can only be fp32"),
-    (OptimizerConfig(main_params_dtype=torch.float16), AssertionError, "main_params_dtype can only be fp32"),
-    (OptimizerConfig(exp_avg_dtype=torch.bfloat16), AssertionError, "exp_avg_dtype can only be fp32"),
-    (OptimizerConfig(exp_avg_sq_dtype=torch.bfloat16), AssertionError, "exp_avg_sq_dtype can only be fp32"),
+    (TrainingConfig(), AssertionError),
+    (TrainingConfig(train_iters=3, train_samples=8, global_batch_size=4), AssertionError),
+    (TrainingConfig(train_samples=0, global_batch_size=4), AssertionError),
+    (TrainingConfig(train_samples=8, global_batch_size=4, rampup_batch_size=[1, 1, 8]), AssertionError),
+    (TrainingConfig(train_samples=8), AssertionError),
+    (TrainingConfig(train_samples=8, global_batch_size=0), AssertionError),
+    (TrainingConfig(train_samples=3, global_batch_size=4), AssertionError),
+    (DistributedDataParallelConfig(reuse_grad_buf_for_mxfp8_param_ag=True), AssertionError),
+    (_fsdp(grad_reduce_in_fp32=True), AssertionError),
+    (OptimizerConfig(main_grads_dtype=torch.bfloat16), AssertionError),
+    (OptimizerConfig(main_params_dtype=torch.float16), AssertionError),
+    (OptimizerConfig(exp_avg_dtype=torch.bfloat16), AssertionError),
+    (OptimizerConfig(exp_avg_sq_dtype=torch.bfloat16), AssertionError),
     (
         OptimizerConfig(use_precision_aware_optimizer=True, optimizer="sgd", use_distributed_optimizer=True),
         AssertionError,
-        "needs optimizer='adam', not 'sgd'",
     ),
-    (OptimizerConfig(use_precision_aware_optimizer=True), AssertionError, "use_distributed_optimizer=True"),
+    (OptimizerConfig(use_precision_aware_optimizer=True), AssertionError),
 ]
 
 
@@ -148,10 +135,11 @@ def test_legal_and_again(config: Any) -> None:
     assert config == once
 
 
-@every(("config", "error", "message"), ILLEGAL)
-def test_illegal(config: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as caught:
+@every(("config", "error"), ILLEGAL)
+def test_illegal(sentence: Sentence, config: Any, error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
         copy.deepcopy(config).finalize()
+    sentence(caught, core=r"(?<=_dtype) can only be .*|^Reuse grad .*")
     assert type(caught.value) is error
 
 
@@ -187,25 +175,27 @@ def test_samples_become_iterations(samples: int, batch: int, iters: int) -> None
     assert (config.train_iters, config.train_samples) == (iters, samples)
 
 
-def test_a_second_finalize_derives_anew() -> None:
+def test_a_second_finalize_derives_anew(sentence: Sentence) -> None:
     config = TrainingConfig(train_samples=8, global_batch_size=4)
     config.finalize()
     config.global_batch_size = 2
     config.finalize()
     assert config.train_iters == 4
     config.train_iters = 5
-    with pytest.raises(AssertionError, match="train_iters=5 and train_samples=8 are both given"):
+    with pytest.raises(AssertionError) as caught:
         config.finalize()
+    sentence(caught)
 
 
-def test_a_finalized_config_can_be_made_again_from_its_fields() -> None:
+def test_a_finalized_config_can_be_made_again_from_its_fields(sentence: Sentence) -> None:
     config = TrainingConfig(train_samples=8, global_batch_size=4)
     config.finalize()
     again = replace(config)
     again.finalize()
     assert again == config
-    with pytest.raises(AssertionError, match="the samples make 4 iterations of global_batch_size=2"):
+    with pytest.raises(AssertionError) as caught:
         replace(config, global_batch_size=2).finalize()
+    sentence(caught)
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(None, 1), ("0", 1), ("1", 0)])
@@ -225,9 +215,10 @@ def test_derived_iterations_are_told_once_on_rank_0(
 # checkpoints
 
 
-def test_an_unknown_async_strategy_is_refused_when_made_and_when_changed() -> None:
-    with pytest.raises(AssertionError, match="async_strategy='fast' is not one of nvrx, mcore"):
+def test_an_unknown_async_strategy_is_refused_when_made_and_when_changed(sentence: Sentence) -> None:
+    with pytest.raises(AssertionError) as caught:
         CheckpointConfig(async_strategy="fast")
+    sentence(caught)
     config = CheckpointConfig()
     config.async_strategy = "fast"
     with pytest.raises(AssertionError, match="async_strategy"):
@@ -334,10 +325,13 @@ PRECISION_AWARE = OptimizerConfig(
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_precision_aware_optimizer_needs_transformer_engine(offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_aware_optimizer_needs_transformer_engine(
+    sentence: Sentence, offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(optimizer_module, "have_te", lambda: False)
-    with pytest.raises(RuntimeError, match="needs Transformer Engine's FusedAdam"):
+    with pytest.raises(RuntimeError) as caught:
         replace(PRECISION_AWARE, optimizer_cpu_offload=offload).finalize()
+    sentence(caught)
 
 
 class _FakeFusedAdam:

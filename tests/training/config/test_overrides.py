@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cases import every
+from tests.golden import Sentence
 from tests.training.config.conftest import gpt_container
 
 with warnings.catch_warnings():
@@ -114,64 +115,66 @@ def test_a_whole_section_is_given_as_a_table() -> None:
 
 
 REFUSED = [
-    ("train.train_iter=1", "train.train_iter: unknown key; did you mean 'train_iters'?"),
-    ("trian.train_iters=1", "trian: unknown key; did you mean 'train'?"),
-    ("train_iters=1", "train_iters: unknown key; did you mean train.train_iters?"),
-    ("zzzzz=1", "zzzzz: unknown key; sections: env_vars, rng, rerun_state_machine, train, model"),
-    ("ft.enable=true", "ft.enable: unknown key;"),
-    ("~ft.enable", "ft.enable: unknown key;"),
-    ("train._private=1", "train._private: unknown key"),
-    ("train.__class__=1", "train.__class__: unknown key"),
-    ("validate=1", "validate: unknown key"),
-    ("train.finalize=1", "train.finalize: unknown key"),
-    ("scheduler.lr_decay_steps=1", "scheduler.lr_decay_steps: is computed, it cannot be set"),
-    ("train.train_iters=1.0", "train.train_iters: 1.0 is a float, int | None is needed"),
-    ("train.train_iters=1e3", "train.train_iters: 1000.0 is a float, int | None is needed"),
-    ("train.train_iters=true", "train.train_iters: True is a bool, int | None is needed"),
-    ("train.train_iters='1'", "train.train_iters: '1' is a str"),
-    ("train.train_iters=1_000", "write a plain number without quotes, underscores and leading zeros"),
-    ("train.train_iters=${x}", "train.train_iters: '${x}' is a str, int | None is needed"),
-    ("train.rampup_batch_size=[16,8,x]", "train.rampup_batch_size[2]: 'x' is a str, int is needed"),
-    ("train.rampup_batch_size=16", "train.rampup_batch_size: 16 is an int, list[int] | None is needed"),
-    ("train.exit_signal=SIGTERN", "train.exit_signal: 'SIGTERN' is a str, Signals is needed; did you mean 'SIGTERM'?"),
-    ("model.bf16=yes", "model.bf16: 'yes' is a str, bool is needed; write true or false"),
-    ("model.bf16=1", "model.bf16: 1 is an int, bool is needed"),
-    ("model.activation_func=os.system", "model.activation_func: 'os.system' is a str"),
+    ("train.train_iter=1", "train.train_iter:"),
+    ("trian.train_iters=1", "trian:"),
+    ("train_iters=1", "train_iters:"),
+    ("zzzzz=1", "zzzzz:"),
+    ("ft.enable=true", "ft.enable:"),
+    ("~ft.enable", "ft.enable:"),
+    ("train._private=1", "train._private:"),
+    ("train.__class__=1", "train.__class__:"),
+    ("validate=1", "validate:"),
+    ("train.finalize=1", "train.finalize:"),
+    ("scheduler.lr_decay_steps=1", "scheduler.lr_decay_steps:"),
+    ("train.train_iters=1.0", "train.train_iters: 1.0"),
+    ("train.train_iters=1e3", "train.train_iters: 1000.0"),
+    ("train.train_iters=true", "train.train_iters:"),
+    ("train.train_iters='1'", "train.train_iters:"),
+    ("train.train_iters=1_000", "train.train_iters:"),
+    ("train.train_iters=${x}", "train.train_iters:"),
+    ("train.rampup_batch_size=[16,8,x]", "train.rampup_batch_size[2]:"),
+    ("train.rampup_batch_size=16", "train.rampup_batch_size:"),
+    ("train.exit_signal=SIGTERN", "train.exit_signal:"),
+    ("model.bf16=yes", "model.bf16:"),
+    ("model.bf16=1", "model.bf16:"),
+    ("model.activation_func=os.system", "model.activation_func:"),
     ("model.transformer_layer_spec={module: [os, system]}", "model.transformer_layer_spec: "),
-    ("model={_target_: os.system}", "model._target_: 'os.system' is not among"),
-    ("optimizer.lr=nan", "optimizer.lr: 'nan' is a str"),
-    ("optimizer.lr=1e999", "optimizer.lr: '1e999' cannot be read: '1e999' is too large for a float"),
-    ("logger.wandb_exp_name=123", "put it in quotes to mean text"),
-    ("logger.log_interval=null", "logger.log_interval: None is null, int is needed"),
-    ("logger.tensorboard_dir=", "logger.tensorboard_dir: no value; write logger.tensorboard_dir=null"),
-    ("logger.tensorboard_dir=[a", "logger.tensorboard_dir: '[a' cannot be read"),
-    ("logger.tensorboard_dir={a: *b}", "cannot be read"),
-    ('logger.tensorboard_dir="a" b', "cannot be read"),
-    ("scheduler.lr_decay_style=cosin", "did you mean 'cosine'?"),
-    ("~train", "train: None is null, TrainingConfig is needed"),
-    ("~train.manual_gc", "train.manual_gc: None is null, bool is needed"),
-    ("~profiling=1", "~profiling: ~ takes no value"),
-    ("~", "'': the key is a dotted path"),
-    ("+train.new=1", "+train.new: every key of the config exists already, none can be added; write train.new=VALUE"),
-    ("++train.new=1", "++train.new: every key of the config exists already"),
-    ("train.train_iters", "train.train_iters: write key=value to set it, or ~key to set it to null"),
+    ("model={_target_: os.system}", "model._target_:"),
+    ("optimizer.lr=nan", "optimizer.lr:"),
+    ("optimizer.lr=1e999", "optimizer.lr:"),
+    ("logger.wandb_exp_name=123", "logger.wandb_exp_name:"),
+    ("logger.log_interval=null", "logger.log_interval:"),
+    ("logger.tensorboard_dir=", "logger.tensorboard_dir:"),
+    ("logger.tensorboard_dir=[a", "logger.tensorboard_dir:"),
+    ("logger.tensorboard_dir={a: *b}", "logger.tensorboard_dir:"),
+    ('logger.tensorboard_dir="a" b', "logger.tensorboard_dir:"),
+    ("scheduler.lr_decay_style=cosin", "scheduler.lr_decay_style:"),
+    ("~train", "train:"),
+    ("~train.manual_gc", "train.manual_gc:"),
+    ("~profiling=1", "~profiling:"),
+    ("~", "'':"),
+    ("+train.new=1", "+train.new:"),
+    ("++train.new=1", "++train.new:"),
+    ("train.train_iters", "train.train_iters:"),
     ("", "config: write key=value"),
-    ("=1", "the key is a dotted path"),
-    ("train..train_iters=1", "'train..train_iters': the key is a dotted path"),
-    ("train.rampup_batch_size.0=1", "train.rampup_batch_size: is null, and list[int] | None has no key 0"),
-    ("train.iterations_to_skip.0=1", "train.iterations_to_skip: [] is a list: give it as a whole"),
-    ("train.train_iters.x=1", "train.train_iters: 11 has no keys below it"),
-    ("comm_overlap.bucket_size=1", "comm_overlap: is null and CommOverlapConfig cannot do without tp_comm_overlap"),
-    ("peft.dim=8", "peft: is null and may be any of LoRA | DoRA | CanonicalLoRA | None"),
-    ("peft=lora", "peft: 'lora' is a str, LoRA | DoRA | CanonicalLoRA | None is needed"),
-    ("tokenizer.hf_tokenizer_kwargs._target_=os.system", "a class is named in a whole table only"),
-    ("tokenizer.hf_tokenizer_kwargs={_target_: os.system}", "'os.system' is not among"),
-    ("tokenizer.hf_tokenizer_kwargs.a={_target_: os.system}", "'os.system' is not among"),
+    ("=1", "'':"),
+    ("train..train_iters=1", "'train..train_iters':"),
+    ("train.rampup_batch_size.0=1", "train.rampup_batch_size:"),
+    ("train.iterations_to_skip.0=1", "train.iterations_to_skip:"),
+    ("train.train_iters.x=1", "train.train_iters:"),
+    ("comm_overlap.bucket_size=1", "comm_overlap:"),
+    ("peft.dim=8", "peft:"),
+    ("peft=lora", "peft:"),
+    ("tokenizer.hf_tokenizer_kwargs._target_=os.system", "tokenizer.hf_tokenizer_kwargs._target_:"),
+    ("tokenizer.hf_tokenizer_kwargs={_target_: os.system}", "tokenizer.hf_tokenizer_kwargs._target_:"),
+    ("tokenizer.hf_tokenizer_kwargs.a={_target_: os.system}", "tokenizer.hf_tokenizer_kwargs.a._target_:"),
 ]
 
 
 @every(("override", "message"), REFUSED)
-def test_a_wrong_override_is_refused_by_its_key_and_changes_nothing(override: str, message: str) -> None:
+def test_a_wrong_override_is_refused_by_its_key_and_changes_nothing(
+    sentence: Sentence, override: str, message: str
+) -> None:
     config = gpt_container()
     before = to_dict(config)
 
@@ -179,13 +182,15 @@ def test_a_wrong_override_is_refused_by_its_key_and_changes_nothing(override: st
         apply_overrides(config, ["train.train_iters=11", "ft.simulated_fault_rank=1", "~profiling", override])
 
     assert message in str(caught.value)
+    sentence(caught, yaml=r"while parsing .*|expected '<document.*")
     assert "\n" not in str(caught.value)
     assert to_dict(config) == {**before}
 
 
-def test_a_recipe_name_has_no_keys_below_it() -> None:
-    with pytest.raises(ConfigError, match=r"mixed_precision: 'bf16_mixed' has no keys below it; .* from ~mixed_p"):
+def test_a_recipe_name_has_no_keys_below_it(sentence: Sentence) -> None:
+    with pytest.raises(ConfigError, match=r"mixed_precision:") as caught:
         apply_overrides(gpt_container(mixed_precision="bf16_mixed"), ["mixed_precision.bf16=true"])
+    sentence(caught)
 
     config = apply_overrides(
         gpt_container(mixed_precision="bf16_mixed"), ["~mixed_precision", "mixed_precision.grad_reduce_in_fp32=false"]
@@ -193,7 +198,7 @@ def test_a_recipe_name_has_no_keys_below_it() -> None:
     assert config.mixed_precision == MixedPrecisionConfig(grad_reduce_in_fp32=False)
 
 
-def test_a_union_of_classes_is_given_whole() -> None:
+def test_a_union_of_classes_is_given_whole(sentence: Sentence) -> None:
     @dataclasses.dataclass
     class First:
         a: int = 1
@@ -207,17 +212,19 @@ def test_a_union_of_classes_is_given_whole() -> None:
         part: First | Second | None = None
 
     Root.__annotations__["part"] = First | Second | None
-    with pytest.raises(ConfigError, match=r"part: is null and may be any of First \| Second \| None; give the whole"):
+    with pytest.raises(ConfigError, match=r"part:") as caught:
         apply_overrides(Root(), ["part.b=2"])
+    sentence(caught)
 
 
-def test_a_frozen_section_cannot_be_changed() -> None:
+def test_a_frozen_section_cannot_be_changed(sentence: Sentence) -> None:
     @dataclasses.dataclass(frozen=True)
     class Frozen:
         a: int = 1
 
-    with pytest.raises(ConfigError, match="a: cannot be set to 2: cannot assign to field 'a'"):
+    with pytest.raises(ConfigError, match="a:") as caught:
         apply_overrides(Frozen(), ["a=2"])
+    sentence(caught)
 
 
 def test_a_provider_of_the_callers_own_takes_overrides() -> None:
@@ -232,9 +239,10 @@ def test_a_provider_of_the_callers_own_takes_overrides() -> None:
 
 
 @every("override", [None, 3, b"train.train_iters=1"])
-def test_an_override_is_text(override: Any) -> None:
-    with pytest.raises(ConfigError, match="an override is text"):
+def test_an_override_is_text(sentence: Sentence, override: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
         apply_overrides(gpt_container(), [override])
+    sentence(caught)
 
 
 @every("plus", ["", "+", "++"])

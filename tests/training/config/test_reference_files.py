@@ -20,6 +20,7 @@ from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAMo
 from cloudai_mbridge.training.schema import check_section_values, load_schema
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS
 from tests.cases import every
+from tests.golden import Sentence
 
 BRIDGE, LM = "megatron.bridge.training.config", "megatron.training.config"
 Make = Callable[..., dict[str, Any]]
@@ -74,23 +75,27 @@ def test_planning_is_as_lenient(tiny: Make) -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "words"),
     [
-        ("logger", "logging_level", None, "logger.logging_level: None is null, int is needed"),
-        ("validation", "start_at_zero", True, "validation.start_at_zero: unknown key"),
+        ("logger", "logging_level", None, "logger.logging_level:"),
+        ("validation", "start_at_zero", True, "validation.start_at_zero:"),
     ],
 )
-def test_our_own_tables_stay_strict(section: str, key: str, value: Any, words: str, tiny: Make) -> None:
+def test_our_own_tables_stay_strict(
+    sentence: Sentence, section: str, key: str, value: Any, words: str, tiny: Make
+) -> None:
     data = tiny()
     data[section] = {**data.get(section, {}), key: value}
     for check in (ConfigContainer.from_dict, check_section_values):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=words) as caught:
             check(data)
+        sentence(caught)
 
 
-def test_a_wrong_value_in_their_tables_is_still_refused(tiny: Make) -> None:
+def test_a_wrong_value_in_their_tables_is_still_refused(tiny: Make, sentence: Sentence) -> None:
     data = written(tiny)
     data["rng"]["seed"] = "many"
-    with pytest.raises(ConfigError, match=r"rng\.seed: 'many' is a str"):
+    with pytest.raises(ConfigError, match=r"rng\.seed:") as caught:
         ConfigContainer.from_dict(data)
+    sentence(caught)
 
 
 def loaded(data: dict[str, Any]) -> ConfigContainer:
@@ -283,7 +288,7 @@ def test_both_old_defaults_of_the_dispatchers(tiny: Make) -> None:
     ],
 )
 def test_values_of_another_type_that_recipes_of_megatron_bridge_set(
-    section: str, key: str, value: Any, read: Any, tiny: Make
+    sentence: Sentence, section: str, key: str, value: Any, read: Any, tiny: Make
 ) -> None:
     data = written(tiny)
     data["train"] = {**data["train"], "_target_": f"{BRIDGE}.TrainingConfig"}
@@ -292,8 +297,9 @@ def test_values_of_another_type_that_recipes_of_megatron_bridge_set(
     assert getattr(getattr(loaded(data), section), key) == read
     ours = tiny()
     ours[section][key] = value
-    with pytest.raises(ConfigError, match=rf"{section}\.{key}: .* is needed"):
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}:") as caught:
         ConfigContainer.from_dict(ours)
+    sentence(caught)
 
 
 def test_the_default_of_megatron_bridges_user_buffers_is_no_buffer_in_fp8(tiny: Make) -> None:

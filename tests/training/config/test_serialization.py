@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.cases import every
+from tests.golden import Sentence
 from tests.training.config.conftest import gpt_container
 
 with warnings.catch_warnings():
@@ -201,65 +202,69 @@ def test_what_could_not_come_back_is_not_written(value: Any, reason: str) -> Non
     assert reason in str(caught.value)
 
 
-def test_only_config_objects_are_written() -> None:
+def test_only_config_objects_are_written(sentence: Sentence) -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    with pytest.raises(ConfigError, match="nested deeper than 64 levels"):
+    with pytest.raises(ConfigError) as caught:
         to_dict(Outer(count=1, free=cycle))
-    with pytest.raises(ConfigError, match="3 is not a config object"):
+    sentence(caught)
+    with pytest.raises(ConfigError) as caught:
         to_dict(3)
+    sentence(caught)
 
 
 DEEP: Any = functools.reduce(lambda deep, _: [deep], range(100), 1)
 REFUSED = [
-    ({}, "config: missing key count of Outer"),
-    ({"cuont": 1}, "cuont: unknown key; did you mean 'count'?"),
-    ({"count": 1, "zzzz": 1}, "zzzz: unknown key; valid keys of Outer: count, rate,"),
-    ({"count": 1, 5: 1}, "5: unknown key"),
-    ({"count": 1, "_private": 1}, "_private: unknown key"),
-    ({"count": 1, "computed": 7}, "computed: is computed, it cannot be set"),
-    ({"count": True}, "count: True is a bool, int is needed"),
-    ({"count": 1.0}, "count: 1.0 is a float, int is needed"),
-    ({"count": "1"}, "count: '1' is a str, int is needed; write a plain number"),
-    ({"count": None}, "count: None is null, int is needed"),
-    ({"count": 1, "rate": "1e-5"}, "rate: '1e-5' is a str, float is needed; write a plain number"),
-    ({"count": 1, "rate": True}, "rate: True is a bool, float is needed"),
-    ({"count": 1, "rate": 10**400}, "float is needed"),
-    ({"count": 1, "flag": 1}, "flag: 1 is an int, bool is needed"),
-    ({"count": 1, "flag": "yes"}, "flag: 'yes' is a str, bool is needed; write true or false"),
-    ({"count": 1, "name": 5}, "name: 5 is an int, str | None is needed; put it in quotes"),
-    ({"count": 1, "style": "cosin"}, "did you mean 'cosine'?"),
-    ({"count": 1, "style": 1}, "style: 1 is an int, Literal['cosine', 'linear'] is needed"),
-    ({"count": 1, "level": True}, "level: True is a bool"),
-    ({"count": 1, "level": 1.0}, "level: 1.0 is a float"),
-    ({"count": 1, "level": 3}, "level: 3 is an int, Literal[0, 1, 2] is needed"),
-    ({"count": 1, "sizes": [1, "2"]}, "sizes[1]: '2' is a str, int is needed"),
-    ({"count": 1, "sizes": 3}, "sizes: 3 is an int, list[int] is needed"),
-    ({"count": 1, "freq": [1, None]}, "freq[1]: None is null, int is needed"),
-    ({"count": 1, "pair": [1]}, "pair: [1] has 1 items, tuple[int, str] is needed"),
-    ({"count": 1, "pair": [1, 2]}, "pair[1]: 2 is an int, str is needed"),
-    ({"count": 1, "blend": [["a"], ["b"]]}, "blend[1][0]: 'b' is a str, float is needed"),
-    ({"count": 1, "table": {"a": "b"}}, "table.a: 'b' is a str, float is needed"),
-    ({"count": 1, "table": {1: 1.0}}, "table.1 (key): 1 is an int, str is needed"),
-    ({"count": 1, "dtype": "torch.bfloat166"}, "did you mean 'torch.bfloat16'?"),
-    ({"count": 1, "color": "BLUE"}, "color: 'BLUE' is a str, Color is needed; choices: RED, GREEN"),
-    ({"count": 1, "color": 1}, "color: 1 is an int, Color is needed"),
-    ({"count": 1, "inner": {"size": "x"}}, "inner.size: 'x' is a str, int is needed"),
-    ({"count": 1, "inner": None}, "inner: None is null, Inner is needed"),
-    ({"count": 1, "maybe": {"sise": 1}}, "maybe.sise: unknown key; did you mean 'size'?"),
-    ({"count": 1, "choice": {"weight": 1.0}}, "choice.weight: unknown key"),
-    ({"count": 1, "free": {1, 2}}, "free: {1, 2} is not plain data"),
-    ({"count": 1, "free": object()}, "is not plain data"),
-    ({"count": 1, "rate": math.nan, "sizes": [math.inf]}, "sizes[0]: inf is a float, int is needed"),
-    ({"count": 1, "free": DEEP}, "nested deeper than 64 levels"),
-    ([], "Outer: a table is needed, got []"),
-    (None, "Outer: a table is needed, got None"),
+    ({}, "config: "),
+    ({"cuont": 1}, "cuont: "),
+    ({"count": 1, "zzzz": 1}, "zzzz: "),
+    ({"count": 1, 5: 1}, "5: "),
+    ({"count": 1, "_private": 1}, "_private: "),
+    ({"count": 1, "computed": 7}, "computed: "),
+    ({"count": True}, "count: "),
+    ({"count": 1.0}, "count: "),
+    ({"count": "1"}, "count: "),
+    ({"count": None}, "count: "),
+    ({"count": 1, "rate": "1e-5"}, "rate: "),
+    ({"count": 1, "rate": True}, "rate: "),
+    ({"count": 1, "rate": 10**400}, "rate: "),
+    ({"count": 1, "flag": 1}, "flag: "),
+    ({"count": 1, "flag": "yes"}, "flag: "),
+    ({"count": 1, "name": 5}, "name: "),
+    ({"count": 1, "style": "cosin"}, "style: "),
+    ({"count": 1, "style": 1}, "style: "),
+    ({"count": 1, "level": True}, "level: "),
+    ({"count": 1, "level": 1.0}, "level: "),
+    ({"count": 1, "level": 3}, "level: "),
+    ({"count": 1, "sizes": [1, "2"]}, "sizes[1]: "),
+    ({"count": 1, "sizes": 3}, "sizes: "),
+    ({"count": 1, "freq": [1, None]}, "freq[1]: "),
+    ({"count": 1, "pair": [1]}, "pair: "),
+    ({"count": 1, "pair": [1, 2]}, "pair[1]: "),
+    ({"count": 1, "blend": [["a"], ["b"]]}, "blend[1][0]: "),
+    ({"count": 1, "table": {"a": "b"}}, "table.a: "),
+    ({"count": 1, "table": {1: 1.0}}, "table.1 (key): "),
+    ({"count": 1, "dtype": "torch.bfloat166"}, "dtype: "),
+    ({"count": 1, "color": "BLUE"}, "color: "),
+    ({"count": 1, "color": 1}, "color: "),
+    ({"count": 1, "inner": {"size": "x"}}, "inner.size: "),
+    ({"count": 1, "inner": None}, "inner: "),
+    ({"count": 1, "maybe": {"sise": 1}}, "maybe.sise: "),
+    ({"count": 1, "choice": {"weight": 1.0}}, "choice.weight: "),
+    ({"count": 1, "free": {1, 2}}, "free: "),
+    ({"count": 1, "free": object()}, "free: "),
+    ({"count": 1, "rate": math.nan, "sizes": [math.inf]}, "sizes[0]: "),
+    ({"count": 1, "free": DEEP}, "free[0][0]"),
+    ([], "Outer: "),
+    (None, "Outer: "),
 ]
 
 
-@every(("data", "message"), REFUSED)
-def test_wrong_data_is_refused_with_its_place(data: Any, message: str) -> None:
-    assert message in _refusal(Outer, data)
+@every(("data", "place"), REFUSED)
+def test_wrong_data_is_refused_with_its_place(sentence: Sentence, data: Any, place: str) -> None:
+    message = _refusal(Outer, data)
+    assert message.startswith(place)
+    sentence(message)
 
 
 def test_values_are_read_in_the_form_of_their_field() -> None:
@@ -317,29 +322,31 @@ def test_no_other_name_is_accepted_anywhere(target: Any, key: str) -> None:
 
 
 @every(
-    ("key", "value", "message"),
+    ("key", "value"),
     [
-        ("free", {"_target_": "torch.nn.functional.silu", "_call_": True}, "is named here, never called"),
-        ("free", {"_target_": "torch.nn.functional.silu", "_args_": [1]}, "is named here, never called"),
-        ("free", {"_target_": "torch.nn.functional.silu", "_partial_": True}, "takes no arguments"),
-        ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "a": [1]}, "only numbers and names"),
-        ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "_args_": 1}, "is not a list"),
-        ("free", {"_target_": "pathlib.Path", "_args_": [1]}, "a list of one str is needed"),
-        ("free", {"_target_": "pathlib.Path"}, "a list of one str is needed"),
-        ("free", {"_target_": "pathlib.Path", "_args_": ["a"], "b": 1}, "unknown key"),
-        ("free", {"_target_": "signal.Signals", "_args_": [9999]}, "is not a Signals"),
-        ("free", {"_target_": "signal.Signals", "_name_": "SIGTERN"}, "did you mean 'SIGTERM'?"),
-        ("free", {"_target_": "signal.Signals", "_name_": "SIGTERM", "_args_": [9]}, "is not a Signals"),
-        ("free", {"_target_": "signal.Signals"}, "is not a Signals"),
-        ("dtype", {"_target_": "torch.nn.functional.silu", "_call_": False}, "dtype is needed"),
-        ("color", {"_target_": "signal.Signals", "_name_": "SIGTERM"}, "Color is needed"),
-        ("inner", {"_target_": "TrainingConfig"}, "Inner is needed"),
-        ("inner", {"_target_": f"{__name__}.Inner", "_call_": False}, "a config class is always built"),
-        ("inner", {"_target_": f"{__name__}.OtherInner", "weight": 1.0}, "did you mean"),
+        ("free", {"_target_": "torch.nn.functional.silu", "_call_": True}),
+        ("free", {"_target_": "torch.nn.functional.silu", "_args_": [1]}),
+        ("free", {"_target_": "torch.nn.functional.silu", "_partial_": True}),
+        ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "a": [1]}),
+        ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "_args_": 1}),
+        ("free", {"_target_": "pathlib.Path", "_args_": [1]}),
+        ("free", {"_target_": "pathlib.Path"}),
+        ("free", {"_target_": "pathlib.Path", "_args_": ["a"], "b": 1}),
+        ("free", {"_target_": "signal.Signals", "_args_": [9999]}),
+        ("free", {"_target_": "signal.Signals", "_name_": "SIGTERN"}),
+        ("free", {"_target_": "signal.Signals", "_name_": "SIGTERM", "_args_": [9]}),
+        ("free", {"_target_": "signal.Signals"}),
+        ("dtype", {"_target_": "torch.nn.functional.silu", "_call_": False}),
+        ("color", {"_target_": "signal.Signals", "_name_": "SIGTERM"}),
+        ("inner", {"_target_": "TrainingConfig"}),
+        ("inner", {"_target_": f"{__name__}.Inner", "_call_": False}),
+        ("inner", {"_target_": f"{__name__}.OtherInner", "weight": 1.0}),
     ],
 )
-def test_a_known_name_in_the_wrong_place_or_shape_is_refused(key: str, value: Any, message: str) -> None:
-    assert message in _refusal(Outer, {"count": 1, key: value})
+def test_a_known_name_in_the_wrong_place_or_shape_is_refused(sentence: Sentence, key: str, value: Any) -> None:
+    message = _refusal(Outer, {"count": 1, key: value})
+    assert message.startswith(key)
+    sentence(message, signals=r"(?<=choices: )SIG.*")
 
 
 def test_module_specs_are_opaque_because_they_import_what_they_name() -> None:
@@ -605,18 +612,20 @@ def test_a_file_that_megatron_bridge_wrote_loads(tmp_path: Path) -> None:
     assert config.train.exit_signal is signal.SIGTERM
 
 
-def test_computed_fields_are_taken_from_megatron_bridge_only() -> None:
+def test_computed_fields_are_taken_from_megatron_bridge_only(sentence: Sentence) -> None:
     foreign = {"_target_": "megatron.bridge.training.config.SchedulerConfig", "lr_decay_steps": 80}
     assert from_dict(SchedulerConfig, foreign).lr_decay_steps is None
 
-    assert _refusal(SchedulerConfig, {"lr_decay_steps": 80}) == "lr_decay_steps: is computed, it cannot be set"
+    message = _refusal(SchedulerConfig, {"lr_decay_steps": 80})
+    assert message.startswith("lr_decay_steps: ")
+    sentence(message)
 
 
-def test_a_section_of_another_kind_and_a_base_class_are_refused() -> None:
+def test_a_section_of_another_kind_and_a_base_class_are_refused(sentence: Sentence) -> None:
     data = to_dict(gpt_container())
     message = _refusal(ConfigContainer, {**data, "train": to_dict(OptimizerConfig())})
     assert message.startswith("train: ")
-    assert "TrainingConfig is needed" in message
+    sentence(message)
     assert _refusal(ConfigContainer, {**data, "dataset": {"_target_": "DatasetProvider"}}).startswith(
         "dataset._target_: "
     )

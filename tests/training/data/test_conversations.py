@@ -8,6 +8,7 @@ from cloudai_mbridge.training.compat.models import NULL
 from cloudai_mbridge.training.data import samples
 from cloudai_mbridge.training.data.samples import SampleOptions
 from tests.cases import every
+from tests.golden import Sentence
 
 
 class Letters:
@@ -88,10 +89,11 @@ def test_the_tokenizers_own_template_and_special_texts_are_used() -> None:
     assert encode(line, tokenizer=Chat()) == ("<s>[u]hi;[a]yes;", "yes;")
 
 
-def test_a_chat_template_can_do_no_harm() -> None:
+def test_a_chat_template_can_do_no_harm(sentence: Sentence) -> None:
     line = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
-    with pytest.raises(ValueError, match="the chat template fails"):
+    with pytest.raises(ValueError) as caught:
         encode(line, chat_template="{{ messages.__class__.__mro__ }}")
+    sentence(caught, jinja=r"(?<=template fails: ).*")
 
 
 def test_the_null_tokenizer_reads_numbers() -> None:
@@ -101,42 +103,39 @@ def test_the_null_tokenizer_reads_numbers() -> None:
 
 
 @every(
-    ("line", "tokenizer", "message"),
+    ("line", "tokenizer"),
     [
-        ({"input": "a"}, Letters(), 'needs the texts "input" and "output"'),
-        ({"input": "a", "output": 3}, Letters(), 'needs the texts "input" and "output"'),
-        ({"messages": "hi"}, Letters(), '"messages" needs a list'),
-        ({"messages": [{"role": "user"}]}, Letters(), '"messages" needs a list'),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, Letters(), "set tokenizer.chat_template"),
-        ({"input": "one", "output": "2"}, Numbers(), "the null tokenizer reads nothing else"),
-        ({"input": "1", "output": "10"}, Numbers(), "the id 10 is not below the vocabulary size of 10"),
+        ({"input": "a"}, Letters()),
+        ({"input": "a", "output": 3}, Letters()),
+        ({"messages": "hi"}, Letters()),
+        ({"messages": [{"role": "user"}]}, Letters()),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, Letters()),
+        ({"input": "one", "output": "2"}, Numbers()),
+        ({"input": "1", "output": "10"}, Numbers()),
     ],
 )
-def test_what_cannot_be_encoded_is_said(line: dict[str, Any], tokenizer: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_encoded_is_said(sentence: Sentence, line: dict[str, Any], tokenizer: Any) -> None:
+    with pytest.raises(ValueError) as caught:
         samples.encode(line, tokenizer, SampleOptions(), 100)
+    sentence(caught)
 
 
-def test_a_conversation_without_an_answer_is_refused() -> None:
-    with pytest.raises(ValueError, match="no message of the role assistant"):
+def test_a_conversation_without_an_answer_is_refused(sentence: Sentence) -> None:
+    with pytest.raises(ValueError) as caught:
         encode({"messages": [{"role": "user", "content": "hi"}]}, chat_template=TEMPLATE)
+    sentence(caught)
 
 
-def test_a_template_that_rewrites_history_is_refused() -> None:
+def test_a_template_that_rewrites_history_is_refused(sentence: Sentence) -> None:
     template = "{{ messages | length }}:{% for m in messages %}{{ m['content'] }}{% endfor %}"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    with pytest.raises(ValueError, match="changes earlier messages"):
+    with pytest.raises(ValueError) as caught:
         encode({"messages": messages}, chat_template=template)
+    sentence(caught)
 
 
-@every(
-    ("options", "message"),
-    [
-        ({"answer_loss": True}, "answer_loss is unknown; use prompt_template, add_bos"),
-        ({"prompt_template": "{input}"}, "needs {input} once, then {output} once"),
-        ({"prompt_template": "{output} {input}"}, "needs {input} once, then {output} once"),
-    ],
-)
-def test_unknown_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@every("options", [{"answer_loss": True}, {"prompt_template": "{input}"}, {"prompt_template": "{output} {input}"}])
+def test_unknown_options_are_refused(sentence: Sentence, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as caught:
         SampleOptions.of(options)
+    sentence(caught)

@@ -24,6 +24,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 from tests.cases import every
+from tests.golden import Sentence
 
 SHIPPED = Path(__file__).parents[2] / "data" / "finetuning"
 ALL: SplitSizes = (8, 8, 8)
@@ -70,25 +71,28 @@ GOOD = '{"input": "a", "output": "b"}'
 @every(
     ("name", "text", "message"),
     [
-        ("training.jsonl", None, r"training\.jsonl cannot be read: .*check dataset.dataset_root"),
-        ("validation.jsonl", None, r"validation\.jsonl cannot be read: .*or set dataset.do_validation=False"),
-        ("test.jsonl", "", r"test\.jsonl is empty: write one .* per line, or set dataset.do_test=False"),
-        ("training.jsonl", "\n\n", r"training\.jsonl is empty"),
-        ("training.jsonl", f'{GOOD}\n\n{{"input": \n', r"training\.jsonl, line 3: no JSON: .*fix or remove the line"),
-        ("training.jsonl", f"{GOOD}\n[1]\n", r"training\.jsonl, line 2: no JSON object; write"),
-        ("training.jsonl", f'{GOOD}\n{GOOD}\n{{"question": "a"}}', r"training\.jsonl, line 3: needs the texts"),
-        ("training.jsonl", b"\xff\xfe", r"training\.jsonl cannot be read: .*utf-8"),
+        ("training.jsonl", None, r"training\.jsonl"),
+        ("validation.jsonl", None, r"validation\.jsonl"),
+        ("test.jsonl", "", r"test\.jsonl"),
+        ("training.jsonl", "\n\n", r"training\.jsonl"),
+        ("training.jsonl", f'{GOOD}\n\n{{"input": \n', r"training\.jsonl"),
+        ("training.jsonl", f"{GOOD}\n[1]\n", r"training\.jsonl"),
+        ("training.jsonl", f'{GOOD}\n{GOOD}\n{{"question": "a"}}', r"training\.jsonl"),
+        ("training.jsonl", b"\xff\xfe", r"training\.jsonl"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, text: Any, message: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, sentence: Sentence, name: str, text: Any, message: str
+) -> None:
     for each in ("training.jsonl", "validation.jsonl", "test.jsonl"):
         (tmp_path / each).write_text(GOOD + "\n")
     if text is None:
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         build(container(tmp_path))
+    sentence(caught)
 
 
 def _packed(size: int) -> PackedSequenceSpecs:
@@ -96,17 +100,18 @@ def _packed(size: int) -> PackedSequenceSpecs:
 
 
 @every(
-    ("make", "message"),
+    "make",
     [
-        (lambda: container(None), "dataset.dataset_root is not set"),
-        (lambda: container(max_train_samples=0), "dataset.max_train_samples = 0: use at least 1"),
-        (lambda: container(dataset_kwargs={"x": 1}), "dataset.dataset_kwargs: x is unknown"),
-        (lambda: container(tp=2, cp=2, packed_sequence_specs=_packed(60)), "_size = 60 is not a multiple"),
+        lambda: container(None),
+        lambda: container(max_train_samples=0),
+        lambda: container(dataset_kwargs={"x": 1}),
+        lambda: container(tp=2, cp=2, packed_sequence_specs=_packed(60)),
     ],
 )
-def test_a_wrong_section_is_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_wrong_section_is_refused(sentence: Sentence, make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
         check_finetuning(make())
+    sentence(caught)
 
 
 @every(("tp", "cp", "unit"), [(1, 1, 16), (2, 2, 16), (3, 1, 48), (4, 4, 32)])

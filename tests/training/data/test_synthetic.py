@@ -10,6 +10,7 @@ from cloudai_mbridge.training.config.dataset import DatasetBuildContext, Synthet
 from cloudai_mbridge.training.data.iterators import SyntheticDataset, pooled_micro_batches
 from cloudai_mbridge.training.data.loader import Share
 from tests.cases import every
+from tests.golden import Sentence
 
 DATASET = SyntheticDataset(1000, 16, 100, seed=3, pool_samples=6)
 
@@ -70,6 +71,7 @@ def test_the_configuration_builds_the_splits_that_are_drawn_from() -> None:
 
 
 @every("name", ["seq_length", "vocab_size", "pool_samples"])
-def test_a_size_is_at_least_one(name: str) -> None:
-    with pytest.raises(ValueError, match=f"dataset.{name} = 0: use at least 1"):
+def test_a_size_is_at_least_one(sentence: Sentence, name: str) -> None:
+    with pytest.raises(ValueError, match=f"dataset.{name}") as caught:
         SyntheticGPTDatasetConfig(**{"seq_length": 8, name: 0}).finalize()
+    sentence(caught)

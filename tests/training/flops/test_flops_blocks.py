@@ -12,6 +12,7 @@ from cloudai_mbridge.training.flops import NEW, OLD, Lengths, cost_per_token, fl
 from cloudai_mbridge.training.flops.quantities import count_layers
 from cloudai_mbridge.training.flops.total import projections
 from tests.cases import every
+from tests.golden import Sentence
 
 SIZES = st.integers(1, 64)
 LENGTHS = st.integers(1, 4096)
@@ -390,34 +391,35 @@ LINEAR = {"experimental_attention_variant": "gdn"}
 
 
 @every(
-    ("fields", "error", "match"),
+    ("fields", "error"),
     [
-        ({**MOE, "moe_layer_freq": [0, 1]}, AssertionError, "moe_layer_freq"),
-        ({**MOE, "moe_layer_freq": [0, 1, 1, 1, 1]}, AssertionError, "moe_layer_freq"),
-        ({**MOE, "moe_layer_freq": "1"}, RuntimeError, "moe_layer_freq"),
-        ({**MOE, "moe_layer_freq": 1.0}, RuntimeError, "moe_layer_freq"),
-        ({**MOE, "moe_layer_freq": [0, 1, 2, 1]}, ValueError, "moe_layer_freq"),
-        ({**MOE, "moe_layer_freq": 0}, ValueError, "moe_layer_freq"),
-        ({"window_size": 2, "window_attn_skip_freq": 0}, ValueError, "window_attn_skip_freq is 0"),
-        ({**SPARSE, "kv_lora_rank": 0}, ValueError, "kv_lora_rank"),
-        ({**SPARSE, "dsa_indexer_topk": None}, ValueError, "dsa_indexer_topk must be set"),
-        ({**SPARSE, "dsa_indexer_n_heads": -1}, ValueError, "dsa_indexer_n_heads must be set"),
-        ({**SPARSE, "dsa_indexer_topk_freq": 0}, ValueError, "dsa_indexer_topk_freq is 0"),
-        ({**SPARSE, "dsa_indexer_skip_topk_offset": -1}, ValueError, "dsa_indexer_skip_topk_offset is -1"),
-        ({**RATIOS, "q_lora_rank": None}, ValueError, "q_lora_rank is not set"),
-        ({**RATIOS, "csa_compress_ratios": None}, ValueError, "csa_compress_ratios is not set"),
-        ({**RATIOS, "csa_compress_ratios": [0, 4, 128]}, ValueError, "3 entries for 4 layers"),
-        ({**RATIOS, "csa_compress_ratios": [0, 4, 128, 8]}, ValueError, r"other than 0, 4 and 128: \[8\]"),
-        ({**RATIOS, "dsa_indexer_head_dim": None}, ValueError, "dsa_indexer_head_dim must be set"),
-        ({**LINEAR, "linear_attention_freq": None}, ValueError, "is not set"),
-        ({**LINEAR, "linear_attention_freq": [1, 0]}, ValueError, "2 entries for 4 layers"),
-        ({**LINEAR, "linear_attention_freq": 0}, ValueError, "is 0"),
-        ({**LINEAR, "linear_attention_freq": "4"}, TypeError, "is a str"),
-        ({"kimi_kda_layers": [0]}, ValueError, "numbered from 1 to 4"),
-        ({"kimi_kda_layers": [5]}, ValueError, "numbered from 1 to 4"),
-        ({"is_hybrid_model": True, "hybrid_layer_pattern": "M*X"}, ValueError, r"\['X'\] are not layers"),
+        ({**MOE, "moe_layer_freq": [0, 1]}, AssertionError),
+        ({**MOE, "moe_layer_freq": [0, 1, 1, 1, 1]}, AssertionError),
+        ({**MOE, "moe_layer_freq": "1"}, RuntimeError),
+        ({**MOE, "moe_layer_freq": 1.0}, RuntimeError),
+        ({**MOE, "moe_layer_freq": [0, 1, 2, 1]}, ValueError),
+        ({**MOE, "moe_layer_freq": 0}, ValueError),
+        ({"window_size": 2, "window_attn_skip_freq": 0}, ValueError),
+        ({**SPARSE, "kv_lora_rank": 0}, ValueError),
+        ({**SPARSE, "dsa_indexer_topk": None}, ValueError),
+        ({**SPARSE, "dsa_indexer_n_heads": -1}, ValueError),
+        ({**SPARSE, "dsa_indexer_topk_freq": 0}, ValueError),
+        ({**SPARSE, "dsa_indexer_skip_topk_offset": -1}, ValueError),
+        ({**RATIOS, "q_lora_rank": None}, ValueError),
+        ({**RATIOS, "csa_compress_ratios": None}, ValueError),
+        ({**RATIOS, "csa_compress_ratios": [0, 4, 128]}, ValueError),
+        ({**RATIOS, "csa_compress_ratios": [0, 4, 128, 8]}, ValueError),
+        ({**RATIOS, "dsa_indexer_head_dim": None}, ValueError),
+        ({**LINEAR, "linear_attention_freq": None}, ValueError),
+        ({**LINEAR, "linear_attention_freq": [1, 0]}, ValueError),
+        ({**LINEAR, "linear_attention_freq": 0}, ValueError),
+        ({**LINEAR, "linear_attention_freq": "4"}, TypeError),
+        ({"kimi_kda_layers": [0]}, ValueError),
+        ({"kimi_kda_layers": [5]}, ValueError),
+        ({"is_hybrid_model": True, "hybrid_layer_pattern": "M*X"}, ValueError),
     ],
 )
-def test_a_model_that_means_nothing(fields: dict[str, Any], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
+def test_a_model_that_means_nothing(sentence: Sentence, fields: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
         flops_per_token(model_of(**fields))
+    sentence(caught)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 pytest.importorskip("torch")
 
 import torch.distributed as dist
@@ -103,9 +105,10 @@ def group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group", "package")
-def test_too_late() -> None:
-    with pytest.raises(RuntimeError, match=r"before torch\.distributed is initialized"):
+def test_too_late(sentence: Sentence) -> None:
+    with pytest.raises(RuntimeError) as caught:
         maybe_wrap_for_inprocess_restart(len, config(), STATE)
+    sentence(caught)
 
 
 def test_every_setting_is_handed_on(package: FakePackage) -> None:

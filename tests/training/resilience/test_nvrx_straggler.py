@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.golden import Sentence
+
 pytest.importorskip("torch")
 
 from cloudai_mbridge.training.config.resilience import NVRxStragglerDetectionConfig
@@ -100,7 +102,7 @@ def test_without_the_package() -> None:
     safe_shutdown_nvrx_straggler_manager(None)
 
 
-def test_settings_and_life(detector: FakeDetector) -> None:
+def test_settings_and_life(detector: FakeDetector, sentence: Sentence) -> None:
     manager = running(calc_individual_gpu_perf=False, profiling_interval=3, report_time_interval=7.0)
     assert detector.settings == {
         "scores_to_compute": ["relative_perf_scores"],
@@ -108,8 +110,9 @@ def test_settings_and_life(detector: FakeDetector) -> None:
         "profiling_interval": 3,
         "report_time_interval": 7.0,
     }
-    with pytest.raises(RuntimeError, match="already initialized"):
+    with pytest.raises(RuntimeError) as caught:
         manager.initialize()
+    sentence(caught)
     manager.shutdown()
     manager.shutdown()
     assert detector.shutdowns == 1
