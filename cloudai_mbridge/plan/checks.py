@@ -180,7 +180,9 @@ def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str],
     known = states(partition)
     partitions = {each.name: each for each in system.partitions}
     if partition not in partitions:
-        raise BadInput(f"{where}: no partition {partition!r} in system {system.name!r}; known: {', '.join(partitions)}")
+        raise BadInput(
+            f"{where}: no partition {partition!r} in system {system.name!r}; known: {', '.join(partitions) or 'none'}"
+        )
     groups = {each.name: each for each in partitions[partition].groups}
     if group not in groups:
         raise BadInput(f"{where}: no group {group!r} in partition {partition!r}; known: {', '.join(groups) or 'none'}")
