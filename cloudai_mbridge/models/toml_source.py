@@ -155,8 +155,9 @@ def _describe(path: KeyPath, details: Sequence[ErrorDetails], model: type[BaseMo
     value = reduce(getitem, path, data)
     if value == [] and any(detail["type"] == "too_short" for detail in details):
         return "[] is empty; list at least one value, or remove the key"
-    if first["type"] == "value_error":
-        return f"{_shown(path, value)}{first['ctx']['error']}"
+    # of a union, the member whose type fits
+    if ours := next((detail for detail in details if detail["type"] == "value_error"), None):
+        return f"{_shown(path, value)}{ours['ctx']['error']}"
     messages = (detail["msg"].removeprefix("Input should be ") for detail in details)
     wants = dict.fromkeys(text.split(", unable to parse")[0].split(", got a number")[0] for text in messages)
     return f"{_shown(path, value)}must be {' or '.join(wants)}"
