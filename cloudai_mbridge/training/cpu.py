@@ -215,10 +215,10 @@ def _device_meshes() -> None:
     mesh: Any = DeviceMesh
     init = mesh.__init__
 
-    def init_on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        init(self, "cpu" if _is_gpu(device_type) else device_type, *args, **kwargs)
+    def init_here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        init(self, _redirection.device if _is_gpu(device_type) else device_type, *args, **kwargs)
 
-    mesh.__init__ = init_on_cpu
+    mesh.__init__ = init_here
 
 
 class _HostCopies(TorchFunctionMode):
@@ -288,6 +288,8 @@ class GpuMeansCpu(TorchFunctionMode):
     `tensor.type()` answers with the GPU's type name, because Megatron's optimizers sort parameters by it.
     """
 
+    device = "cpu"
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if _is_gpu(kwargs.get("device")):
@@ -306,6 +308,15 @@ class GpuMeansCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_redirection: type[GpuMeansCpu] = GpuMeansCpu
+
+
+def redirect_by(kind: type[GpuMeansCpu]) -> None:
+    """Use another redirection of GPU devices from now on (`training.dry`)."""
+    global _redirection
+    _redirection = kind
+
+
 @contextlib.contextmanager
 def megatron_device() -> Iterator[None]:
     """Surround calls into Megatron-Core with this; it does nothing until `install` found no GPU."""
@@ -314,7 +325,7 @@ def megatron_device() -> Iterator[None]:
         return
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
-        with GpuMeansCpu():
+        with _redirection():
             yield
     finally:
         _state.depth -= 1
@@ -329,7 +340,7 @@ def follow_into_backward() -> None:
     engine = autograd._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with GpuMeansCpu() if getattr(_state, "depth", 0) else contextlib.nullcontext():
+        with _redirection() if getattr(_state, "depth", 0) else contextlib.nullcontext():
             return engine(*args, **kwargs)
 
     autograd._engine_run_backward = run

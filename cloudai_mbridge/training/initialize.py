@@ -100,7 +100,7 @@ def _make_groups(config: ConfigContainer) -> None:
             high_priority_stream_groups=config.dist.high_priority_stream_groups,
             distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
             # on a CPU the groups are gloo already
-            create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
+            create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type == "cuda",
         )
 
 
@@ -122,7 +122,7 @@ def _seed_generators(config: ConfigContainer) -> None:
         te_rng_tracker=config.rng.te_rng_tracker,
         inference_rng_tracker=config.rng.inference_rng_tracker,
         use_cudagraphable_rng=bool(cuda_graphs.implementation(config.model)),
-        force_reset_rng=current_device().type != "cpu",
+        force_reset_rng=current_device().type == "cuda",
     )
 
 

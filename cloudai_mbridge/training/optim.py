@@ -26,18 +26,19 @@ logger = logging.getLogger(__name__)
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
     """Build the optimizer over the model chunks: mixed precision and sharding as configured."""
-    on_cpu = current_device().type == "cpu"
+    device = current_device().type
     context = OptimizerConfigOverrideProviderContext(config.scheduler, config.optimizer, model)
     optimizer = get_megatron_optimizer(
         config.optimizer,
         model,
         config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
-        use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
+        # elsewhere all groups are of one kind
+        use_gloo_process_groups=config.dist.use_gloo_process_groups and device == "cuda",
         pg_collection=grid_groups(),
     )
     if getattr(megatron_config := getattr(model[0], "config", None), "use_mup", False):
         logger.info("μP enabled (width_mult=%.4g)", megatron_config.mup_width_mult)  # type: ignore[union-attr]
-    if on_cpu and config.optimizer.optimizer == "adam" and not config.optimizer.optimizer_cpu_offload:
+    if device == "cpu" and config.optimizer.optimizer == "adam" and not config.optimizer.optimizer_cpu_offload:
         # torch's fused CPU AdamW takes half the time of its per-parameter loop
         for part in getattr(optimizer, "chained_optimizers", [optimizer]):
             for group in part.optimizer.param_groups:

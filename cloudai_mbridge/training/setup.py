@@ -128,7 +128,8 @@ def build_model(config: ConfigContainer, load_weights: Callable[[list[Any]], Non
     load_weights: loads the weights that adapters leave as they are; only called with adapters.
     """
     stages = config.model.virtual_pipeline_model_parallel_size
-    is_meta, chunks = getattr(config.model, "init_model_with_meta_device", False), list[Any]()
+    is_dry, chunks = current_device().type == "meta", list[Any]()
+    is_meta = is_dry or getattr(config.model, "init_model_with_meta_device", False)
     for stage in range(stages) if stages else (None,):
         with torch.device("meta") if is_meta else nullcontext():
             chunk = config.model.provide(vp_stage=stage)

@@ -16,10 +16,19 @@ import torch
 import torch.distributed as dist
 
 _CPUINFO = Path("/proc/cpuinfo")
+_stands_for_all: torch.device | None = None
+
+
+def use_device(device: torch.device | None) -> None:
+    """Have `current_device` return this one, whatever the backend; None: as usual (`training.dry`)."""
+    global _stands_for_all
+    _stands_for_all = device
 
 
 def current_device() -> torch.device:
     """Return the device of this rank. The default process group must be up."""
+    if _stands_for_all is not None:
+        return _stands_for_all
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

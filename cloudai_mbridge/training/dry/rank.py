@@ -1,0 +1,164 @@
+"""One rank of a rehearsal, from the configuration to the keys of its checkpoint, and why it stopped if it did."""
+
+import gc
+import re
+import resource
+import time
+import traceback
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megatron.core import parallel_state as mpu
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.dry import states
+from cloudai_mbridge.training.dry.machine import GpuMeansMeta, as_rank
+from cloudai_mbridge.training.dry.places import distinct_ranks, layout_of
+from cloudai_mbridge.training.initialize import initialize
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.optim import build_optimizer
+from cloudai_mbridge.training.resilience.packages import check_packages
+from cloudai_mbridge.training.setup import build_model
+from cloudai_mbridge.training.startup.prepare import prepare, take_vocabulary
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
+
+_SECTIONS = ("model", "ddp", "optimizer", "dist", "comm_overlap", "checkpoint", "train", "mixed_precision", "peft")
+_MOST_FRAMES = 8
+
+
+class Refused(Exception):
+    """A rank that could not be built. stage: the one that was not finished."""
+
+    def __init__(self, stage: str, error: BaseException, config: Any) -> None:
+        super().__init__(stage)
+        self.stage, self.error, self.config = stage, error, config
+
+    def document(self) -> dict[str, Any]:
+        """Return the stage, the engine's own words, its places in the source, and the settings that they name."""
+        frames = traceback.extract_tb(self.error.__traceback__)
+        text = " ".join(str(self.error).split())
+        places = [f"{_short(each.filename)}:{each.lineno} {each.name}" for each in frames[-_MOST_FRAMES:]]
+        return {
+            "stage": self.stage,
+            "kind": type(self.error).__name__,
+            "message": text,
+            "where": places,
+            "keys": settings_named(text, [each.line or "" for each in reversed(frames)], self.config),
+        }
+
+
+def settings_named(text: str, lines: list[str], config: Any) -> list[str]:
+    """Return the settings that an error's text names, else those of the innermost line of source that names one."""
+    places: dict[str, list[str]] = {}
+    for section in _SECTIONS:
+        target = getattr(config, section, None)
+        for each in fields(target) if is_dataclass(target) else ():
+            places.setdefault(each.name, []).append(section)
+    for words in (text, *lines):
+        named = [word for word in dict.fromkeys(re.findall(r"[a-z_0-9]{5,}", words)) if "_" in word and word in places]
+        if named:
+            return [f"{places[word][0]}.{word}" for word in named]
+    return []
+
+
+def configured(path: Path, world_size: int, gpus_per_node: int) -> dict[str, Any]:
+    """Return the ranks to build and what the preparation changed: the rehearsal's first look at a configuration."""
+    with as_rank(0, world_size, gpus_per_node):
+        config, adapted = _prepared(path)
+        layout = layout_of(config, world_size)
+        return {
+            "ranks": distinct_ranks(layout),
+            "layout": {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
+            "adapted": adapted,
+            "transformer_engine": has_transformer_engine(),
+        }
+
+
+def _prepared(path: Path) -> tuple[ConfigContainer, dict[str, Any]]:
+    config: Any = None
+    try:
+        config = ConfigContainer.from_yaml(path)
+        config.logger.save_config_filepath = None
+        adapted = prepare(config)
+        check_packages(config)
+        check_checkpoint_packages(config)
+    except Exception as error:
+        raise Refused("configuration", error, config) from error
+    return config, adapted
+
+
+def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[str, Any]:
+    """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
+
+    Refused: with the stage that was not reached.
+    """
+    started, stage, config = time.process_time(), "configuration", None
+    with as_rank(rank, world_size, gpus_per_node):
+        config, _ = _prepared(path)
+        try:
+            config.model.perform_initialization = False
+            config.model.use_cpu_initialization = False
+            config.model.init_model_with_meta_device = True  # Transformer Engine draws no values then
+            config.model.register_pre_wrap_hook(partial(_with_memory, config))
+            stage = "tokenizer"
+            if config.model.vocab_size is None:
+                take_vocabulary(config.model, build_tokenizer(config).vocab_size)
+            stage = "groups"
+            initialize(config)
+            found: dict[str, Any] = {"rank": rank, "place": _place(), "micro_batches": get_num_microbatches()}
+            stage = "model"
+            chunks = build_model(config)
+            found["parameters"], found["gradients"] = states.parameters(chunks), states.gradients(chunks)
+            found["layers"] = [_layers(chunk) for chunk in chunks]
+            stage = "optimizer"
+            optimizer = build_optimizer(config, chunks)
+            found["optimizer"] = states.optimizer_states(config, optimizer)
+            stage = "checkpoint"
+            held = [] if config.ddp.use_megatron_fsdp else states.shards(config, chunks)
+            found["checkpoint"] = {
+                "keys": len({each[0] for each in held}),
+                "bytes": sum(each[4] for each in held if each[5]),
+            }
+        except Exception as error:
+            raise Refused(stage, error, config) from error
+    gc.collect()
+    found["shards"] = held
+    found["cpu_s"] = round(time.process_time() - started, 2)
+    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return found
+
+
+def _with_memory(config: Any, chunks: list[Any]) -> list[Any]:
+    """Let wrappers take the parameters as they are: Megatron-FSDP would draw their values now."""
+    config.model.init_model_with_meta_device = False
+    GpuMeansMeta.hides_meta = config.ddp.use_megatron_fsdp
+    return chunks
+
+
+def _place() -> dict[str, int]:
+    return {
+        "tp": mpu.get_tensor_model_parallel_rank(),
+        "cp": mpu.get_context_parallel_rank(),
+        "pp": mpu.get_pipeline_model_parallel_rank(),
+        "dp": mpu.get_data_parallel_rank(),
+        "ep": mpu.get_expert_model_parallel_rank(),
+        "etp": mpu.get_expert_tensor_parallel_rank(),
+    }
+
+
+def _layers(chunk: Any) -> list[int]:
+    """Return the numbers of the decoder's layers in a chunk, from 1."""
+    inner = chunk
+    while hasattr(inner, "module"):
+        inner = inner.module
+    decoder = getattr(inner, "decoder", None)
+    return [each.layer_number for each in getattr(decoder, "layers", ())]
+
+
+def _short(path: str) -> str:
+    """Return a path of the source from its package on."""
+    return re.sub(r"^.*(?:site-packages|dist-packages|lib/python3\.\d+)/", "", path)

@@ -1,0 +1,76 @@
+"""What a built rank holds between steps: parameters, gradients, optimizer states, and its shares of a checkpoint."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+from cloudai_mbridge.training.checkpointing.content import content_metadata, model_tree
+from cloudai_mbridge.training.checkpointing.optimizer_state import parts_of
+
+
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def parameters(chunks: list[Any]) -> dict[str, int]:
+    """Return the number of parameters, of all, of routed experts and of those that are trained, and their bytes."""
+    every = [each for chunk in chunks for each in chunk.parameters()]
+    return {
+        "count": sum(each.numel() for each in every),
+        "experts": sum(each.numel() for each in every if not getattr(each, "allreduce", True)),
+        "trained": sum(each.numel() for each in every if each.requires_grad),
+        "bytes": size_of(every),
+    }
+
+
+def gradients(chunks: list[Any]) -> dict[str, int]:
+    """Return the values and bytes of the gradients that the rank keeps, with the padding of their buffers."""
+    count = total = buckets = 0
+    for chunk in chunks:
+        if (sharded := getattr(chunk, "param_and_grad_buffer", None)) is not None:  # of Megatron-FSDP
+            kept = [each for group in sharded.parameter_groups if (each := group.main_grad_buffer) is not None]
+            count += sum(each.data_size for each in kept)
+            total += sum(each.data_size * each.dtype.itemsize for each in kept)
+            buckets += len(kept)
+            continue
+        for buffer in (*getattr(chunk, "buffers", ()), *getattr(chunk, "expert_parallel_buffers", ())):
+            count += buffer.grad_data.numel()
+            total += size_of([buffer.grad_data])
+            buckets += len(buffer.buckets)
+    return {"count": count, "bytes": total, "buckets": buckets}
+
+
+def optimizer_states(config: Any, optimizer: Any) -> dict[str, int]:
+    """Return the values that the rank's share of the optimizer steps, and the bytes of main parameters and moments."""
+    settings = config.optimizer
+    count = main = 0
+    for part in parts_of(optimizer):
+        for group in part.optimizer.param_groups if getattr(part, "optimizer", None) is not None else ():
+            count += sum(each.numel() for each in group["params"])
+            main += size_of(group["params"])
+    is_aware = settings.use_precision_aware_optimizer
+    moments = [settings.exp_avg_dtype, settings.exp_avg_sq_dtype] if is_aware else [torch.float32] * 2
+    return {"count": count, "main_bytes": main, "moment_bytes": count * sum(each.itemsize for each in moments)}
+
+
+# Of a shard: key, whole shape, offset, own shape, bytes, and whether this rank is the one that saves it
+Shard = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool]
+
+
+def shards(config: Any, chunks: list[Any]) -> list[Shard]:
+    """Return the rank's shards of the model in a checkpoint."""
+    tree = model_tree(chunks, content_metadata(config.checkpoint, config.peft))
+    apply_factories(tree)
+    found = []
+    for each in nested_values(tree):
+        if isinstance(each, ShardedTensor):
+            replica = each.replica_id if isinstance(each.replica_id, tuple) else (each.replica_id,)
+            saved = math.prod(each.local_shape) * each.dtype.itemsize
+            shape, offset = tuple(each.global_shape), tuple(each.global_offset)
+            found.append((each.key, shape, offset, tuple(each.local_shape), saved, not any(replica)))
+    return found
