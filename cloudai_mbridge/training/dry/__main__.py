@@ -8,27 +8,53 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.compat.versions import installed_version, why_unusable
+from cloudai_mbridge.training.dry.tiling import problems_of
 from cloudai_mbridge.training.startup.variables import set_variables_of_file
 
 GPU_KINDS = ("a100", "h100", "h200", "b200", "gb200", "b300", "gb300")
 Emit = Callable[..., None]
+MOST_SAVING = 16  # ranks that save shards; of more, whether these tile every tensor is not checked
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job to rehearse. id: of its events. ranks: those to build; None: those that differ in what they build.
+
+    env: its variables, as far as they are not read by an import; those are this program's own.
+    """
+
+    id: str
+    config: Path
+    world: int
+    gpus_per_node: int
+    ranks: tuple[int, ...] | None
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cloudai_mbridge.training.dry", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file with a ConfigContainer")
-    parser.add_argument("--world", type=int, required=True, help="number of ranks of the job")
+    parser.add_argument("--config", type=Path, help="YAML or JSON file with a ConfigContainer")
+    parser.add_argument("--world", type=int, help="number of ranks of the job")
     parser.add_argument("--gpu", required=True, choices=GPU_KINDS, help="the kind of GPU that the job is for")
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--ranks", help="comma-separated; by default those that differ in what they build")
+    parser.add_argument(
+        "--jobs",
+        type=Path,
+        help="instead of one job: a file with {id, config, world, gpus_per_node, ranks, env} a line",
+    )
     args = parser.parse_args()
+    if (args.jobs is None) != (args.config is not None and args.world is not None):
+        parser.error("either --jobs, or --config with --world")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine must not answer
-    set_variables_of_file(args.config, [])
+    if args.jobs is None:
+        set_variables_of_file(args.config, [])
     emit = _emitter()
     if reason := why_unusable():
         emit("unusable", message=reason)
@@ -37,20 +63,45 @@ def main() -> int:
     from cloudai_mbridge.training.dry import machine
 
     machine.install(machine.GPUS[args.gpu])
+    from cloudai_mbridge.training.dry import rank  # noqa: F401 - before the forks
+
+    emit("start", megatron_core=installed_version(), python=sys.executable, import_s=time.process_time() - started)
+    return max([_rehearse(job, emit) for job in _jobs(args)], default=0)
+
+
+def _jobs(args: argparse.Namespace) -> Iterator[Job]:
+    if args.jobs is None:
+        ranks = tuple(map(int, args.ranks.split(","))) if args.ranks else None
+        yield Job("", args.config, args.world, args.gpus_per_node, ranks)
+        return
+    for line in args.jobs.read_text(encoding="utf-8").splitlines():
+        job = json.loads(line)
+        chosen = job.get("ranks")
+        nodes = job.get("gpus_per_node", args.gpus_per_node)
+        ranks = None if chosen is None else tuple(chosen)
+        yield Job(job["id"], Path(job["config"]), job["world"], nodes, ranks, job.get("env", {}))
+
+
+def _rehearse(job: Job, emit: Emit) -> int:
+    """Build the ranks of a job; return 1 if one cannot be built."""
     from cloudai_mbridge.training.dry import rank
 
-    world = (args.world, args.gpus_per_node)
-    emit("start", megatron_core=installed_version(), python=sys.executable, import_s=time.process_time() - started)
-    first = _in_fork(lambda: rank.configured(args.config, *world))
-    emit("refused" if "stage" in first else "configured", **first)
+    world = (job.world, job.gpus_per_node)
+    first = _in_fork(lambda: rank.configured(job.config, *world), job)
+    emit("refused" if "stage" in first else "configured", job=job.id, **first)
     if "stage" in first:
         return 1
-    ranks = [int(each) for each in args.ranks.split(",")] if args.ranks else first["ranks"]
-    failed = 0
-    for each in ranks:
-        found = _in_fork(lambda each=each: rank.build(args.config, each, *world))  # type: ignore[misc]
+    failed, shards = 0, list[Any]()
+    saving = first["saving"] if job.ranks is None and len(first["saving"]) <= MOST_SAVING else []
+    for each in sorted({*first["ranks"], *saving}) if job.ranks is None else job.ranks:
+        found = _in_fork(lambda each=each: rank.build(job.config, each, *world), job)  # type: ignore[misc]
         failed += "stage" in found
-        emit("refused" if "stage" in found else "built", **({"rank": each} | found))
+        shards += found.pop("shards", ())
+        emit("refused" if "stage" in found else "built", **({"job": job.id, "rank": each} | found))
+    if saving and shards and not failed:
+        problems = problems_of(shards)
+        emit("tiled", job=job.id, keys=len({each[0] for each in shards}), problems=problems)
+        failed += len(problems)
     return 1 if failed else 0
 
 
@@ -66,11 +117,13 @@ def _emitter() -> Emit:
     return emit
 
 
-def _in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _in_fork(work: Callable[[], dict[str, Any]], job: Job) -> dict[str, Any]:
     """Return what `work` returns in a fork, or the document of the refusal or crash that ended it."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(read)
+        os.environ.update(job.env)
+        set_variables_of_file(job.config, [])
         with os.fdopen(write, "w", encoding="utf-8") as pipe:
             json.dump(_answer(work), pipe, default=str)
         sys.stderr.flush()

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-_DIMENSIONS = ("tp", "cp", "ep", "dp")
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -55,4 +53,17 @@ def distinct_ranks(layout: Layout) -> list[int]:
         for share in (0, 1, 2):
             place = {name: share * (getattr(layout, name) - 1) // 2 for name in ("tp", "cp", "dp")}
             ranks.add(layout.rank_of(pp=stage, **place))
+    return sorted(ranks)
+
+
+def saving_ranks(layout: Layout) -> list[int]:
+    """Return the ranks that save the model's shards: of every stage the first tensor- and expert-parallel ranks."""
+    within = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp}
+    ranks = []
+    for stage in range(layout.pp):
+        for index in range(max(layout.tp, layout.ep * layout.etp)):
+            place, rest = {}, index
+            for name in (each for each in layout.order if each != "pp"):
+                rest, place[name] = divmod(rest, within[name])
+            ranks.append(layout.rank_of(pp=stage, **place))
     return sorted(ranks)

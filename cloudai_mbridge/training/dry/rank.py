@@ -17,7 +17,7 @@ from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.dry import states
 from cloudai_mbridge.training.dry.machine import GpuMeansMeta, as_rank
-from cloudai_mbridge.training.dry.places import distinct_ranks, layout_of
+from cloudai_mbridge.training.dry.places import distinct_ranks, layout_of, saving_ranks
 from cloudai_mbridge.training.initialize import initialize
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.optim import build_optimizer
@@ -72,6 +72,7 @@ def configured(path: Path, world_size: int, gpus_per_node: int) -> dict[str, Any
         layout = layout_of(config, world_size)
         return {
             "ranks": distinct_ranks(layout),
+            "saving": saving_ranks(layout),
             "layout": {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
             "adapted": adapted,
             "transformer_engine": has_transformer_engine(),
@@ -113,6 +114,7 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[st
             stage = "model"
             chunks = build_model(config)
             found["parameters"], found["gradients"] = states.parameters(chunks), states.gradients(chunks)
+            found["weights"] = states.weights(chunks)
             found["layers"] = [_layers(chunk) for chunk in chunks]
             stage = "optimizer"
             optimizer = build_optimizer(config, chunks)

@@ -1,5 +1,6 @@
 """What a built rank holds between steps: parameters, gradients, optimizer states, and its shares of a checkpoint."""
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +27,44 @@ def parameters(chunks: list[Any]) -> dict[str, int]:
         "trained": sum(each.numel() for each in every if each.requires_grad),
         "bytes": size_of(every),
     }
+
+
+_PER_TENSOR = ("Float8Quantizer", "Float8CurrentScalingQuantizer")
+
+
+def weights(chunks: list[Any]) -> dict[str, int]:
+    """Return the bytes of the weights as they are trained, and the share of those that are quantized.
+
+    Transformer Engine quantizes a layer's weights when it draws their values. Its quantizers make such a weight here,
+    of all the tensors that it has: data by rows and by columns, and scales.
+    """
+    plain = quantized = 0
+    for chunk in chunks:
+        done = set()
+        for module in chunk.modules():
+            metas = getattr(module, "param_init_meta", {}) if getattr(module, "primary_weights_in_fp8", False) else {}
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter in done:
+                    continue
+                done.add(parameter)
+                index = getattr(metas.get(name), "fp8_meta_index", None)
+                if index is None:
+                    plain += size_of([parameter])
+                else:
+                    quantized += _quantized(module.quantizers["scaling_fwd"][index], parameter)
+    return {"bytes": plain + quantized, "quantized": quantized}
+
+
+def _quantized(quantizer: Any, parameter: torch.Tensor) -> int:
+    count = parameter.numel()
+    if type(quantizer).__name__ in _PER_TENSOR:
+        # Its making asks the driver. One scale; a transpose where products need it, before Blackwell
+        return count * (1 if torch.cuda.get_device_capability()[0] >= 10 else 2) + torch.float32.itemsize
+    quantizer = copy.copy(quantizer)
+    quantizer.set_usage(rowwise=True, columnwise=True)
+    quantizer.internal = True  # no tensor's class around it, which would need a device
+    made = quantizer.make_empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    return size_of({id(each): each for each in vars(made).values() if isinstance(each, torch.Tensor)}.values())
 
 
 def gradients(chunks: list[Any]) -> dict[str, int]:

@@ -1,0 +1,148 @@
+"""Shipped points at their true size and in their true world, one of every family and number format, as a rehearsal
+builds them: with Transformer Engine's layers, compared with the estimate."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.estimate.point import estimate_point
+from cloudai_mbridge.plan.run_plan import RunPlan
+from cloudai_mbridge.plan.walk import PointWalk
+from tests.figures import Figure
+
+# isort: split
+from tests.transformer_engine.engine import MODELS  # noqa: F401 - skips where Transformer Engine is not importable
+
+pytestmark = [pytest.mark.process]
+ROOT = Path(__file__).parents[2]
+SYSTEMS = ("gb200", "gb300", "h100")
+# system, test, number format
+SAMPLE = [
+    *(
+        ("gb200", name, form)
+        for name in ("llama3_8b", "llama3_70b", "llama31_405b")
+        for form in ("bf16", "fp8_cs", "nvfp4")
+    ),
+    *(("gb200", name, form) for name in ("qwen3_235b_a22b", "deepseek_v3") for form in ("bf16", "fp8_mx", "nvfp4")),
+    *(("gb200", name, form) for name in ("qwen3_30b_a3b", "gpt_oss_120b") for form in ("bf16", "fp8_mx")),
+    ("gb300", "llama31_405b", "bf16"),
+    ("gb300", "gpt_oss_120b", "fp8_mx"),
+    ("h100", "qwen3_30b_a3b", "fp8_cs"),
+    ("h100", "deepseek_v3", "fp8_sc"),
+    ("h100", "gpt_oss_120b", "fp8_cs"),
+]
+# What Transformer Engine reads while it is imported
+_AT_IMPORT = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+_STAND_IN = (
+    "def __getattr__(name):\n    if name.startswith('__'): raise AttributeError(name)\n    return type(name, (), {})\n"
+)
+# DDP pads its buffers, so that every rank has a share as large, and as long as NCCL likes
+_PADDING = 1e-6
+
+Events = dict[str, list[dict[str, Any]]]
+
+
+def _runs() -> Iterator[tuple[str, RunPlan, Any]]:
+    """Yield the sample: the kind of GPU, the run, and the memory of its stages as estimated."""
+    for system in SYSTEMS:
+        request = pipeline.Request(
+            ROOT / f"systems/{system}.toml", ROOT / f"conf/scenarios/{system}.toml", ROOT / "test_defs", Path("unused")
+        )
+        loaded = pipeline.load(request)
+        prepared = pipeline.plan_loaded(loaded)
+        for test in loaded.scenario.tests:
+            walk = PointWalk(test, prepared.system, RuleSet.RELEASE, None)
+            for point in walk:
+                form = point.coordinates["compute_dtype"]
+                if (system, test.run.id.removesuffix(f"_{system}"), form) in SAMPLE:
+                    run = next(
+                        run
+                        for run in prepared.plan.runs
+                        if run.test_id == test.run.id and run.coordinates == point.coordinates
+                    )
+                    memory = estimate_point(walk.estimates.request(point)).memory
+                    assert memory is not None
+                    yield system, run, memory.stages
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[tuple[str, RunPlan, Any]]:
+    found = list(_runs())
+    assert len(found) == len(SAMPLE) == 24
+    return found
+
+
+@pytest.fixture(scope="module")
+def events(runs: list[tuple[str, RunPlan, Any]], tmp_path_factory: pytest.TempPathFactory) -> Events:
+    """Rehearse all of them, with one process for each kind of GPU and environment."""
+    directory = tmp_path_factory.mktemp("rehearsal")
+    (directory / "deep_ep.py").write_text(_STAND_IN)
+    groups = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+    for number, (gpu, run, _) in enumerate(runs):
+        config = directory / f"{number}.json"
+        config.write_text(json.dumps(run.training_config))
+        env = {**run.recipe_env, **run.env}
+        world = run.num_nodes * run.ranks_per_node
+        job = {"id": f"{gpu}/{run.key}", "config": str(config), "world": world, "gpus_per_node": run.ranks_per_node}
+        ranks = [0, world // 2, world - 1]
+        groups[gpu, env.get(_AT_IMPORT, "0")].append({**job, "env": env, "ranks": ranks})
+    found: Events = defaultdict(list)
+    for number, ((gpu, at_import), jobs) in enumerate(groups.items()):
+        listed = directory / f"jobs-{number}"
+        listed.write_text("\n".join(map(json.dumps, jobs)))
+        path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
+        done = subprocess.run(
+            [sys.executable, "-m", "cloudai_mbridge.training.dry", "--jobs", str(listed), "--gpu", gpu],
+            env={**os.environ, "PYTHONPATH": path, _AT_IMPORT: at_import},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout, done.stderr[-3000:]
+        for line in done.stdout.splitlines():
+            event = json.loads(line)
+            if "job" in event:
+                found[event["job"]].append(event)
+    return found
+
+
+def test_every_rank_of_the_sample_is_built(events: Events, figure: Figure) -> None:
+    refused = [event for each in events.values() for event in each if event["event"] == "refused"]
+    assert [(event["job"], event.get("rank"), event["message"]) for event in refused] == []
+    built = [event for each in events.values() for event in each if event["event"] == "built"]
+    cpu, memory = max(event["cpu_s"] for event in built), max(event["peak_mib"] for event in built)
+    figure(f"{len(events)} of {len(SAMPLE)} build, {len(built)} ranks; at most {cpu:.1f} CPU s and {memory} MiB a rank")
+    assert len(built) == 3 * len(SAMPLE)
+    assert memory < 1024
+
+
+def test_states_are_those_of_the_estimate(events: Events, runs: list[tuple[str, RunPlan, Any]]) -> None:
+    different = []
+    for gpu, run, stages in runs:
+        is_sharded = bool(run.training_config["ddp"].get("use_megatron_fsdp"))
+        for event in events[f"{gpu}/{run.key}"]:
+            if event["event"] != "built":
+                continue
+            stage = stages[event["place"]["pp"]]
+            optimizer = event["optimizer"]["main_bytes"] + event["optimizer"]["moment_bytes"]
+            pairs = {"parameters": (event["parameters"]["count"], stage.parameters)}
+            if not is_sharded:
+                pairs |= {
+                    "gradients": (event["gradients"]["bytes"], stage.terms["gradients"]),
+                    "optimizer": (optimizer, stage.terms["optimizer"]),
+                }
+            different += [
+                (run.key, event["rank"], name, built, estimated)
+                for name, (built, estimated) in pairs.items()
+                if abs(built - estimated) > (0 if name == "parameters" else _PADDING * estimated)
+            ]
+    assert different == []
