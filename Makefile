@@ -32,7 +32,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check check-tests test test-changed test-long golden docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head matrix te newest newest-python environments drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-changed test-long golden docs interop interop-run interop-install upstream-sources bridge-loop bridge-loop-on-3.12 head-to-head rehearse-recipes matrix te newest newest-python environments drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -84,6 +84,19 @@ bridge-loop-on-3.12:
 	$(MAKE) newest
 	$(MAKE) $(NEWEST)/bridge
 	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest $(FORK) tests/interop/bridge_loop
+
+# Rehearse the performance recipes of Megatron-Bridge 0.6 that the loop takes, with Transformer Engine's layers: an hour.
+# REHEARSE_ARGS=--ends builds three ranks of each
+rehearse-recipes: interop-install
+	$(MAKE) newest
+	.ci/install-transformer-engine $(NEWEST)/bin/python $(NEWEST)/te "$(MBRIDGE_TE_ARCHIVE)"
+	mkdir -p build
+	cd tests/interop && PYTHONPATH=$(CURDIR)/$(INTEROP)/megatron-core-0.19:$(CURDIR) $(CURDIR)/$(INTEROP)/bin/python \
+	  real_containers.py "$(UPSTREAM)/megatron-bridge-0.6" > $(CURDIR)/build/containers.jsonl
+	cd tests/interop && PYTHONPATH=$(CURDIR)/$(INTEROP)/megatron-core-0.19:$(CURDIR) $(CURDIR)/$(INTEROP)/bin/python \
+	  judge_containers.py < $(CURDIR)/build/containers.jsonl > $(CURDIR)/build/verdicts.jsonl
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/te $(NEWEST)/bin/python -m tests.interop.rehearse_recipes \
+	  build/containers.jsonl build/verdicts.jsonl $(REHEARSE_ARGS) > build/rehearsed.jsonl
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install

@@ -37,6 +37,8 @@ _LAYOUT_FIELDS: dict[str, tuple[str, type]] = {
     "mixed_precision.grad_reduce_in_fp32": ("grad_reduce_in_fp32", bool),
     "mixed_precision.fp8_param_gather": ("fp8_param_gather", bool),
     "mixed_precision.fp8_param": ("fp8_param_gather", bool),
+    "mixed_precision.fp4_param_gather": ("fp8_param_gather", bool),
+    "mixed_precision.fp4_param": ("fp8_param_gather", bool),
     "ddp.use_megatron_fsdp": ("use_megatron_fsdp", bool),
     "dist.use_megatron_fsdp": ("use_megatron_fsdp", bool),
     "ddp.outer_dp_sharding_strategy": ("outer_dp_sharding_strategy", str),

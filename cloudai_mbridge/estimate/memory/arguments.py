@@ -74,7 +74,8 @@ def _of_loop(recipe: Recipe, precision: Precision) -> dict[str, Any]:
         "use_distributed_optimizer": is_split,
         "optimizer_bytes": _optimizer_bytes(recipe) if has_own_state else MASTER_WEIGHTS,
     }
-    if (gathers := recipe.default("mixed_precision", "fp8_param_gather")) is not None:
+    name = "fp4_param_gather" if precision is Precision.NVFP4 else "fp8_param_gather"
+    if (gathers := recipe.default("mixed_precision", name)) is not None:
         given["fp8_param_gather"] = gathers
     return given
 
@@ -105,8 +106,11 @@ def _has_muon(recipe: Recipe) -> bool:
 
 
 def _weights(precision: Precision, gpu: str) -> dict[str, bool]:
-    """Return the storage of the weights: the same for both launchers, whose number formats are the same."""
-    gathered = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX)
+    """Return the storage of the weights: the same for both launchers, whose number formats are the same.
+
+    NVFP4 since Megatron-Core 0.17; `training.dry` has Transformer Engine's quantizers make such weights.
+    """
+    gathered = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX, Precision.NVFP4)
     return {"fp8_param_gather": precision in gathered, "has_fp8_transposes": gpu in ("h100", "h200", "gh200")}
 
 

@@ -63,7 +63,7 @@ def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
     gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision.is_32_bit else 2.0
     copy = QUANTIZED.get(layout.precision, 0.0)
     copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
-    if not copy or not layout.fp8_param_gather or layout.precision is Precision.NVFP4:
+    if not copy or not layout.fp8_param_gather:
         return _plain(layout), copies * copy, gradient
     return copy, (copies - 1) * copy, gradient  # the quantized weight is the weight
 

@@ -114,7 +114,7 @@ def _answers(gpu: Gpu) -> dict[str, Callable[..., Any]]:
 
 def _without_driver() -> None:
     """Replace what asks the driver, reads values, or compares what other ranks have sent, while a rank is built."""
-    from megatron.core import nccl_allocator
+    from megatron.core import nccl_allocator, parallel_state
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
     from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer as fsdp_buffers
 
@@ -128,6 +128,7 @@ def _without_driver() -> None:
             setattr(nccl_allocator, name, no_registration)
     if hasattr(fsdp_buffers, "validate_uneven_dtensor"):  # by the sizes that the other ranks hold
         fsdp_buffers.validate_uneven_dtensor = lambda dtensor: None
+    parallel_state.get_nccl_options = lambda *args: None  # which the fake group does not take
     FullyShardedDataParallel.sync_rng_states_across_tp_group = lambda self: None
     objects: Any = dist  # through tensors, whose sizes would come from other ranks
     objects.broadcast_object_list = lambda *args, **kwargs: None

@@ -104,7 +104,8 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[st
             config.model.perform_initialization = False
             config.model.use_cpu_initialization = False
             config.model.init_model_with_meta_device = True  # Transformer Engine draws no values then
-            config.model.register_pre_wrap_hook(partial(_with_memory, config))
+            whole: dict[str, int] = {}
+            config.model.register_pre_wrap_hook(partial(_with_memory, config, whole))
             stage = "tokenizer"
             if config.model.vocab_size is None:
                 take_vocabulary(config.model, build_tokenizer(config).vocab_size)
@@ -113,8 +114,8 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[st
             found: dict[str, Any] = {"rank": rank, "place": _place(), "micro_batches": get_num_microbatches()}
             stage = "model"
             chunks = build_model(config)
-            found["parameters"], found["gradients"] = states.parameters(chunks), states.gradients(chunks)
-            found["weights"] = states.weights(chunks)
+            found["parameters"] = whole or states.parameters(chunks)
+            found["weights"], found["gradients"] = states.weights(chunks), states.gradients(chunks)
             found["layers"] = [_layers(chunk) for chunk in chunks]
             stage = "optimizer"
             optimizer = build_optimizer(config, chunks)
@@ -134,10 +135,15 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[st
     return found
 
 
-def _with_memory(config: Any, chunks: list[Any]) -> list[Any]:
-    """Let wrappers take the parameters as they are: Megatron-FSDP would draw their values now."""
+def _with_memory(config: Any, whole: dict[str, int], chunks: list[Any]) -> list[Any]:
+    """Let wrappers take the parameters as they are: Megatron-FSDP would draw their values now, and shards them.
+
+    whole: gets the parameters before they are sharded.
+    """
     config.model.init_model_with_meta_device = False
-    GpuMeansMeta.hides_meta = config.ddp.use_megatron_fsdp
+    if config.ddp.use_megatron_fsdp:
+        GpuMeansMeta.hides_meta = True
+        whole |= states.parameters(chunks)
     return chunks
 
 

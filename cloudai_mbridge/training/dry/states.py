@@ -8,14 +8,21 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+from torch.distributed.tensor import DTensor
 
 from cloudai_mbridge.training.checkpointing.content import content_metadata, model_tree
 from cloudai_mbridge.training.checkpointing.optimizer_state import parts_of
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of tensors."""
-    return sum(each.numel() * each.element_size() for each in tensors)
+    """Return the bytes of tensors, of sharded ones those of this rank."""
+    return sum(own.numel() * own.element_size() for own in map(_own, tensors))
+
+
+def _own(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor that Megatron-FSDP has sharded."""
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
 
 
 def parameters(chunks: list[Any]) -> dict[str, int]:
@@ -40,6 +47,11 @@ def weights(chunks: list[Any]) -> dict[str, int]:
     """
     plain = quantized = 0
     for chunk in chunks:
+        if (sharded := getattr(chunk, "param_and_grad_buffer", None)) is not None:  # of Megatron-FSDP
+            for group in sharded.parameter_groups:
+                for name in ("model_weight_buffer", "transpose_weight_buffer"):
+                    plain += _kept(getattr(group, name, None))[1]
+            continue
         done = set()
         for module in chunk.modules():
             metas = getattr(module, "param_init_meta", {}) if getattr(module, "primary_weights_in_fp8", False) else {}
@@ -72,10 +84,9 @@ def gradients(chunks: list[Any]) -> dict[str, int]:
     count = total = buckets = 0
     for chunk in chunks:
         if (sharded := getattr(chunk, "param_and_grad_buffer", None)) is not None:  # of Megatron-FSDP
-            kept = [each for group in sharded.parameter_groups if (each := group.main_grad_buffer) is not None]
-            count += sum(each.data_size for each in kept)
-            total += sum(each.data_size * each.dtype.itemsize for each in kept)
-            buckets += len(kept)
+            for group in sharded.parameter_groups:
+                values, size = _kept(group.main_grad_buffer)
+                count, total, buckets = count + values, total + size, buckets + (values > 0)
             continue
         for buffer in (*getattr(chunk, "buffers", ()), *getattr(chunk, "expert_parallel_buffers", ())):
             count += buffer.grad_data.numel()
@@ -84,13 +95,18 @@ def gradients(chunks: list[Any]) -> dict[str, int]:
     return {"count": count, "bytes": total, "buckets": buckets}
 
 
+def _kept(buffer: Any) -> tuple[int, int]:
+    """Return the values and bytes of a buffer of Megatron-FSDP, None: there is none."""
+    return (0, 0) if buffer is None else (buffer.data_size, buffer.data_size * buffer.dtype.itemsize)
+
+
 def optimizer_states(config: Any, optimizer: Any) -> dict[str, int]:
     """Return the values that the rank's share of the optimizer steps, and the bytes of main parameters and moments."""
     settings = config.optimizer
     count = main = 0
     for part in parts_of(optimizer):
         for group in part.optimizer.param_groups if getattr(part, "optimizer", None) is not None else ():
-            count += sum(each.numel() for each in group["params"])
+            count += sum(_own(each).numel() for each in group["params"])
             main += size_of(group["params"])
     is_aware = settings.use_precision_aware_optimizer
     moments = [settings.exp_avg_dtype, settings.exp_avg_sq_dtype] if is_aware else [torch.float32] * 2

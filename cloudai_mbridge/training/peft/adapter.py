@@ -58,6 +58,8 @@ class Matrix(torch.nn.Module):
     @torch.no_grad()
     def fill(self, kind: str, name: str, seed: int) -> None:
         """Initialize the weights from the layout-independent whole; the kinds are Megatron-Bridge's."""
+        if current_device().type == "meta":
+            return  # a rehearsal has no values
         ranks = self.base.ranks if self.axis is not None else 1
         first = mpu.get_expert_model_parallel_rank() * self.experts
         for i, weight in enumerate(self.weights):

@@ -59,7 +59,8 @@ def test_both_launchers_keep_the_weights_of_a_format_alike(precision: Precision,
     ]
     ours, theirs = ((each.fp8_param_gather, each.has_fp8_transposes, each.optimizer_bytes) for each in both)
     assert ours == theirs
-    assert ours[0] is (precision in (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX))
+    gathered = (Precision.FP8_CS, Precision.FP8_DS, Precision.FP8_MX, Precision.NVFP4)
+    assert ours[0] is (precision in gathered)
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,15 @@ def rehearse(directory: Path, model: dict[str, Any], world: int = 1024) -> tuple
 
 def test_every_distinct_rank_is_built_at_its_true_size(tmp_path: Path) -> None:
     code, events = rehearse(tmp_path, {})
-    start, configured, *built = events
+    start, configured, *built, tiled = events
     assert (code, start["event"], configured["event"]) == (0, "start", "configured")
     assert configured["layout"] == {"tp": 4, "cp": 1, "pp": 2, "dp": 128, "ep": 1, "etp": 4}
     assert configured["ranks"] == [0, 253, 511, 512, 765, 1023]
-    assert [event["event"] for event in built] == ["built"] * 6
-    assert [event["place"]["pp"] for event in built] == [0, 0, 0, 1, 1, 1]
+    assert {event["event"] for event in built} == {"built"}
+    # and those that save the shards
+    assert [event["rank"] for event in built] == [0, 1, 2, 3, 253, 511, 512, 513, 514, 515, 765, 1023]
+    assert [event["place"]["pp"] for event in built] == [0] * 6 + [1] * 6
+    assert (tiled["event"], tiled["problems"]) == ("tiled", [])
     layer = (4096 * 4096 * 2 + 2 * 1024 * 4096 + 3 * 4096 * 14336) // 4 + 2 * 4096
     embedding = 131072 * 4096 // 4
     first, last = built[0], built[-1]
