@@ -97,6 +97,16 @@ class Soak:
         self.sandbox.kill_controller()
         self.sandbox.start_controller()
 
+    def undrain(self) -> None:
+        """Return nodes to service, as an operator would: a forgetful controller gives ids of jobs that still run there,
+        and Slurm drains such a node."""
+        reasons = self.sandbox.run("sinfo", "--noheader", "--list-reasons", "--format=%n %E", check=False).stdout
+        for line in reasons.splitlines():
+            name, _, reason = line.partition(" ")
+            if reason.startswith("Duplicate jobid"):
+                self.counted["Slurm drained a node over an id that it gave twice"] += 1
+                self.sandbox.resume(name)
+
     def _forgetful_controller(self, run: Any) -> None:
         self.sandbox.kill_controller(save=False)
         self.sandbox.start_controller()
@@ -179,6 +189,7 @@ def drive(soak: Soak, run: Any, num_faults: int) -> Any:
             if left > 0:
                 left -= 1
                 soak.fault(run)
+            soak.undrain()
             looks = looks + 1 if soak.is_stuck() else 0
             if looks > 5:
                 soak.counted["Slurm kept the GPUs of ended jobs until its controller was restarted"] += 1

@@ -151,8 +151,8 @@ class ParallelLayout:
     mbs, gbs: sequences per micro-batch and per step. gbs None: one micro-batch per pipeline stage. seq_length None: the
     architecture's. etp None: as tp, Megatron-Core's default. sequence_parallel None: whenever tp > 1.
     pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL".
-    fp8_param_gather: keep the weights in 8 bits only, of NVFP4 in 4. has_fp8_transposes: per-tensor and block scaling keep a
-    transposed copy of every weight: Hopper's products need it, Blackwell's do not.
+    fp8_param_gather: keep the weights in 8 bits only, of NVFP4 in 4. has_fp8_transposes: per-tensor and block scaling
+    keep a transposed copy of every weight: Hopper's products need it, Blackwell's do not.
     use_megatron_fsdp: parameters, gradients and optimizer are sharded. adapters: the weights are frozen, and
     these are trained beside them. num_distributed_optimizer_instances: copies of what is sharded over the
     data-parallel ranks (HSDP). outer_dp_sharding_strategy: "no_shard", or "optim": Megatron-FSDP splits the optimizer's
