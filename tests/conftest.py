@@ -22,6 +22,8 @@ from tests.sandbox.conf import PATIENT
 REPOSITORY = Path(__file__).parents[1]
 # Before torch is loaded, here and in all processes of tests: its idle threads sleep, as there are more than cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# `python3` may be a script of pyenv, which takes longer than the stand-in for the training (tests/stand_in/training.py)
+os.environ.setdefault("STAND_IN_PYTHON", os.path.realpath(sys.executable))
 
 # A time limit for each example fails on a busy machine
 hypothesis.settings.register_profile("tests", deadline=None)
