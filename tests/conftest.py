@@ -104,13 +104,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
     """Put files that mostly wait, for Slurm and processes, between those that compute, so that they run together.
 
-    The GPU check comes first: its one long test would otherwise run at the end, beside idle workers.
+    The GPU check comes first, then training on real ranks: their long tests would otherwise run at the end, beside
+    idle workers.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if "e2e" in path.parts]
-    others = sorted((path for path in files if "e2e" not in path.parts), key=lambda path: "gpu_check" not in path.parts)
+    others = sorted(
+        (path for path in files if "e2e" not in path.parts),
+        key=lambda path: ("gpu_check" not in path.parts, "training" not in path.parts),
+    )
     places = {path: (place + 0.5) / len(paths) for paths in (waiting, others) for place, path in enumerate(paths)}
     return [item for path in sorted(files, key=places.__getitem__) for item in files[path]]
 
