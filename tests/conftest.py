@@ -22,6 +22,8 @@ from tests.sandbox.conf import PATIENT
 REPOSITORY = Path(__file__).parents[1]
 # Before torch is loaded, here and in all processes of tests: its idle threads sleep, as there are more than cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# `python3` may be a script of pyenv, which takes longer than the stand-in for the training (tests/stand_in/training.py)
+os.environ.setdefault("STAND_IN_PYTHON", os.path.realpath(sys.executable))
 
 # A time limit for each example fails on a busy machine
 hypothesis.settings.register_profile("tests", deadline=None)
@@ -102,13 +104,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
     """Put files that mostly wait, for Slurm and processes, between those that compute, so that they run together.
 
-    The GPU check comes first: its one long test would otherwise run at the end, beside idle workers.
+    The GPU check comes first, then training on real ranks: their long tests would otherwise run at the end, beside
+    idle workers.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if "e2e" in path.parts]
-    others = sorted((path for path in files if "e2e" not in path.parts), key=lambda path: "gpu_check" not in path.parts)
+    others = sorted(
+        (path for path in files if "e2e" not in path.parts),
+        key=lambda path: ("gpu_check" not in path.parts, "training" not in path.parts),
+    )
     places = {path: (place + 0.5) / len(paths) for paths in (waiting, others) for place, path in enumerate(paths)}
     return [item for path in sorted(files, key=places.__getitem__) for item in files[path]]
 

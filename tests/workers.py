@@ -110,9 +110,8 @@ class Forking:
         self._session, self._servers = session, shared_servers()
         for numbers in _files(session.items):
             self._files[self._waits(numbers)].append(numbers)
-        self._files[True] = deque(
-            sorted(self._files[True], key=len, reverse=True)
-        )  # none of many tests is left for the end
+        # None of many tests is left for the end
+        self._files[True] = deque(sorted(self._files[True], key=len, reverse=True))
         if terminal := self._config.pluginmanager.getplugin("terminalreporter"):
             terminal.showfspath = False  # tests of several files take turns
         try:

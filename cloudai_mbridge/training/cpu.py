@@ -2,6 +2,8 @@
 surround every call into it. On a GPU, nothing is replaced."""
 
 import contextlib
+import functools
+import os
 import sys
 import threading
 import warnings
@@ -53,6 +55,7 @@ def install() -> bool:
         return False
     if not _done:
         _torch_cuda()
+        _gloo()
         follow_into_backward()
         _rng()
         _moe()
@@ -98,10 +101,35 @@ def _torch_cuda() -> None:
     gpu.stream = lambda stream=None: contextlib.nullcontext()
     gpu.get_rng_state = lambda device="cpu": torch.get_rng_state()
     gpu.set_rng_state = lambda state, device="cpu": torch.set_rng_state(state)
+    gpu.manual_seed = gpu.manual_seed_all = lambda seed: None  # torch would keep each call and its stack, for a GPU
     tensor: Any = torch.Tensor
     tensor.record_stream = lambda self, stream: None
     # Megatron decorates its linear function with torch.amp.custom_bwd for a GPU
     warnings.filterwarnings("ignore", message=".*device_type of 'cuda'.*")
+
+
+def _gloo() -> None:
+    """Let all process groups share gloo's devices: each device has a thread that wakes a hundred times a second.
+
+    Megatron-Core makes some thirty groups, each of which torch would give devices of its own.
+    """
+    c10d: Any = dist.distributed_c10d
+    real = c10d.ProcessGroupGloo
+
+    @functools.cache
+    def devices(interfaces: str, process: int) -> list[Any]:
+        return [real.create_device(interface=name) for name in interfaces.split(",") if name] or [
+            real.create_default_device()
+        ]
+
+    class SharingGloo(real):  # type: ignore[misc,valid-type]
+        def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+            options = real._Options()
+            options._devices = devices(os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())
+            options._timeout, options._threads = timeout, 2 * len(options._devices)
+            super().__init__(store, rank, size, options)
+
+    c10d.ProcessGroupGloo = SharingGloo
 
 
 def _rng() -> None:
@@ -275,6 +303,10 @@ _GPU_TYPE_NAME = {f"torch.{name}Tensor": f"torch.{_GPU}.{name}Tensor" for name i
 _state = threading.local()
 
 
+# The functions of which the mode changes positional arguments, or the result
+_CHANGED = frozenset((torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.to, torch.Tensor.type, torch.device))
+
+
 def _is_gpu(device: object) -> bool:
     if isinstance(device, str):
         return device.startswith(_GPU)
@@ -291,6 +323,8 @@ class GpuMeansCpu(TorchFunctionMode):
     device = "cpu"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not kwargs and func not in _CHANGED:  # most calls, hundreds of thousands in a short training
+            return func(*args)
         kwargs = dict(kwargs or {})
         if _is_gpu(kwargs.get("device")):
             kwargs["device"] = "cpu"

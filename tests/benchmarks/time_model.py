@@ -20,6 +20,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -367,6 +368,7 @@ def left_out_by(scheme: str) -> Callable[[int, Row], str]:
     return label[scheme]
 
 
+@cache
 def held_out_errors(problem: Problem) -> dict[str, np.ndarray]:
     """Return log(predicted / measured) of every row, by what was left out of the fit; each is left out in turn."""
     found = {}

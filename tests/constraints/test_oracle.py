@@ -13,7 +13,7 @@ import os
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -162,7 +162,7 @@ class Megatron:
             model = build_model(config)
             iterators = [self._batches(config) for _ in model]
             get_forward_backward_func()(
-                forward_step_func=partial(forward_step, GlobalState(config)),
+                forward_step_func=_OncePerChunk(partial(forward_step, GlobalState(config))),
                 data_iterator=iterators if len(model) > 1 else iterators[0],
                 model=model,
                 num_microbatches=get_num_microbatches(),
@@ -176,6 +176,19 @@ class Megatron:
         while True:
             batch = dict.fromkeys(("tokens", "labels", "position_ids"), tokens) | {"loss_mask": torch.ones_like(tokens)}
             yield batch
+
+
+class _OncePerChunk:
+    """The forward step, which a chunk of the model runs once: all micro-batches of a point have the same shapes."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step = step
+        self._results: dict[int, Any] = {}
+
+    def __call__(self, batches: Iterator[Any], chunk: Any) -> Any:
+        if id(chunk) not in self._results:
+            self._results[id(chunk)] = self._step(batches, chunk)
+        return self._results[id(chunk)]
 
 
 def _check_split(model: Any) -> None:

@@ -5,21 +5,17 @@ how long the drill goes on for each reader (600 s).
 """
 
 import contextlib
-import importlib
 import itertools
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -28,10 +24,11 @@ from typing import Any
 
 import pytest
 
-from tests.forked import import_all
+from tests.forked import COMMANDS, run_mbridge
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
+BOUNDED = Path(__file__).parent / "bounded.py"
 HANG_S = 10
 MEMORY = 2 << 30
 LARGEST = 64 << 20  # of a line and its copies
@@ -315,45 +312,14 @@ def mutate_database(data: bytes, rng: random.Random) -> bytes:
 
 
 def in_child(argv: tuple[str, ...], here: Path) -> tuple[int, str]:
-    """Run a command in a fork of this process, within bounds; return its exit code, or minus a signal, and its text."""
-    said = here.parent / "said"
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            code = _command(argv, here, said)
-        except BaseException:
-            said.write_text(said.read_text(errors="replace") + traceback.format_exc())
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), said.read_text(errors="replace")
-
-
-def _command(argv: tuple[str, ...], here: Path, said: Path) -> int:
-    from cloudai_mbridge import cli
-
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(HANG_S * 6)  # of a machine that does other things, too
-    resource.setrlimit(resource.RLIMIT_CPU, (HANG_S, HANG_S + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _address_space(), MEMORY + _address_space()))
-    os.chdir(here)
-    out = os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdout, sys.stderr, sys.stdin = open(1, "w"), open(2, "w"), open(0)  # noqa: SIM115
-    sys.argv = ["mbridge", *argv]
-    try:
-        cli.main()
-    except SystemExit as end:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return int(end.code or 0) if not isinstance(end.code, str) else 71
-
-
-def _address_space() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    """Run a command within bounds; return its exit code, or minus a signal, and its text."""
+    program = [str(BOUNDED), str(HANG_S), str(MEMORY), *argv]
+    try:  # seconds of a machine that does other things, too
+        done = COMMANDS.run(program, here, os.environ, timeout=HANG_S * 6)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGALRM, ""
+    assert done is not None, "a real start would take longer than the command"
+    return done.returncode, done.stdout + done.stderr
 
 
 @dataclass
@@ -385,9 +351,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "table.csv").write_text(TABLE)
 
     def mbridge(*argv: str, codes: Collection[int] = (0,)) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "cloudai_mbridge", *argv], cwd=directory, capture_output=True, text=True, check=False
-        )
+        done = run_mbridge(*argv, cwd=directory)
         assert done.returncode in codes, done.stdout + done.stderr
 
     mbridge("run", "--system-config", "system.toml", "--test-scenario", "scenario.toml", "--output-dir", "out")
@@ -445,9 +409,6 @@ def mistake(case: Case, reader: Reader, seed: int) -> str:
 
 def play(original: Path, directory: Path, name: str, seeds: Callable[[], Iterator[int]]) -> tuple[int, list[str]]:
     """Play mutants; return how many, and what was wrong with them."""
-    import_all("commands")  # once, not in each child
-    for module in ("calibrate", "measured", "measured_search"):
-        importlib.import_module(f"cloudai_mbridge.tune.{module}")
     case = Case(directory / "case", original)
     shutil.copytree(original, case.here, symlinks=True)
     (directory / "neighbour").write_text("x")

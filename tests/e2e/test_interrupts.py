@@ -171,8 +171,12 @@ def test_a_second_signal_does_not_wait(
     )
     told, file = switch(tmp_path, LONG)
     run = start_run(patient, [stand_in_test("stubborn", told, args="gb = 8\nmb = [1, 2]")], whole_system=system)
-    wait_for_starts(run, 2, until)
-    time.sleep(0.5)
+
+    def have_stepped() -> bool:
+        logs = run.root.glob("stubborn/*/*/stdout.txt")
+        return sum('"step": 1,' in log.read_text() for log in logs) == 2
+
+    until("a step of both jobs, which ignore the signal then", have_stepped)
     jobs = run.jobs()
     run.send(signal.SIGINT)
     run.wait_for_words("cancelling 2 active jobs")

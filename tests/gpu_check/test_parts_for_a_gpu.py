@@ -16,6 +16,7 @@ from cloudai_mbridge.estimate.memory.estimate import GIB, Assumptions
 from cloudai_mbridge.gpu_check import proxy, tiny
 from cloudai_mbridge.gpu_check.kit import Kit, PartFailed, PartSkipped, largest_difference, train, training
 from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S, needs_muon
+from tests.forked import run_mbridge
 from tests.golden import Sentence
 
 RUN = {part.name: part.run for part in PARTS}
@@ -30,7 +31,14 @@ def falling(test: str, step: int) -> float:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loss], None]:
     """Let `mbridge run` plan for real, and report made-up steps; trains: how many points until the deadline."""
-    real = Kit.mbridge
+
+    def real(kit: Kit, *arguments: Any, log: str, codes: Any = (0,), **env: str) -> int:
+        done = run_mbridge(*arguments, cwd=Path.cwd(), env=env)
+        (kit.work / f"{log}.stdout").write_text(done.stdout)
+        (kit.work / f"{log}.stderr").write_text(done.stderr)
+        if done.returncode not in codes:
+            raise PartFailed(f"exit code {done.returncode}: {kit.tail(log)}")
+        return done.returncode
 
     def install(loss: Loss, trains: int | None = None, **changes: Any) -> None:
         def mbridge(self: Kit, *arguments: Any, log: str, codes: Any = (0,), **env: str) -> int:

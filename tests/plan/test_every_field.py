@@ -42,10 +42,7 @@ LOCAL: dict[str, Any] = {"name": "here", "scheduler": "local"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.6.0"}
 TEST: dict[str, Any] = {
     **{"name": "n", "description": "d", "test_template_name": "MegatronBridge", "git_repos": [REPO]},
-    "cmd_args": {
-        **{"gpu_type": "gb200", "num_gpus": 4, "max_steps": 10, "mb": [1, 2], "gb": [8, 16]},
-        "time_limit": "1:00:00",
-    },
+    "cmd_args": {**{"gpu_type": "gb200", "num_gpus": 4, "max_steps": 10, "mb": 1, "gb": 8}, "time_limit": "1:00:00"},
 }
 EMBEDDED = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "container_image": "/image.sqsh"}
 UPSTREAM = {

@@ -1,5 +1,9 @@
-#!/usr/bin/env python3
-"""A stand-in for the training program: it prints what training prints and costs nothing. Called as the interpreter.
+#!/bin/sh
+""":"
+exec "${STAND_IN_PYTHON:-python3}" -I -S "$0" "$@"
+
+A stand-in for the training program: it prints what training prints and costs nothing. Called as the interpreter.
+STAND_IN_PYTHON: the interpreter itself, where `python3` is a script that looks for it (tests/conftest.py).
 
 It takes torchrun's place on a node (`-m torch.distributed.run ... -m cloudai_mbridge.training --config FILE`), and does
 what the variable STAND_IN says, a JSON object:
@@ -23,11 +27,9 @@ what the variable STAND_IN says, a JSON object:
     late_s      seconds from the job's end to when others see what it has written here; null: they never do
 """
 
-import ctypes
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -100,6 +102,8 @@ def hide(late_s: float | None) -> None:
 
     Left in its place: the files of before the job, as on another machine whose cache is old.
     """
+    import shutil
+
     here = Path.cwd()
     there = here.parents[4] / f"hidden-{os.getpid()}"
     shutil.copytree(here, there, symlinks=True, ignore=shutil.ignore_patterns("claim*", "st*", "exit_code*"))
@@ -119,6 +123,8 @@ def hide(late_s: float | None) -> None:
 
 def exchange(one: Path, other: Path) -> None:
     """Exchange two directories in one step (Linux)."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2):
         raise OSError(ctypes.get_errno(), "renameat2")

@@ -3,6 +3,7 @@
 The settings of NCCL have no effect without GPUs.
 """
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,7 @@ from cloudai_mbridge.training.process.device import bind_local_device  # noqa: E
 from cloudai_mbridge.training.process.groups import embedding_ranks, set_flight_recorder  # noqa: E402
 from cloudai_mbridge.training.startup import unsupported  # noqa: E402
 from cloudai_mbridge.training.startup.prepare import adapt_to_device  # noqa: E402
-from tests.training.conftest import Train  # noqa: E402
+from tests.training.conftest import Finished, Train  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "use_sharp": True,
@@ -110,6 +111,27 @@ def test_the_losses_of_global_groups(train: Train, layout: dict[str, Any]) -> No
     first = train(4, {**sections, "checkpoint": checkpoint, "dist": GRID})
     assert first.losses | train(4, {**sections, "checkpoint": checkpoint}).losses == whole.losses
     assert first.records[1]["grad_norm"] == whole.records[1]["grad_norm"]
+
+
+@pytest.mark.process
+def test_groups_share_a_device_of_gloo(ranks: Callable[..., Finished]) -> None:
+    """Each device has a thread that wakes a hundred times a second, and Megatron-Core makes some thirty groups."""
+    script = """
+    import os
+    from pathlib import Path
+    from cloudai_mbridge.training import cpu
+    import torch.distributed as dist
+
+    cpu.install()
+    dist.init_process_group("gloo")
+    for group in [dist.new_group([0, 1]) for _ in range(8)]:
+        dist.barrier(group)
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    os.write(1, f"{names.count('gloo_tcp_loop')}\\n".encode())
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    assert ranks(2, script).stdout.split() == ["1", "1"]
 
 
 def test_what_the_grid_has_no_settings_for(tiny: Any, monkeypatch: pytest.MonkeyPatch, sentence: Sentence) -> None:

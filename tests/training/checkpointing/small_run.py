@@ -137,6 +137,24 @@ class Run:
         return found
 
 
+_up: list[Any] = []  # of each run: what its groups depend on
+
+
+def _groups_of(config: Any) -> Any:
+    """Return what Megatron's groups depend on; None with pipeline stages, whose embeddings' ranks depend on the model.
+
+    To make the groups of a run takes as long as to build its model and to train a step.
+    """
+    model = config.model
+    if model.pipeline_model_parallel_size > 1:
+        return None
+    sizes = [
+        getattr(model, f"{name}_parallel_size") for name in ("tensor_model", "context", "expert_model", "expert_tensor")
+    ]
+    more = (model.hierarchical_context_parallel_sizes, config.ddp.num_distributed_optimizer_instances)
+    return (*sizes, *more, repr(config.dist))
+
+
 def start(**sections: dict[str, Any]) -> Run:
     """Build a run with these settings on top of `SECTIONS`, in place of the one before."""
     names = {*SECTIONS, *sections}
@@ -148,10 +166,12 @@ def start(**sections: dict[str, Any]) -> Run:
         _prepare(config)
         initialize(config)
     else:
-        mpu.destroy_model_parallel()
+        if (groups := _groups_of(config)) is None or groups != _up[-1]:
+            mpu.destroy_model_parallel()
         destroy_num_microbatches_calculator()
         _prepare(config)
         initialize_megatron(config)
+    _up.append(_groups_of(config))
     random.seed(config.rng.seed)
     np.random.seed(config.rng.seed)
     state = SimpleNamespace(
