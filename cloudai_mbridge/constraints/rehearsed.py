@@ -29,5 +29,5 @@ def refused(
     """Return that a rank was not built. where: the place in the source that refused."""
     operands = {"stage": stage, **({} if rank is None else {"rank": rank}), "core": core}
     said = f"{kind}: {message}" if message else kind
-    remedy = f"these are the words of {where or 'the engine'}; change what they name"
+    remedy = f"raised in {where}; change what it names" if where else "change what it names"
     return Violation(REHEARSED, ", ".join(keys) or stage, said, remedy, operands)

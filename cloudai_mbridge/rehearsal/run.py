@@ -32,6 +32,7 @@ _SHARDS = "shards"  # of a built rank: not carried, as they are as many as its t
 _OWN_STAGES = ("crash", "rehearsal")
 _OWN_WORDS = re.compile(r"\bmeta (?:tensor|device)|'Meta' backend|\bfake (?:pg|process group)\b|\bFakeProcessGroup\b")
 _PATH = "PYTHONPATH"
+_BEFORE_PACKAGE = re.compile(r"^/.*/(?=cloudai_mbridge/)")  # of a checkout
 PREFIX = ".mbridge-rehearsal-"
 
 
@@ -299,7 +300,8 @@ def _refusal(event: Mapping[str, Any]) -> Refusal:
 
     rank = event.get("rank")
     stage, kind, message = (str(event.get(name) or "") for name in ("stage", "kind", "message"))
-    return Refusal(stage, kind, message, rank if isinstance(rank, int) else None, texts("where"), texts("keys"))
+    where = tuple(_BEFORE_PACKAGE.sub("", each) for each in texts("where"))
+    return Refusal(stage, kind, message, rank if isinstance(rank, int) else None, where, texts("keys"))
 
 
 def _is_own(refusal: Refusal) -> bool:
