@@ -15,8 +15,8 @@ def r01_every_rank_of_the_point_is_built(point: Point) -> Answer:
     package, or the embedded loop: we do not check them, and another release may differ. Keys are the settings that the
     words name; else those of the line of source that refused, which need not be the cause.
 
-    Pass: every distinct rank was built; nothing is said about the steps of training. Fail: extra_cmd_args =
-    "model.init_method_std=x", at which Megatron-Core raises a TypeError.
+    Pass: every distinct rank was built; nothing is said about the steps of training.
+    Fail: extra_cmd_args."model.batch_invariant_mode" = "true", which Megatron-Core takes with FlashAttention only.
     Not evaluated: without --rehearse; in an image, unless with --on-slurm; without gpu_type.
     Source: `python -m cloudai_mbridge.training.dry`; the place in the source of the package is in `rehearsal.json`.
     """

@@ -92,9 +92,10 @@ class RehearsedPoint:
         text = f"{self.verdict} {self.name}"
         if self.verdict is RehearsalVerdict.STARTS:
             states = self.states
-            held = sum(states[name] for name in ("parameter_bytes", "gradient_bytes", "moment_bytes"))
-            text += f": {counted(len(self.built), 'distinct rank')} of {self.world_size} built, each with up to"
-            text += f" {states['parameters']:,} parameters, {_size(held)} with gradients and moments"
+            parts = {"weights": "parameter", "gradients": "gradient", "moments": "moment"}
+            held = ", ".join(f"{_size(states[f'{part}_bytes'])} of {name}" for name, part in parts.items())
+            text += f": {counted(len(self.built), 'distinct rank')} of {self.world_size} built;"
+            text += f" the largest has {states['parameters']:,} parameters, {held}"
             return visible(f"{text}; {self.reason}" if self.reason else text)
         return visible(f"{text}: {clipped(self.reason)}")
 

@@ -30,7 +30,10 @@ _KNOWN = ("start", "configured", "built", "refused", "unusable")
 _SHARDS = "shards"  # of a built rank: not carried, as they are as many as its tensors
 # Of refusals that say something of the rehearsal or of this machine, and nothing of the point
 _OWN_STAGES = ("crash", "rehearsal")
-_OWN_WORDS = re.compile(r"\bmeta (?:tensor|device)|'Meta' backend|\bfake (?:pg|process group)\b|\bFakeProcessGroup\b")
+_OWN_WORDS = re.compile(
+    r"\bmeta (?:tensor|device)|'Meta' backend|\bfake (?:pg|process group)\b|\bFakeProcessGroup\b"
+    r"|\blib(?:cuda|nvidia-ml)\.so|\b(?:NVIDIA|CUDA) driver\b|not compiled with CUDA"
+)
 _PATH = "PYTHONPATH"
 _BEFORE_PACKAGE = re.compile(r"^/.*/(?=cloudai_mbridge/)")  # of a checkout
 PREFIX = ".mbridge-rehearsal-"

@@ -13,6 +13,7 @@ BLANK = RehearsedPoint("t", "tp2", {"tp": 2}, 2, RehearsalVerdict.NOT_EVALUATED)
 JOBS = _Software("/p/python", is_jobs=True)
 IMAGE = _Software("/p/python", is_jobs=False, whose="the image's")
 OWN_LIMIT = {**REFUSED, "kind": "NotImplementedError", "message": "Cannot copy out of meta tensor; no data!"}
+NO_DRIVER = {**REFUSED, "kind": "ImportError", "message": "libcuda.so.1: cannot open shared object file"}
 CRASH = {**REFUSED, "stage": "crash", "kind": "crash", "message": "exit code -9"}
 
 
@@ -43,6 +44,7 @@ def test_a_point_starts_only_if_every_rank_was_built() -> None:
         ([UNUSABLE], {"code": 2}),
         ([*GOOD[:3], OWN_LIMIT], {"code": 1}),
         ([*GOOD[:3], CRASH], {"code": 1}),
+        ([*GOOD[:3], NO_DRIVER], {"code": 1}),
         ([START, {**CONFIGURED, "ranks": "many"}], {}),
         ([START, {**CONFIGURED, "ranks": []}], {}),
     ],
