@@ -46,26 +46,31 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     )
 
 
-def render_rehearsal_script(plan: RunPlan, system: System, gpu: str, *, python: str = "", name: str = "") -> str:
-    """Render the script that rehearses a run, with the run's variables.
+def render_rehearsal_script(plan: RunPlan, gpu: str, python: str) -> str:
+    """Render the script that rehearses a run on this machine, with the run's variables. gpu: the kind of its GPUs."""
+    return _script("set -u", *_rehearsal_exports(plan), f"exec {shlex.quote(python)} {_rehearsal_program(plan, gpu)}")
 
-    gpu: its kind. python: the interpreter to take, on this machine. name: of the job, on one core of one node of the
-    cluster in place of that: there the run's own interpreter is taken, in its image.
-    """
-    sizes = ["--world", str(plan.world_size), "--gpu", gpu, "--gpus-per-node", str(plan.ranks_per_node)]
-    program = shlex.join(["-m", "cloudai_mbridge.training.dry", "--config", POINT_FILES.training_config, *sizes])
-    variables = exports(replace(plan, hang_timeout_s=None))
-    if not isinstance(system, SlurmSystem) or not name:
-        return _script("set -u", *variables, f"exec {shlex.quote(python)} {program}")
+
+def render_rehearsal_job(plan: RunPlan, system: SlurmSystem, gpu: str, name: str) -> str:
+    """Render the script that rehearses a run on one core of one node, in the run's image. name: of the job."""
     return _script(
         "set -u",
-        *variables,
+        *_rehearsal_exports(plan),
         interpreter(plan, system),
         *container_guard(plan),
         f"exec srun {shlex.join(_rehearsal_options(plan, system, name))} \\",
         *_container_options(plan),
-        f'  "$_mbridge_python" {program}',
+        f'  "$_mbridge_python" {_rehearsal_program(plan, gpu)}',
     )
+
+
+def _rehearsal_exports(plan: RunPlan) -> list[str]:
+    return exports(replace(plan, hang_timeout_s=None))
+
+
+def _rehearsal_program(plan: RunPlan, gpu: str) -> str:
+    sizes = ["--world", str(plan.world_size), "--gpu", gpu, "--gpus-per-node", str(plan.ranks_per_node)]
+    return shlex.join(["-m", "cloudai_mbridge.training.dry", "--config", POINT_FILES.training_config, *sizes])
 
 
 _OF_A_JOB = ("--qos", "--reservation", "--constraint", "--comment", "--wckey")  # of the system's options for sbatch

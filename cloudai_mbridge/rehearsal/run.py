@@ -14,9 +14,14 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, REHEARSAL_MINUTES, render_rehearsal_script
+from cloudai_mbridge.launch.script import (
+    PYTHON_VARIABLE,
+    REHEARSAL_MINUTES,
+    render_rehearsal_job,
+    render_rehearsal_script,
+)
 from cloudai_mbridge.launch.write import refuse_output_dir
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.system import System, slurm_of
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.launchers import EMBEDDED
 from cloudai_mbridge.rehearsal.program import Ended, Event, run_program
@@ -77,7 +82,7 @@ def rehearse(
     on_slurm: on one core of one node of the cluster, in the image of the job. limit_s: of a point.
     BadInput: the system has no Slurm. ToolFailure: bash cannot be started.
     """
-    if on_slurm and not isinstance(system, SlurmSystem):
+    if on_slurm and system.is_one_machine:
         raise BadInput(f"--on-slurm: system {system.name!r} has no Slurm; leave it out")
     firsts = list({(run.test_id, run.label): run for run in reversed(plan.runs)}.values())[::-1]
     known: dict[tuple[str, str], RehearsedPoint] = {}
@@ -114,8 +119,13 @@ def _judged(
         return replace(blank, reason=why_not)
     software = _Software("", is_jobs=True) if on_slurm else software_of(run, system)
     name = f"mbridge-rehearsal-{secrets.token_hex(8)}" if on_slurm else ""
-    own = render_rehearsal_script(run, system, gpu, python=software.python, name="NAME" if on_slurm else "")
-    files = (own, json.dumps(run.training_config, indent=2) + "\n")
+
+    def script_of(job: str) -> str:
+        if on_slurm:
+            return render_rehearsal_job(run, slurm_of(system), gpu, job)
+        return render_rehearsal_script(run, gpu, software.python)
+
+    files = (script_of("NAME"), json.dumps(run.training_config, indent=2) + "\n")
     if (same := known.get(files)) is None:
         events: list[Event] = []
 
@@ -124,10 +134,9 @@ def _judged(
             told = _Told.of(events)
             progress(replace(step, built=len(told.built), ranks=len(told.ranks)))
 
-        script = render_rehearsal_script(run, system, gpu, python=software.python, name=name)
         with _directory(output_dir, run, system, on_slurm=on_slurm) as directory:
             (directory / POINT_FILES.training_config).write_text(files[1], encoding="utf-8")
-            (directory / POINT_FILES.rehearsal_script).write_text(script, encoding="utf-8")
+            (directory / POINT_FILES.rehearsal_script).write_text(script_of(name), encoding="utf-8")
             with _job(name):
                 ended = run_program(
                     directory,
@@ -145,7 +154,7 @@ def _judged(
 def _gpu_of(run: RunPlan, system: System) -> tuple[str, str]:
     """Return the kind of a run's GPUs, or why it cannot be rehearsed."""
     name = str(run.args.get("gpu_type") or system.gpu_type or "")
-    if not name and isinstance(system, LocalSystem):
+    if not name and system.is_one_machine:
         return "", (
             f"system {system.name!r} names no GPU and trains on this machine's CPU; run it, or set gpu_type if there"
             " is a GPU"

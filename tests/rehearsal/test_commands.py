@@ -14,6 +14,7 @@ import pytest
 
 import cloudai_mbridge as mb
 from cloudai_mbridge import pipeline
+from cloudai_mbridge.cli import cli
 from cloudai_mbridge.commands.console import render_json
 from cloudai_mbridge.rehearsal import RehearsalVerdict
 from cloudai_mbridge.rehearsal import run as rehearsal_run
@@ -48,6 +49,20 @@ def test_a_line_for_each_point_and_nothing_written(
     sentence(out)
     assert sorted(tmp_path.iterdir()) == before
     assert not [*temporary.iterdir()]
+
+
+def test_a_terminal_shows_the_rank_that_is_being_built(
+    scenario: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    result = cli.main(["rehearse", *scenario({"a": STARTS, "b": REFUSES})], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert result == 1
+    shown = [line.rpartition("\x1b[K")[2] for line in err.split("\r")]
+    assert "rehearsing point 1 of 2: rank 2 of 2 of a/single" in shown
+    assert "rehearsing point 2 of 2: rank 1 of 2 of b/single" in shown
+    assert err.endswith("\r\x1b[K")
+    assert "starts a/single" in out
 
 
 @every(("told", "code"), [({"a": STARTS}, 0), ({"a": STARTS, "b": {"code": 3}}, 0), ({"b": {"code": 3}}, 1)])

@@ -7,7 +7,8 @@ import pytest
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.launch.script import render_rehearsal_script
+from cloudai_mbridge.launch.script import render_rehearsal_job
+from cloudai_mbridge.models.system import slurm_of
 from tests.rehearsal.conftest import Write
 from tests.rehearsal.test_commands import request
 
@@ -28,7 +29,7 @@ def lines_of(scenario: Write, test: str) -> tuple[list[str], list[str]]:
     """Return the lines of a rehearsal's script, and those of the job's."""
     prepared = pipeline.plan(request(scenario({"a": {}}, scheduler=SLURM, test=test)))
     run = prepared.plan.runs[0]
-    script = render_rehearsal_script(run, prepared.system, "h100", name="mbridge-rehearsal-1")
+    script = render_rehearsal_job(run, slurm_of(prepared.system), "h100", "mbridge-rehearsal-1")
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     return script.splitlines(), render(run, prepared.system)["job.sbatch"].splitlines()
