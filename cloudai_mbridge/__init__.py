@@ -43,6 +43,7 @@ __all__ = [
     "MegatronBridgeCmdArgs",
     "MegatronBridgeTestDefinition",
     "Plan",
+    "Rehearsal",
     "Report",
     "Run",
     "Scenario",

@@ -5,7 +5,7 @@ A written run can be continued: `resume` reads it back, and proceeds as if nothi
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from cloudai_mbridge.training.process.provenance import git_state_of
 
 # Planning starts without the modules that only running needs: they are imported at their use
 if TYPE_CHECKING:
+    from cloudai_mbridge.rehearsal import Rehearsal, Step
     from cloudai_mbridge.report import RunReport
     from cloudai_mbridge.report.write import FindHistory
     from cloudai_mbridge.runner import Observer
@@ -81,11 +82,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan on its system. Nothing has been written or submitted."""
+    """A plan on its system. Nothing has been written or submitted. rehearsal: of its points, if there was one."""
 
     plan: ScenarioPlan
     system: System
     output_dir: Path
+    rehearsal: "Rehearsal | None" = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,28 @@ def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
     return system.model_copy(update={"supports_gpu_directives_cache": answer}), ()
 
 
+def rehearse(
+    prepared: Prepared, *, on_slurm: bool = False, progress: "Callable[[Step], None] | None" = None
+) -> "Rehearsal":
+    """Build the distinct ranks of each accepted point without a GPU; as `rehearsal.rehearse`. Nothing is written."""
+    from cloudai_mbridge.rehearsal import rehearse
+
+    return rehearse(
+        prepared.plan, prepared.system, prepared.output_dir, on_slurm=on_slurm, progress=progress or (lambda step: None)
+    )
+
+
+def rehearsed(prepared: Prepared, rehearsal: "Rehearsal") -> Prepared:
+    """Return a plan with its rehearsal, of which the refused points are rejected.
+
+    BadInput: a check that comes before all points is refused: nothing could run.
+    """
+    from cloudai_mbridge.rehearsal.reject import without_refused
+
+    planned = without_refused(prepared.plan, prepared.system, rehearsal)
+    return replace(prepared, plan=planned, rehearsal=rehearsal)
+
+
 def preflight(prepared: Prepared) -> None:
     """Check, before anything is written, whether the system would take the runs."""
     refuse_output_dir(prepared.output_dir, prepared.system, prepared.plan.runs)
@@ -205,6 +229,10 @@ def write_into(prepared: Prepared, root: Path) -> None:
         from cloudai_mbridge.integrations import nemo_run
 
         nemo_run.write_scripts(prepared.plan, prepared.system, root)
+    if prepared.rehearsal is not None:
+        from cloudai_mbridge.rehearsal.record import write_rehearsal
+
+        write_rehearsal(prepared.rehearsal, root)
     write_plan(prepared.plan, root)
 
 

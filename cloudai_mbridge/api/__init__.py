@@ -7,6 +7,7 @@ right.
 from cloudai_mbridge.api.results import Gate, Report, Run, Table, compare_runs, gate_runs, open_run
 from cloudai_mbridge.api.scenarios import Layouts, Plan, Scenario, load, rank_layouts
 from cloudai_mbridge.errors import BadInput, MBridgeError
+from cloudai_mbridge.rehearsal import Rehearsal
 
 __all__ = [
     "BadInput",
@@ -14,6 +15,7 @@ __all__ = [
     "Layouts",
     "MBridgeError",
     "Plan",
+    "Rehearsal",
     "Report",
     "Run",
     "Scenario",

@@ -20,6 +20,7 @@ from cloudai_mbridge.models.loading import load_system, load_test_definition
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan import RejectedPoint, RunPlan
 from cloudai_mbridge.plan.run_plan import LeftOut
+from cloudai_mbridge.rehearsal import Rehearsal, Step
 from cloudai_mbridge.report.rows import axis_types, axis_values
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
 from cloudai_mbridge.tune.space import SearchRequest, search_request, search_scenario
@@ -114,6 +115,24 @@ class Plan(pipeline.Prepared, Tabular):
     def notes(self) -> tuple[str, ...]:
         """Notes, such as points beyond a limit."""
         return self.plan.notes
+
+    def rehearse(self, *, on_slurm: bool = False, progress: Progress | None = None) -> Rehearsal:
+        """Build every distinct rank of each accepted point without a GPU, and return what came of it, by point.
+
+        Nothing is submitted or written. on_slurm: on one core of a node of the cluster, in the image of the jobs.
+        progress: called with a line of text once a point is done.
+        BadInput: the system has no Slurm. ToolFailure: the program cannot be started.
+        """
+
+        def tell(step: Step) -> None:
+            if progress is not None and step.is_done:
+                progress(step.point.line)
+
+        return pipeline.rehearse(self, on_slurm=on_slurm, progress=tell)
+
+    def rehearsed(self, rehearsal: Rehearsal) -> "Plan":
+        """Return the plan without the points that a rehearsal has refused: rule R01 rejects them."""
+        return Plan(**vars(pipeline.rehearsed(self, rehearsal)))
 
     def run(self, *, output_dir: str | PathLike[str] | None = None, progress: Progress | None = None) -> Run:
         """Submit all runs, wait for their ends, write the report, and return the run, whatever its points came to.

@@ -132,6 +132,25 @@ DETACH = click.option(
     "--detach", is_flag=True, help="Submit, leave the jobs to Slurm, and exit; `mbridge resume` takes them back."
 )
 
+
+def rehearse_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --rehearse, and --on-slurm, which is nothing without it."""
+
+    def check(context: click.Context, option: click.Parameter, given: bool) -> bool:
+        if given and not context.params.get("rehearse"):
+            raise BadInput("--on-slurm: is of --rehearse; add it")
+        return given
+
+    rehearse = click.option(
+        "--rehearse",
+        is_flag=True,
+        is_eager=True,
+        help="Rehearse first; refused points are rejected (docs/rehearse.md).",
+    )
+    help_text = "With --rehearse: on one core of a node of the cluster, in the image of the job."
+    return rehearse(click.option("--on-slurm", is_flag=True, callback=check, help=help_text)(command))
+
+
 RULES = click.option(
     "--rules",
     type=click.Choice([str(one) for one in RuleSet]),

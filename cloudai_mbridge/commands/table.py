@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Plan": {
         "verify-configs": ("commands.plan.verify:verify_configs", "Check TOML files without running anything."),
         "dry-run": ("commands.plan.dry_run:dry_run", "Write the files that run would submit."),
+        "rehearse": ("commands.plan.rehearse:rehearse", "Build the ranks of every point without a GPU."),
         "sweep": ("commands.plan.sweep:sweep", "Look at the points of a scenario, one or all."),
         "estimate": ("commands.plan.estimate:estimate", "Estimate one point: FLOPs, memory, step time, cost."),
         "tune": ("commands.plan.tune:tune", "Find the fastest layout of a model on a number of GPUs."),

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import PlainSerializer
 
 from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.rehearsed import r01_every_rank_of_the_point_is_built
 from cloudai_mbridge.constraints.rule import Rule
 from cloudai_mbridge.constraints.upstream import LIFTS, Lift, rule_id
 from cloudai_mbridge.files.documents import fill, json_object
@@ -19,7 +20,9 @@ _SETS = {
     "C": "CloudAI's check; for the upstream launcher also with the values that it fills in",
     "M": "Megatron-Core's own check; for both launchers",
     "E": "limit of the embedded loop",
+    "R": "rehearsal: only with `--rehearse`",
 }
+_ALL: tuple[Rule, ...] = (*RULES, r01_every_rank_of_the_point_is_built)
 
 
 _LIFTED_IN = json_object(
@@ -73,12 +76,12 @@ def document(rule: Rule) -> RuleDoc:
 
 def documents() -> dict[str, RuleDoc]:
     """Return the documentation of every rule by its id."""
-    return {found.rule_id: found for found in map(document, RULES)}
+    return {found.rule_id: found for found in map(document, _ALL)}
 
 
 def details_hint(rule_ids: Iterable[str]) -> str:
     """Return where the details of broken rules are, "" if none is a rule: a limit on memory is the user's own."""
-    known = {rule_id(rule) for rule in RULES}
+    known = {rule_id(rule) for rule in _ALL}
     names = sorted(known & set(rule_ids))
     return f"details: mbridge rule {' '.join(names)}" if names else ""
 

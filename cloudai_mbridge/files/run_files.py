@@ -35,6 +35,7 @@ class _PointFiles(SimpleNamespace):
     stacks: Final = "stacks"
     attempt: Final = "attempt-{}"
     report: Final = "report.txt"
+    rehearsal_script: Final = "rehearse.sh"
 
 
 class _RootFiles(SimpleNamespace):
@@ -44,6 +45,7 @@ class _RootFiles(SimpleNamespace):
     unfinished_plan: Final = "plan.json.new"
     system: Final = "system.toml"
     arrays: Final = "arrays"
+    rehearsal: Final = "rehearsal.json"
     driver_lock: Final = "driver.lock"
     submit_lock: Final = "submit.lock"
     cancel_request: Final = "cancel.request"

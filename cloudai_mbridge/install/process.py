@@ -5,11 +5,11 @@ import os
 import re
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.start_up import defer_signals
 from cloudai_mbridge.training.credentials.find import is_secret
 from cloudai_mbridge.training.credentials.scrub import MASK, redacted
 
@@ -25,7 +25,7 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
     ToolFailure: it is not installed, or failed: with its own message.
     """
     words = [str(word) for word in argv]
-    act_on_signals = _defer_signals()
+    act_on_signals = defer_signals()
     try:
         process = subprocess.Popen(
             words,
@@ -56,25 +56,6 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         raise ToolFailure(f"{Path(words[0]).name} {how}: {said}")
     return out
-
-
-def _defer_signals() -> Callable[[], None]:
-    """Defer the signals that end this process: one that comes while a tool starts would leave it running.
-
-    Return the function that restores the handlers, and raises the deferred signals.
-    """
-    came: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
-
-    def act() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for deferred in came:
-            signal.raise_signal(deferred)
-
-    return act
 
 
 def last_words(text: str, env: Mapping[str, str]) -> str:

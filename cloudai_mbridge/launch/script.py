@@ -8,6 +8,7 @@ a machine without torch renders what a machine with torch submits.
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from cloudai_mbridge.launch.claim import LAUNCHER_ID, LOCAL_ID, SIXTEEN_HEX, claim_lines
 from cloudai_mbridge.models.readers import guard, in_enroots_spelling
@@ -18,6 +19,7 @@ from cloudai_mbridge.training.process.hang import SINCE_VARIABLE, TIMEOUT_VARIAB
 from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
+REHEARSAL_MINUTES = 30  # of one point
 TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
 
 
@@ -42,6 +44,52 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         *(_several_machines(plan) if plan.num_nodes > 1 else _one_machine(plan, indent="  ")),
         *EPILOGUE,
     )
+
+
+def render_rehearsal_script(plan: RunPlan, gpu: str, python: str) -> str:
+    """Render the script that rehearses a run on this machine, with the run's variables. gpu: the kind of its GPUs."""
+    return _script("set -u", *_rehearsal_exports(plan), f"exec {shlex.quote(python)} {_rehearsal_program(plan, gpu)}")
+
+
+def render_rehearsal_job(plan: RunPlan, system: SlurmSystem, gpu: str, name: str) -> str:
+    """Render the script that rehearses a run on one core of one node, in the run's image. name: of the job."""
+    return _script(
+        "set -u",
+        *_rehearsal_exports(plan),
+        interpreter(plan, system),
+        *container_guard(plan),
+        f"exec srun {shlex.join(_rehearsal_options(plan, system, name))} \\",
+        *_container_options(plan),
+        f'  "$_mbridge_python" {_rehearsal_program(plan, gpu)}',
+    )
+
+
+def _rehearsal_exports(plan: RunPlan) -> list[str]:
+    return exports(replace(plan, hang_timeout_s=None))
+
+
+def _rehearsal_program(plan: RunPlan, gpu: str) -> str:
+    sizes = ["--world", str(plan.world_size), "--gpu", gpu, "--gpus-per-node", str(plan.ranks_per_node)]
+    return shlex.join(["-m", "cloudai_mbridge.training.dry", "--config", POINT_FILES.training_config, *sizes])
+
+
+_OF_A_JOB = ("--qos", "--reservation", "--constraint", "--comment", "--wckey")  # of the system's options for sbatch
+
+
+def _rehearsal_options(plan: RunPlan, system: SlurmSystem, name: str) -> list[str]:
+    """Return srun's options for a job of its own, on one core of one node."""
+    options = {
+        "job-name": name,
+        "partition": system.default_partition,
+        "account": system.account,
+        "time": REHEARSAL_MINUTES,
+        "nodelist": plan.nodes[0] if len(plan.nodes) == 1 and plan.num_nodes == 1 else None,
+        "exclude": ",".join(plan.exclude_nodes) or None,
+    }
+    words = [f"--{key}={value}" for key, value in options.items() if value is not None]
+    words += [each for each in system.extra_sbatch_args if each.partition("=")[0] in _OF_A_JOB]
+    one = srun_options(replace(plan, num_nodes=1), system)
+    return [*words, *one, "--cpus-per-task=1"]
 
 
 def array_script(array: str) -> str:

@@ -22,8 +22,17 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.launchers import launcher_of
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.plan.run_plan import LeftOut
+from cloudai_mbridge.rehearsal.record import read_rehearsal
 from cloudai_mbridge.report.facts import compare_by, definitions_of, machine_environment, run_environment
-from cloudai_mbridge.report.model import OUT_OF_MEMORY, PointReport, RunReport, SearchReport, TrialOutcome, TrialReport
+from cloudai_mbridge.report.model import (
+    OUT_OF_MEMORY,
+    PointReport,
+    RehearsalReport,
+    RunReport,
+    SearchReport,
+    TrialOutcome,
+    TrialReport,
+)
 from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.report.text import ranges
 from cloudai_mbridge.runner import Judge
@@ -66,6 +75,7 @@ def build_report(root: Path, observed: Observed = Observed()) -> RunReport:  # n
         num_ended = num_ran - (len(points) - len(ended))
         so_far = [f"results so far: {num_ended} of {counted(num_ran, 'run')} ended; {observed.driver_text}"]
         so_far[0] += "" if observed.held_by else f"; continue with: mbridge resume {root}"
+    rehearsed, no_rehearsal = _read_rehearsal(root)
     return RunReport(
         tool_version=__version__,
         scenario=plan["scenario"],
@@ -74,7 +84,7 @@ def build_report(root: Path, observed: Observed = Observed()) -> RunReport:  # n
         points=tuple(points),
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
-        notes=redacted_in((*so_far, *plan["notes"], *map(_in_words, searches), *damage)),
+        notes=redacted_in((*so_far, *plan["notes"], *map(_in_words, searches), *no_rehearsal, *damage)),
         excluded_nodes=redacted_in(excluded),
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
@@ -83,7 +93,24 @@ def build_report(root: Path, observed: Observed = Observed()) -> RunReport:  # n
             LeftOut(point["test_id"], point["label"], redacted_in(point["reason"]))
             for point in plan.get("left_out", ())
         ),
+        rehearsed=rehearsed,
     )
+
+
+def _read_rehearsal(root: Path) -> tuple[tuple[RehearsalReport, ...], tuple[str, ...]]:
+    """Return what a rehearsal found before the run, and a note if its file cannot be read."""
+    try:
+        rehearsal = read_rehearsal(root)
+    except Damaged as error:
+        return (), (str(error),)
+    found = (
+        RehearsalReport(
+            *(point.test_id, point.label, point.verdict, redacted_in(point.reason), point.stack, point.is_job_stack),
+            *(len(point.ranks), len(point.built), point.states),
+        )
+        for point in (rehearsal.points if rehearsal else ())
+    )
+    return tuple(found), ()
 
 
 _OF_THE_PLAN = ("system", "runs", "rejected", "scenario", "num_rejected", "rule_counts", "notes", "tests")

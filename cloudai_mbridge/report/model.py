@@ -13,6 +13,7 @@ from pydantic import StrictBool, StrictInt
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, first_step
 from cloudai_mbridge.plan.run_plan import LeftOut
+from cloudai_mbridge.rehearsal.record import RehearsalVerdict
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.verdict import Verdict
 
@@ -102,6 +103,26 @@ class SearchReport:
     ending: str
 
 
+@dataclass(frozen=True)
+class RehearsalReport:
+    """Result of the rehearsal of a point before the run; all of it is in rehearsal.json.
+
+    reason: as in `RehearsedPoint`. stack: the software that was asked; "" if none was. is_job_stack: it is the one that
+    trains. ranks: those that differ in what they build; built: so many of them. states: parameters of the rank with the
+    most, and bytes by kind; {} if none was built.
+    """
+
+    test_id: str
+    label: str
+    verdict: RehearsalVerdict
+    reason: str
+    stack: str
+    is_job_stack: StrictBool
+    ranks: StrictInt
+    built: StrictInt
+    states: Mapping[str, StrictInt]
+
+
 OUT_OF_MEMORY = "out_of_memory"  # id in the catalogue of failures
 _WHERE_ANY = (Verdict.CANCELLED, Verdict.UNFINISHED)
 
@@ -111,7 +132,8 @@ class RunReport:
     """A whole run of a scenario. Points that a search has not tried are not in it.
 
     excluded_nodes: name -> why no further job used it. tests: the scenario's, by id, but those of which no point was
-    chosen. environment: of the machine that wrote the report. left_out: points that were not chosen.
+    chosen. environment: of the machine that wrote the report. left_out: points that were not chosen. rehearsed: points
+    that a rehearsal looked at before the run; empty without one.
     """
 
     tool_version: str
@@ -127,6 +149,7 @@ class RunReport:
     environment: Mapping[str, Any] = field(default_factory=dict)
     searches: tuple[SearchReport, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    rehearsed: tuple[RehearsalReport, ...] = ()
 
     def count(self, verdict: Verdict) -> int:
         return sum(point.verdict is verdict for point in self.points)

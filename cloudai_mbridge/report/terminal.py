@@ -41,6 +41,7 @@ _MOST_ALIKE = 3  # rows of runs that did not run for the same reason; more are o
 _SCREEN, _FEWEST_ROWS = 24, 5  # lines
 _FIXED = 7  # the table's head, the line of omitted rows, the files, the prompt
 _MOST_CAUSES, _LONGEST = 3, 300
+_MOST_REHEARSED = 20  # rows
 _MEASURES = tuple(measure for measure in TABLE_MEASURES if measure.width is not None)
 
 
@@ -101,6 +102,7 @@ def render_table(report: RunReport, *, all_rejected: bool = True) -> RenderableT
     return Group(
         table,
         *map(_folded, alike),
+        *([_rehearsed_table(report)] if report.rehearsed else []),
         *([_text(f"rejected: {rejected_text(report)}; --rejected lists them", "yellow")] if by_rule else []),
         *([_text(hint, "yellow")] if (hint := details_hint(broken)) else []),
         *evidence,
@@ -136,6 +138,27 @@ def _causes(report: RunReport) -> Iterator[Text]:
             yield Text(text, style="dim", no_wrap=True, overflow="ignore")
     if len(found) > _MOST_CAUSES:
         yield _text(f"and {counted(len(found) - _MOST_CAUSES, 'other cause')}")
+
+
+def _rehearsed_table(report: RunReport) -> Table:
+    table = Table(title="Rehearsed before the run", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("point", "rehearsal", "ranks", "parameters", "software", "why"):
+        table.add_column(name, justify="right" if name in ("ranks", "parameters") else "left", overflow="fold")
+    for point in report.rehearsed[:_MOST_REHEARSED]:
+        count = f"{point.states['parameters']:,}" if "parameters" in point.states else ""
+        style = {"starts": "green", "refused": "bold red"}.get(point.verdict, "yellow")
+        ranks = f"{point.built}/{point.ranks}" if point.ranks else ""
+        cells = (
+            _text(str(point.verdict), style),
+            ranks,
+            count,
+            _text(point.stack),
+            _text(clipped(point.reason, _LONGEST)),
+        )
+        table.add_row(_text(f"{point.test_id}/{point.label}"), *cells)
+    if (more := len(report.rehearsed) - _MOST_REHEARSED) > 0:
+        table.add_row(f"and {counted(more, 'other point')}")
+    return table
 
 
 def _notes(report: RunReport) -> Iterator[Text]:

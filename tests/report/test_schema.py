@@ -16,7 +16,7 @@ from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import MEASURES, Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report
 from cloudai_mbridge.report.html import render_report_file
-from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RunReport
+from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, RehearsalReport, RunReport
 from cloudai_mbridge.report.read import report_of
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
@@ -33,7 +33,7 @@ FIRST_METRICS = {
     *("warmup_steps", "window", "step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu", "first_loss", "last_loss"),
     *("peak_memory_gib", "memory_kind", "flops_formula", "flops_per_step", "tokens_per_step_per_gpu"),
 }
-LATER = {"digest", "gpus", "left_out", "last_lines"} | (
+LATER = {"digest", "gpus", "left_out", "last_lines", "rehearsed"} | (
     {field.name for field in dataclasses.fields(Metrics)} - FIRST_METRICS
 )
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
@@ -219,6 +219,7 @@ def test_the_schema_has_every_measure(golden_file: GoldenFile) -> None:
         (Metrics, SCHEMA["$defs"]["metrics"], set()),
         (Statistic, SCHEMA["$defs"]["statistic"], set()),
         (StepRecord, SCHEMA["$defs"]["step"], set()),
+        (RehearsalReport, SCHEMA["properties"]["rehearsed"]["items"], set()),
     ],
 )
 def test_the_schema_and_the_values_name_the_same_fields(kind: Any, where: Any, renamed: set[str]) -> None:

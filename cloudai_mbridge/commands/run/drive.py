@@ -10,7 +10,16 @@ import click
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console, show_error, show_rejected
-from cloudai_mbridge.commands.options import DETACH, NEAR_RUN_ROOT, REJECTED, RUN_ROOT, request_of, scenario_options
+from cloudai_mbridge.commands.options import (
+    DETACH,
+    NEAR_RUN_ROOT,
+    REJECTED,
+    RUN_ROOT,
+    rehearse_options,
+    request_of,
+    scenario_options,
+)
+from cloudai_mbridge.commands.plan.rehearse import rehearse_into
 from cloudai_mbridge.commands.run.watch import observer_for
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError
@@ -128,13 +137,25 @@ def show_results(console: SteadyConsole, report: RunReport, root: Path, *, is_wr
 @click.option("--fail-fast", is_flag=True, help="Stop everything at the first run that fails.")
 @DETACH
 @REJECTED
-def run(max_parallel: int | None, fail_fast: bool, detach: bool, all_rejected: bool, **options: Any) -> int:
+@rehearse_options
+def run(
+    max_parallel: int | None,
+    fail_fast: bool,
+    detach: bool,
+    all_rejected: bool,
+    rehearse: bool,
+    on_slurm: bool,
+    **options: Any,
+) -> int:
     """Check, submit, watch and report all points of a scenario."""
     console = new_console()
     overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
     prepared = pipeline.plan(request_of(options), {k: v for k, v in overrides.items() if v is not None})
     if detach:
         refuse_detaching(prepared.system)
+    if rehearse and prepared.plan.runs:
+        pipeline.preflight(prepared)
+        prepared = rehearse_into(console, prepared, on_slurm=on_slurm)
     if not prepared.plan.runs:
         show_rejected(console, prepared.plan, in_full=all_rejected)
         console.print_line("every point is rejected: nothing was submitted or written")

@@ -25,6 +25,7 @@ DOCUMENTS: Mapping[str, str] = {
     "rule": "commands.plan.list_known:RULE_DOCS",
     "verify-configs": "commands.plan.verify:FINDINGS",
     "dry-run": "commands.plan.dry_run:DRY_RUN",
+    "rehearse": "rehearsal:Rehearsal",
     "sweep plan": "commands.plan.sweep_documents:SWEEP_PLAN",
     "sweep explain": "commands.plan.sweep_documents:EXPLANATION",
     "estimate": "estimate.point:Estimate",

@@ -33,7 +33,7 @@ MOST_VALUES, MOST_RUNS = 12, 4  # of a field that differs between runs
 _STATISTIC = tuple(field.name for field in dataclasses.fields(Statistic))
 _HEAD = (
     *("tool", "scenario", "system", "created_at", "summary", "num_rejected", "rule_counts", "notes"),
-    *("excluded_nodes", "environment", "searches"),
+    *("excluded_nodes", "environment", "searches", "rehearsed"),
 )
 _AS_THEY_ARE = (
     *("key", "test_id", "test_name", "label", "iteration", "coordinates", "verdict", "reasons", "num_nodes"),
@@ -189,7 +189,7 @@ _STYLES = ("theme", "layout", "charts", "narrow", "print")
 _MODULES = (
     *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "answer", "headline"),
     *("gate", "selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "searches"),
-    *("nodes", "node_map", "failures", "rejected", "history", "environment", "live", "main"),
+    *("nodes", "node_map", "failures", "rejected", "rehearsed", "history", "environment", "live", "main"),
 )
 # These may be escaped inside a JSON string, and do not occur outside of one
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})

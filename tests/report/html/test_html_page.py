@@ -142,7 +142,7 @@ def test_gate_panel_names_the_worst_first(sweep: Opened) -> None:
 
 def test_without_a_gate_there_is_no_panel(show: Open) -> None:
     opened = show(make_report([make_point("a")]))
-    assert opened.page.locator("#gate, #searches, #node-map").count() == 0
+    assert opened.page.locator("#gate, #searches, #node-map, #rehearsed").count() == 0
 
 
 def test_the_map_of_nodes(show: Open) -> None:
@@ -184,6 +184,18 @@ def test_a_search_without_a_success(show: Open) -> None:
     opened = show(make_report([make_died("c")], searches=[make_search(trials=trials, **nothing)]))
     assert "none succeeded" in text_of(opened, "searches")
     assert "No trial has a step time." in text_of(opened, "searches")
+    opened.assert_quiet()
+
+
+def test_what_was_rehearsed(show: Open) -> None:
+    asked = {"stack": "Megatron-Core 0.16.1", "is_job_stack": True}
+    good = {"test_id": "sweep", "label": "a", "verdict": "starts", "reason": "", "ranks": 6, "built": 6, **asked}
+    bad = {**good, "label": "<b>", "verdict": "refused", "reason": "model: <i>no</i>", "built": 5, "states": {}}
+    opened = show(make_report([make_point("a")], rehearsed=[{**good, "states": {"parameters": 12345}}, bad]))
+    assert "1 start, 1 refused. The ranks were built by the training program itself" in text_of(opened, "rehearsed")
+    rows = opened.page.locator("#rehearsed tbody tr")
+    assert rows.nth(0).inner_text().split("\t") == ["a", "starts", "6/6", "12,345", "Megatron-Core 0.16.1", ""]
+    assert rows.nth(1).inner_text().split("\t")[0::5] == ["<b>", "model: <i>no</i>"]
     opened.assert_quiet()
 
 

@@ -21,7 +21,7 @@ function start() {
   ];
   const told = [failuresSection(), rejectedSection(), excludedSection(), historySection(), environmentSection()];
   const parts = [...drawn, ...told];
-  const sections = [gateSection(), table.element, nodeMapSection(), searchesSection(), ...parts.map((part) => part.element)].filter(Boolean);
+  const sections = [gateSection(), table.element, nodeMapSection(), searchesSection(), rehearsedSection(), ...parts.map((part) => part.element)].filter(Boolean);
   document.getElementById("main").replaceChildren(...sections);
   showContents(sections);
   showFooter();
