@@ -31,7 +31,7 @@ from cloudai_mbridge.training.compat.stack import Stack, stack_of
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 
 LIMIT_S = 60.0 * REHEARSAL_MINUTES  # of one point
-_KNOWN = ("start", "configured", "built", "refused", "unusable")
+_KNOWN = ("start", "configured", "built", "refused", "unusable", "tiled", "hang")
 _SHARDS = "shards"  # of a built rank: not carried, as they are as many as its tensors
 # Of refusals that say something of the rehearsal or of this machine, and nothing of the point
 _OWN_STAGES = ("crash", "rehearsal")
@@ -231,6 +231,7 @@ class _Told:
     built: list[Mapping[str, Any]] = field(default_factory=list)
     refused: list[Mapping[str, Any]] = field(default_factory=list)
     unusable: str | None = None
+    tiled: Mapping[str, Any] = field(default_factory=dict)
     others: list[Mapping[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -242,6 +243,8 @@ class _Told:
                 told.built.append({name: value for name, value in event.items() if name != "event"})
             elif kind == "refused":
                 told.refused.append(event)
+            elif kind == "hang":
+                told.refused.append(_hang(event))
             elif kind == "unusable":
                 told.unusable = str(event.get("message", ""))
             elif kind in _KNOWN:
@@ -296,11 +299,14 @@ def verdict_of(
     if ended.code != 0:
         how = f"was killed by signal {-ended.code}" if ended.code < 0 else f"ended with exit code {ended.code}"
         return replace(point, reason=f"the program of the rehearsal {how}{said}")
-    if not point.ranks or {each.get("rank") for each in point.built} != {*point.ranks}:
+    if not point.ranks or not {*point.ranks} <= {each.get("rank") for each in point.built}:
         built = f"{len(point.built)} of {counted(len(point.ranks), 'rank')}"
         return replace(point, reason=f"the program of the rehearsal ended after {built}{said}")
-    remark = "" if software.is_jobs else f"on this Python's {point.stack}, not {software.whose}"
-    return replace(point, verdict=RehearsalVerdict.STARTS, reason=remark)
+    remarks = [] if software.is_jobs else [f"on this Python's {point.stack}, not {software.whose}"]
+    problems = told.tiled.get("problems")
+    if isinstance(problems, list) and problems:
+        remarks.append(f"its checkpoint cannot be read under another layout: {problems[0]}")
+    return replace(point, verdict=RehearsalVerdict.STARTS, reason="; ".join(remarks))
 
 
 def _refusal(event: Mapping[str, Any]) -> Refusal:
@@ -314,6 +320,17 @@ def _refusal(event: Mapping[str, Any]) -> Refusal:
     stage, kind, message = (str(event.get(name) or "") for name in ("stage", "kind", "message"))
     where = tuple(_BEFORE_PACKAGE.sub("", each) for each in texts("where"))
     return Refusal(stage, kind, message, rank if isinstance(rank, int) else None, where, texts("keys"))
+
+
+def _hang(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a hang as a refusal: the two ranks, the micro-batch, and what each of them calls."""
+    ranks, calls = event.get("ranks"), event.get("calls")
+    pairs = zip(ranks, calls, strict=False) if isinstance(ranks, list) and isinstance(calls, list) else ()
+    own = "; ".join(f"rank {rank}: {call or 'makes no further call'}" for rank, call in pairs)
+    batch = event.get("micro_batch")
+    place = "" if batch is None else f" in micro-batch {batch}"
+    first = ranks[0] if isinstance(ranks, list) and ranks else None
+    return {"stage": "step", "kind": "Hang", "message": f"{event.get('reason', '')}{place}: {own}", "rank": first}
 
 
 def _is_own(refusal: Refusal) -> bool:

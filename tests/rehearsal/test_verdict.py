@@ -65,6 +65,21 @@ def test_a_refusal_of_the_jobs_stack_has_its_own_words(sentence: Sentence) -> No
     sentence(point.reason)
 
 
+def test_a_hang_is_a_refusal_with_both_calls(sentence: Sentence) -> None:
+    hang = {"event": "hang", "ranks": [0, 3], "calls": ["send to 3", None], "reason": "no receive", "micro_batch": 2}
+    point = verdict([*GOOD, hang], 1)
+    assert (point.verdict, point.refusals[0].rank) == (RehearsalVerdict.REFUSED, 0)
+    sentence(point.reason)
+
+
+def test_ranks_beyond_the_distinct_ones_and_their_shards(sentence: Sentence) -> None:
+    tiled = {"event": "tiled", "keys": 3, "problems": []}
+    assert verdict([*GOOD, built(5), tiled]).reason == ""
+    point = verdict([*GOOD, {**tiled, "problems": ["w: 2 of 4 values are in no shard"]}])
+    assert point.verdict is RehearsalVerdict.STARTS
+    sentence(point.reason)
+
+
 def test_another_stack_rejects_nothing(sentence: Sentence) -> None:
     refused = verdict([*GOOD[:3], REFUSED], 1, software=IMAGE)
     assert refused.verdict is RehearsalVerdict.NOT_EVALUATED
