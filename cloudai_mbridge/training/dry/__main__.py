@@ -16,6 +16,7 @@ from cloudai_mbridge.training.compat.versions import installed_version, why_unus
 from cloudai_mbridge.training.startup.variables import set_variables_of_file
 
 GPU_KINDS = ("a100", "h100", "h200", "b200", "gb200", "b300", "gb300")
+LEVELS = ("states", "step")
 Emit = Callable[..., None]
 
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--gpu", required=True, choices=GPU_KINDS, help="the kind of GPU that the job is for")
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--ranks", help="comma-separated; by default those that differ in what they build")
+    parser.add_argument("--level", choices=LEVELS, default="states", help="step: let each rank take a step, too")
     args = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine must not answer
     set_variables_of_file(args.config, [])
@@ -48,9 +50,13 @@ def main() -> int:
     ranks = [int(each) for each in args.ranks.split(",")] if args.ranks else first["ranks"]
     failed = 0
     for each in ranks:
-        found = _in_fork(lambda each=each: rank.build(args.config, each, *world))  # type: ignore[misc]
+        with_step = args.level == "step"
+        found = _in_fork(lambda each=each: rank.build(args.config, each, *world, with_step=with_step))  # type: ignore[misc]
+        taken, log = found.pop("step", None), found.pop("log", None)
         failed += "stage" in found
         emit("refused" if "stage" in found else "built", **({"rank": each} | found))
+        if taken is not None:
+            emit("step", rank=each, **taken)
     return 1 if failed else 0
 
 

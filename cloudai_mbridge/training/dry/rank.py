@@ -13,9 +13,11 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
+from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.dry import states
+from cloudai_mbridge.training.dry import states, step
+from cloudai_mbridge.training.dry.balanced import Balanced
 from cloudai_mbridge.training.dry.machine import GpuMeansMeta, as_rank
 from cloudai_mbridge.training.dry.places import distinct_ranks, layout_of
 from cloudai_mbridge.training.initialize import initialize
@@ -91,11 +93,17 @@ def _prepared(path: Path) -> tuple[ConfigContainer, dict[str, Any]]:
     return config, adapted
 
 
-def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[str, Any]:
+def build(
+    path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False
+) -> dict[str, Any]:
     """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
+
+    with_step: let it take a step as well; `step` is what it did, and `log` what it communicated, in order.
 
     Refused: with the stage that was not reached.
     """
+    if with_step:
+        cpu.redirect_by(Balanced)
     started, stage, config = time.process_time(), "configuration", None
     with as_rank(rank, world_size, gpus_per_node):
         config, _ = _prepared(path)
@@ -123,11 +131,15 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[st
                 "keys": len({each[0] for each in held}),
                 "bytes": sum(each[4] for each in held if each[5]),
             }
+            found["cpu_s"] = round(time.process_time() - started, 2)
+            if with_step:
+                stage = "step"
+                found["step"], log = step.step(config, chunks, optimizer)
+                found["log"] = log.document()
         except Exception as error:
             raise Refused(stage, error, config) from error
     gc.collect()
     found["shards"] = held
-    found["cpu_s"] = round(time.process_time() - started, 2)
     found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return found
 
