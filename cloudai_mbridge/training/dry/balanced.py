@@ -82,7 +82,7 @@ class Balanced(GpuMeansMeta):
         """Compute on the known values as well."""
         name = getattr(func, "__name__", "")
         is_in_place = name.endswith("_") and not name.endswith("__")
-        if not isinstance(result, (torch.Tensor, tuple, list)) or (name.startswith("__get") and name == "__get__"):
+        if not isinstance(result, (torch.Tensor, tuple, list)):
             return
         target = args[0] if is_in_place else None
         with torch._C.DisableTorchFunction():

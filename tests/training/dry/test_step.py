@@ -1,0 +1,71 @@
+"""A rehearsed step: its communication equals that of real ranks, its FLOPs the formula's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.recipes.container import container_data
+from tests.training.conftest import run_ranks
+from tests.training.dry.test_rank import run_program
+
+pytestmark = pytest.mark.process
+RANKS = 8
+TINY: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_query_groups": 4,
+    "vocab_size": 512,
+    "seq_length": 64,
+    "dtype": "bf16",
+}
+# Every token goes to every expert: balanced as it is
+EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 4, "moe_ffn_hidden_size": 96, "num_layers": 4}
+SHARDED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
+    "tp2 pp2 dp2": ({"tp": 2, "pp": 2}, {}, {}),
+    "tp2 pp2 cp2": ({"tp": 2, "pp": 2, "cp": 2}, {}, SHARDED),
+    "ep2 x tp2 pp2": ({"tp": 2, "pp": 2, "ep": 2, "etp": 2}, EXPERTS, SHARDED),
+    "ep4 tp2 vp2": ({"tp": 2, "pp": 2, "vp": 2, "ep": 4, "etp": 1}, EXPERTS, {}),
+}
+
+
+def container(
+    sizes: dict[str, int], model: dict[str, Any], ddp: dict[str, Any], micro_batches: int = 4
+) -> dict[str, Any]:
+    tp, pp, cp = (sizes.get(name, 1) for name in ("tp", "pp", "cp"))
+    layout = {SIZES[name]: size for name, size in sizes.items()}
+    batch = micro_batches * RANKS // (tp * pp * cp)
+    sections = {
+        "model": {**TINY, **layout, "sequence_parallel": tp > 1, **model},
+        "train": {"train_iters": 2, "micro_batch_size": 1, "global_batch_size": batch},
+        "optimizer": {"lr": 1e-3},
+        "scheduler": {},
+        "ddp": ddp,
+    }
+    return container_data(sections)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calls_and_bytes_of_eight_real_ranks(layout: str, tmp_path: Path) -> None:
+    config = tmp_path / "training.json"
+    config.write_text(json.dumps(container(*LAYOUTS[layout])))
+    run_ranks(RANKS, [str(Path(__file__).with_name("step_ranks.py")), str(config)], tmp_path)
+    code, events = run_program(config, RANKS, "--level", "step", "--ranks", "0,1,2,3,4,5,6,7")
+    assert code == 0, events[-1]
+    steps = [each for each in events if each["event"] == "step"]
+    assert [each["rank"] for each in steps] == list(range(RANKS))
+    for step in steps:
+        real = json.loads((tmp_path / f"counted{step['rank']}.json").read_text())
+        assert step["communication"] == real["totals"], f"rank {step['rank']}"
