@@ -94,7 +94,7 @@ def setup(state: GlobalState) -> SetupOutput:
 
 
 def connect(state: GlobalState, model: list[Any], optimizer: Any) -> None:
-    """Give the schedule what it calls: timers, the scale of the loss, and the reductions and gathers of the wrappers."""
+    """Give the schedule what it calls: timers, the scale of the loss, reductions and gathers of the wrappers."""
     config = state.cfg
     megatron_config = model[0].config
     megatron_config.timers = config.optimizer.timers = state.timers

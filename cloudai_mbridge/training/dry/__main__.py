@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.compat.versions import installed_version, why_unusable
+from cloudai_mbridge.training.dry.log import Issue, Log
+from cloudai_mbridge.training.dry.match import match
+from cloudai_mbridge.training.dry.places import Layout
 from cloudai_mbridge.training.startup.variables import set_variables_of_file
 
 GPU_KINDS = ("a100", "h100", "h200", "b200", "gb200", "b300", "gb300")
@@ -27,7 +30,13 @@ def main() -> int:
     parser.add_argument("--gpu", required=True, choices=GPU_KINDS, help="the kind of GPU that the job is for")
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--ranks", help="comma-separated; by default those that differ in what they build")
-    parser.add_argument("--level", choices=LEVELS, default="states", help="step: let each rank take a step, too")
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        default="states",
+        help="step: let each rank take a step, too, and match what they communicate",
+    )
+    parser.add_argument("--logs", type=Path, help="with --level step: write each rank's log into this directory")
     args = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine must not answer
     set_variables_of_file(args.config, [])
@@ -48,15 +57,24 @@ def main() -> int:
     if "stage" in first:
         return 1
     ranks = [int(each) for each in args.ranks.split(",")] if args.ranks else first["ranks"]
-    failed = 0
+    with_step = args.level == "step"
+    failed, logs = 0, {}
     for each in ranks:
-        with_step = args.level == "step"
         found = _in_fork(lambda each=each: rank.build(args.config, each, *world, with_step=with_step))  # type: ignore[misc]
         taken, log = found.pop("step", None), found.pop("log", None)
         failed += "stage" in found
         emit("refused" if "stage" in found else "built", **({"rank": each} | found))
         if taken is not None:
+            logs[each] = Log.of_document(log)
             emit("step", rank=each, **taken)
+            if args.logs is not None:
+                (args.logs / f"rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
+    if with_step and not failed:
+        layout = Layout(**first["layout"], order=tuple(first["order"]))
+        if (hang := match(logs, layout)) is not None:
+            emit("hang", **hang.document())
+            return 1
+        emit("matched", ranks=len(logs), calls=sum(isinstance(each, Issue) for log in logs.values() for each in log))
     return 1 if failed else 0
 
 

@@ -1,9 +1,9 @@
 """Values of a step without values: small tensors of counts are known, as routing balanced over all experts makes them.
 
-Tensors on the meta device have shapes only. Counts of tokens by expert, which Megatron-Core reads to size its buffers, are
-those that `moe_router_force_load_balancing` aims at: each expert gets the same share of each rank's tokens. They are kept
-beside the tensor, and what is computed of them is known, too. Flags and sums that the loop reads are zero. Whatever else
-is read ends the rehearsal.
+Tensors on the meta device have shapes only. Counts of tokens by expert, which Megatron-Core reads to size its buffers,
+are those that `moe_router_force_load_balancing` aims at: each expert gets the same share of each rank's tokens. They are
+kept beside the tensor, and what is computed of them is known, too. Flags and sums that the loop reads are zero. Whatever
+else is read ends the rehearsal.
 """
 
 from typing import Any

@@ -4,6 +4,7 @@ Every name that a module of Megatron-Core, Transformer Engine or the loop has bo
 the other ranks there the calls are made as well; in a rehearsal they return at once.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -155,7 +156,9 @@ class Recorder:
         self.log.groups[name] = ranks
         return name
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool) -> Call | None:
+    def _call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_async: bool, *, batched: bool = False
+    ) -> Call | None:
         """Return a call, None of a group of one rank."""
         kind, place, keyword = _FUNCTIONS[name]
         at = _GROUP_AT[name]
@@ -175,7 +178,8 @@ class Recorder:
             peer = kwargs.get(far, args[1] if len(args) > 1 else None)
             if peer is None:
                 peer = dist.get_global_rank(group or dist.group.WORLD, kwargs[near])
-        return Call(self.name_of(group), kind, dtype, elements, total, peer, is_async, self._site())
+        splits = _splits(args, kwargs) if name == "all_to_all_single" else None
+        return Call(self.name_of(group), kind, dtype, elements, total, peer, is_async, self._site(), batched, splits)
 
     def _wrapped(self, name: str) -> Callable[..., Any]:
         original = getattr(dist, name, None) or getattr(c10d, name)
@@ -218,7 +222,7 @@ class Recorder:
             calls = []
             for each in p2p_op_list:
                 name = "isend" if "isend" in each.op.__name__ else "irecv"
-                calls.append(self._call(name, (each.tensor, each.peer, each.group), {}, True))
+                calls.append(self._call(name, (each.tensor, each.peer, each.group), {}, True, batched=True))
             number = self.log.issue([each for each in calls if each is not None], self.micro_batch)
             if not self._is_real:
                 return [Work(self, [number], None)]
@@ -273,10 +277,24 @@ class Recorder:
         return ", from ".join(found)
 
 
+def _splits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the elements that an all-to-all sends to each rank and gets from each, None if all are equal."""
+    names = ("output", "input", "output_split_sizes", "input_split_sizes")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    found = []
+    for tensor, sizes in (("input", "input_split_sizes"), ("output", "output_split_sizes")):
+        rows, shape = given.get(sizes), given[tensor].shape
+        if rows is None or not len(rows):
+            return None
+        row = math.prod(shape[1:])
+        found.append(tuple(int(each) * row for each in rows))
+    return found[0], found[1]
+
+
 def _place(path: str, line: int, name: str) -> str:
     """Return a short place in the source, empty for torch, this package and the standard library."""
     for package in ("/megatron/core/", "/transformer_engine/", "/cloudai_mbridge/"):
-        before, found, rest = path.rpartition(package)
+        _, found, rest = path.rpartition(package)
         if found and not rest.startswith("training/dry/"):
             return f"{package[1:]}{rest}:{line} {name}".removeprefix("megatron/core/")
     return ""

@@ -15,7 +15,8 @@ class Call:
 
     group: name of the group. kind: of the collective, "send" or "recv". peer: global rank, of sends and receives.
     elements: of the whole tensor: a gather's result, what a reduce-scatter or all-to-all is given. is_async: waited for
-    by an entry of its own. site: places in the source, the innermost first.
+    by an entry of its own. site: places in the source, the innermost first. splits: elements to each rank of an
+    all-to-all, and from each; None: equal ones. batched: issued in a batch of sends and receives.
     """
 
     group: str
@@ -26,13 +27,15 @@ class Call:
     peer: int | None = None
     is_async: bool = False
     site: str = ""
+    batched: bool = False
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def __str__(self) -> str:
         peer = {"send": f" to {self.peer}", "recv": f" from {self.peer}"}.get(self.kind, "")
         return f"{self.kind}{peer} of {self.elements} {self.dtype} in {self.group} ({self.site})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Issue:
     """Calls that a rank issues as one: one, or the sends and receives of a batch. number: its place among issues."""
 
@@ -45,7 +48,7 @@ class Issue:
         return self.calls[0].is_async
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     """The rank's work goes on when this issue is done."""
 
@@ -110,7 +113,10 @@ class Log:
     @classmethod
     def of_document(cls, data: dict[str, Any]) -> "Log":
         """Return the log that `document` was made of."""
-        calls = [Call(*each) for each in data["calls"]]
+        calls = []
+        for *values, splits in data["calls"]:
+            both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
+            calls.append(Call(*values, both))
         return cls(int(data["rank"]), dict(data["groups"]), calls, array("q", data["entries"]))
 
     def totals(self) -> list[dict[str, Any]]:

@@ -75,6 +75,7 @@ def configured(path: Path, world_size: int, gpus_per_node: int) -> dict[str, Any
         return {
             "ranks": distinct_ranks(layout),
             "layout": {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
+            "order": layout.order,
             "adapted": adapted,
             "transformer_engine": has_transformer_engine(),
         }
@@ -93,9 +94,7 @@ def _prepared(path: Path) -> tuple[ConfigContainer, dict[str, Any]]:
     return config, adapted
 
 
-def build(
-    path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False
-) -> dict[str, Any]:
+def build(path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False) -> dict[str, Any]:
     """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
 
     with_step: let it take a step as well; `step` is what it did, and `log` what it communicated, in order.

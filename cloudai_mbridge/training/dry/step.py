@@ -90,7 +90,7 @@ class Stepper:
                 stack.enter_context(mock.patch.object(module, "multi_tensor_applier", apply))
         for part in parts_of(self.optimizer):
             if (inner := getattr(part, "optimizer", None)) is not None:
-                stack.enter_context(mock.patch.object(inner, "step", lambda *args, **kwargs: None))
+                stack.enter_context(mock.patch.object(inner, "step", return_value=None))
 
 
 def _set_count(config: Any, count: int) -> None:
