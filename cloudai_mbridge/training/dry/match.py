@@ -260,10 +260,8 @@ class _Replay:
         """Let calls of an issue meet theirs; return whether all have."""
         pending = own.pending[head.number]
         for call in list(pending):
-            met = (
-                self._send_buffered(own, communicator, call) if self.has_buffers else self._met(own, communicator, call)
-            )
-            if met:
+            meet = self._met_buffered if self.has_buffers else self._met
+            if meet(own, communicator, call):
                 pending.remove(call)
         if pending:
             return False
@@ -346,7 +344,7 @@ class _Replay:
             if len(chain) < 2:
                 continue
             is_over = self._waits_at(self.ranks[chain[-1]]) is None
-            first, second = (chain[-2], chain[-1]) if is_over else (chain[0], chain[1])
+            first, second = (chain[-2], chain[-1]) if is_over else self._nearest_pair(chain)
             waiting, other = self._call_of(first), self._call_of(second)
             reason = "waits for a rank that makes no further call" if is_over else "wait for each other"
             hang = Hang((first, second), (waiting, other), reason, self.ranks[first].micro_batch, tuple(chain))
@@ -357,6 +355,15 @@ class _Replay:
             return best
         own = stuck[0]
         return Hang((own.rank, own.rank), (self._call_of(own.rank), None), "a call is never met", own.micro_batch)
+
+    def _nearest_pair(self, chain: list[int]) -> tuple[int, int]:
+        """Return two ranks in a circle of ranks that wait: those that are in the same group, but not with each other."""
+        pairs = list(zip(chain, chain[1:], strict=False))
+        for one, other in pairs:
+            calls = self._call_of(one), self._call_of(other)
+            if calls[0] is not None and calls[1] is not None and calls[0].group == calls[1].group:
+                return one, other
+        return pairs[0]
 
     def _call_of(self, rank: int) -> Call | None:
         own = self.ranks[rank]
