@@ -1,9 +1,9 @@
 """Values of a step without values: small tensors of counts are known, as routing balanced over all experts makes them.
 
 Tensors on the meta device have shapes only. Counts of tokens by expert, which Megatron-Core reads to size its buffers,
-are those that `moe_router_force_load_balancing` aims at: each expert gets the same share of each rank's tokens. They are
-kept beside the tensor, and what is computed of them is known, too. Flags and sums that the loop reads are zero. Whatever
-else is read ends the rehearsal.
+are those that `moe_router_force_load_balancing` aims at: each expert gets the same share of each rank's tokens. They
+are kept beside the tensor, and what is computed of them is known, too. Flags and sums that the loop reads are zero.
+Whatever else is read ends the rehearsal.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class Balanced(GpuMeansMeta):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if type(first) in _TENSORS:
             if (answer := _ANSWERS.get(func)) is not None and _is_meta(first):
                 return answer(first, *args[1:], **kwargs)
@@ -113,8 +113,8 @@ def known(tensor: Any) -> torch.Tensor | None:
 def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Fill the result of a collective whose ranks all hold the same known values."""
     if name in ("all_gather_into_tensor", "_all_gather_base"):
-        output = kwargs.get("output_tensor", args[0] if args else None)
-        given = kwargs.get("input_tensor", args[1] if len(args) > 1 else None)
+        output: Any = kwargs.get("output_tensor", args[0] if args else None)
+        given: Any = kwargs.get("input_tensor", args[1] if len(args) > 1 else None)
         if (values := known(given)) is not None:
             with torch._C.DisableTorchFunction():
                 times = output.numel() // given.numel()

@@ -162,12 +162,11 @@ class Recorder:
         """Return a call, None of a group of one rank."""
         kind, place, keyword = _FUNCTIONS[name]
         at = _GROUP_AT[name]
-        group = kwargs.get("group", args[at] if len(args) > at else None)
-        if (dist.group.WORLD if group is None else group).size() == 1:
+        given: Any = kwargs.get("group", args[at] if len(args) > at else None)
+        group: Any = dist.group.WORLD if given is None else given
+        if group.size() == 1:
             return None
-        tensors = [] if place < 0 else kwargs.get(keyword, args[place] if len(args) > place else None)
-        if name == "all_gather" and not tensors:
-            tensors = []
+        tensors: Any = [] if place < 0 else kwargs.get(keyword, args[place] if len(args) > place else None)
         dtype, elements, total, peer = "", 0, 0, None
         for each in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
             dtype, count = str(each.dtype).removeprefix("torch."), each.numel()
@@ -177,7 +176,7 @@ class Recorder:
             far, near = _PEERS[name]
             peer = kwargs.get(far, args[1] if len(args) > 1 else None)
             if peer is None:
-                peer = dist.get_global_rank(group or dist.group.WORLD, kwargs[near])
+                peer = dist.get_global_rank(group, kwargs[near])
         splits = _splits(args, kwargs) if name == "all_to_all_single" else None
         return Call(self.name_of(group), kind, dtype, elements, total, peer, is_async, self._site(), batched, splits)
 

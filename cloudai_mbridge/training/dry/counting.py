@@ -15,11 +15,11 @@ from torch.utils.flop_counter import flop_registry
 from cloudai_mbridge.training.dry.communication import Recorder
 
 
-class Flops(TorchDispatchMode):
+class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the FLOPs of matrix products; those of attention are noted by its stand-in."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "other"
         self.by_phase: Counter[str] = Counter()
 

@@ -116,7 +116,7 @@ class Log:
         calls = []
         for *values, splits in data["calls"]:
             both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
-            calls.append(Call(*values, both))
+            calls.append(Call(*values, splits=both))
         return cls(int(data["rank"]), dict(data["groups"]), calls, array("q", data["entries"]))
 
     def totals(self) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ between steps. The logs are of as many micro-batches as were run: further ones r
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from cloudai_mbridge.training.dry.log import Call, Issue, Log, Wait
@@ -136,7 +137,8 @@ class _Replay:
             spans = {name: max(getattr(self.layout, name) - 1, 1) for name in _DIMENSIONS}
 
             def distance(other: int) -> float:
-                return sum(abs(self.places[other][name] - place[name]) / spans[name] for name in _DIMENSIONS)
+                own = self.places[other]
+                return sum((abs(own[name] - place[name]) / spans[name] for name in _DIMENSIONS), 0.0)
 
             self._nearest[rank] = min(same, key=distance, default=None)
         return self._nearest[rank]
@@ -330,7 +332,7 @@ class _Replay:
             if queue is None or index > queue.done or index >= len(queue.issues):
                 late.append(stands)
         ended = [each for each in late if self._waits_at(self.ranks[each]) is None]
-        return (ended or late or [None])[0]
+        return next(iter(ended or late), None)
 
     def _explain(self, stuck: list[_Rank]) -> Hang:
         """Follow who waits for whom to a rank that has ended, or around."""
@@ -357,8 +359,8 @@ class _Replay:
         return Hang((own.rank, own.rank), (self._call_of(own.rank), None), "a call is never met", own.micro_batch)
 
     def _nearest_pair(self, chain: list[int]) -> tuple[int, int]:
-        """Return two ranks in a circle of ranks that wait: those that are in the same group, but not with each other."""
-        pairs = list(zip(chain, chain[1:], strict=False))
+        """Return two ranks in a circle of ranks that wait: those that call in the same group, but not each other."""
+        pairs = list(pairwise(chain))
         for one, other in pairs:
             calls = self._call_of(one), self._call_of(other)
             if calls[0] is not None and calls[1] is not None and calls[0].group == calls[1].group:
