@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +58,27 @@ def main() -> int:
     if "stage" in first:
         return 1
     ranks = [int(each) for each in args.ranks.split(",")] if args.ranks else first["ranks"]
-    with_step = args.level == "step"
-    failed, logs = 0, {}
+    with_step, has_engine = args.level == "step", first["transformer_engine"]
+    failed, logs = 0, dict[int, Log]()
     for each in ranks:
-        found = _in_fork(lambda each=each: rank.build(args.config, each, *world, with_step=with_step))  # type: ignore[misc]
+        build = partial(rank.build, args.config, each, *world)
+        found = _in_fork(partial(build, with_step=with_step and not has_engine))
         taken, log = found.pop("step", None), found.pop("log", None)
         failed += "stage" in found
         emit("refused" if "stage" in found else "built", **({"rank": each} | found))
-        if taken is not None:
+        if with_step and has_engine and "stage" not in found:
+            stood_in = _in_fork(partial(build, with_step=True, local_layers=True))
+            taken, log = stood_in.get("step"), stood_in.get("log")
+            if taken is None:
+                emit(
+                    "not_stepped", rank=each, **{name: stood_in[name] for name in ("stage", "kind", "message", "where")}
+                )
+        if taken is not None and log is not None:
             logs[each] = Log.of_document(log)
             emit("step", rank=each, **taken)
             if args.logs is not None:
                 (args.logs / f"rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
-    if with_step and not failed:
+    if with_step and len(logs) == len(ranks):
         layout = Layout(**first["layout"], order=tuple(first["order"]))
         if (hang := match(logs, layout)) is not None:
             emit("hang", **hang.document())

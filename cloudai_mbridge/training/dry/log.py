@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _WAIT, _BATCH = -1, -2
@@ -116,7 +116,7 @@ class Log:
         calls = []
         for *values, splits in data["calls"]:
             both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
-            calls.append(Call(*values, splits=both))
+            calls.append(replace(Call(*values), splits=both))
         return cls(int(data["rank"]), dict(data["groups"]), calls, array("q", data["entries"]))
 
     def totals(self) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import parallel_state as mpu
+from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
 from cloudai_mbridge.training import cpu
@@ -81,10 +82,12 @@ def configured(path: Path, world_size: int, gpus_per_node: int) -> dict[str, Any
         }
 
 
-def _prepared(path: Path) -> tuple[ConfigContainer, dict[str, Any]]:
+def _prepared(path: Path, *, local_layers: bool = False) -> tuple[ConfigContainer, dict[str, Any]]:
     config: Any = None
     try:
         config = ConfigContainer.from_yaml(path)
+        if local_layers:
+            _leave_out_transformer_engine(config)
         config.logger.save_config_filepath = None
         adapted = prepare(config)
         check_packages(config)
@@ -94,10 +97,35 @@ def _prepared(path: Path) -> tuple[ConfigContainer, dict[str, Any]]:
     return config, adapted
 
 
-def build(path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False) -> dict[str, Any]:
+def _leave_out_transformer_engine(config: Any) -> None:
+    """Let Megatron-Core's own layers stand for Transformer Engine's, whose functions need a GPU, and BF16 for FP8."""
+    gpt_layer_specs.HAVE_TE = False
+    model = config.model
+    for name in ("fp8", "fp4"):
+        for section in (model, config.mixed_precision):
+            if getattr(section, name, None):
+                setattr(section, name, None)
+    if isinstance(config.mixed_precision, str) and re.search("fp8|fp4", config.mixed_precision):
+        config.mixed_precision = "bf16_mixed"
+    for section in (model, config.mixed_precision, config.ddp, config.optimizer):
+        for name in (
+            "fp8_param",
+            "fp8_param_gather",
+            "fp4_param",
+            "fp4_param_gather",
+            "reuse_grad_buf_for_mxfp8_param_ag",
+        ):
+            if getattr(section, name, None):
+                setattr(section, name, False)
+
+
+def build(
+    path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False, local_layers: bool = False
+) -> dict[str, Any]:
     """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
 
     with_step: let it take a step as well; `step` is what it did, and `log` what it communicated, in order.
+    local_layers: build it of Megatron-Core's own layers, though Transformer Engine is there.
 
     Refused: with the stage that was not reached.
     """
@@ -105,7 +133,7 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_st
         cpu.redirect_by(Balanced)
     started, stage, config = time.process_time(), "configuration", None
     with as_rank(rank, world_size, gpus_per_node):
-        config, _ = _prepared(path)
+        config, _ = _prepared(path, local_layers=local_layers)
         try:
             config.model.perform_initialization = False
             config.model.use_cpu_initialization = False

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
+from cloudai_mbridge.training.flops import flops_per_token
 from tests.training.conftest import run_ranks
 from tests.training.dry.test_rank import run_program
 
@@ -42,11 +44,11 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
 
 
 def container(
-    sizes: dict[str, int], model: dict[str, Any], ddp: dict[str, Any], micro_batches: int = 4
+    sizes: dict[str, int], model: dict[str, Any], ddp: dict[str, Any], micro_batches: int = 4, world: int = RANKS
 ) -> dict[str, Any]:
     tp, pp, cp = (sizes.get(name, 1) for name in ("tp", "pp", "cp"))
     layout = {SIZES[name]: size for name, size in sizes.items()}
-    batch = micro_batches * RANKS // (tp * pp * cp)
+    batch = micro_batches * world // (tp * pp * cp)
     sections = {
         "model": {**TINY, **layout, "sequence_parallel": tp > 1, **model},
         "train": {"train_iters": 2, "micro_batch_size": 1, "global_batch_size": batch},
@@ -69,3 +71,57 @@ def test_calls_and_bytes_of_eight_real_ranks(layout: str, tmp_path: Path) -> Non
     for step in steps:
         real = json.loads((tmp_path / f"counted{step['rank']}.json").read_text())
         assert step["communication"] == real["totals"], f"rank {step['rank']}"
+
+
+DENSE = {"num_layers": 4, "hidden_size": 8192, "ffn_hidden_size": 28672, "num_attention_heads": 64, "seq_length": 8192}
+FULL: dict[str, dict[str, Any]] = {
+    "dense": DENSE | {"num_query_groups": 64, "vocab_size": 128256},
+    "gqa": DENSE | {"num_query_groups": 8, "vocab_size": 128256},
+    "mla": DENSE
+    | {
+        "multi_latent_attention": True,
+        "num_query_groups": 64,
+        "vocab_size": 129280,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_head_dim": 128,
+        "qk_pos_emb_head_dim": 64,
+        "v_head_dim": 128,
+    },
+    "moe": {
+        "num_layers": 4,
+        "hidden_size": 2048,
+        "ffn_hidden_size": 6144,
+        "num_attention_heads": 32,
+        "num_query_groups": 4,
+        "kv_channels": 128,
+        "seq_length": 4096,
+        "vocab_size": 151936,
+        "num_moe_experts": 128,
+        "moe_router_topk": 8,
+        "moe_ffn_hidden_size": 768,
+        "moe_token_dispatcher_type": "alltoall",
+    },
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_flops_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
+    model = FULL[name]
+    is_routed = "num_moe_experts" in model
+    sizes = {"tp": 2, "pp": 2, "ep": 8, "etp": 1} if is_routed else {"tp": 4, "pp": 2}
+    config = tmp_path / "training.json"
+    document = container(sizes, model, SHARDED, world=32)
+    config.write_text(json.dumps(document))
+    code, events = run_program(config, 32, "--level", "step")
+    assert (code, events[-1]["event"]) == (0, "matched"), events[-1]
+    steps, layout = [each for each in events if each["event"] == "step"], events[1]["layout"]
+    stages = {event["place"]["pp"]: event["rank"] for event in events if event["event"] == "built"}
+    per_replica = sum(sum(step["flops"].values()) for step in steps if step["rank"] in stages.values())
+    counted = per_replica * layout["tp"] * layout["cp"] * layout["dp"]
+    tokens = document["train"]["global_batch_size"] * model["seq_length"]
+    router = 6 * model["hidden_size"] * model.get("num_moe_experts", 0) * model["num_layers"]  # not in the formula
+    expected = flops_per_token(SimpleNamespace(**document["model"])) + router
+    assert counted / tokens == pytest.approx(expected, rel=1e-3)
+    assert all(step["step_cpu_s"] < 180 for step in steps)
+    assert all(event["peak_mib"] < 1024 for event in events if event["event"] == "built")
