@@ -16,6 +16,7 @@ from typing import Any
 from cloudai_mbridge.training.compat.versions import installed_version, why_unusable
 from cloudai_mbridge.training.dry.log import Issue, Log
 from cloudai_mbridge.training.dry.match import match
+from cloudai_mbridge.training.dry.picture import idle, schedule
 from cloudai_mbridge.training.dry.places import Layout
 from cloudai_mbridge.training.startup.variables import set_variables_of_file
 
@@ -37,6 +38,7 @@ def main() -> int:
         default="states",
         help="step: let each rank take a step, too, and match what they communicate",
     )
+    parser.add_argument("--in-full", action="store_true", help="run all micro-batches, where a few tell the rest")
     parser.add_argument("--logs", type=Path, help="with --level step: write each rank's log into this directory")
     args = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine must not answer
@@ -58,33 +60,43 @@ def main() -> int:
     if "stage" in first:
         return 1
     ranks = [int(each) for each in args.ranks.split(",")] if args.ranks else first["ranks"]
-    with_step, has_engine = args.level == "step", first["transformer_engine"]
-    failed, logs = 0, dict[int, Log]()
+    with_step = args.level == "step"
+    failed, logs, timelines = 0, dict[int, Log](), dict[int, list[Any]]()
     for each in ranks:
         build = partial(rank.build, args.config, each, *world)
-        found = _in_fork(partial(build, with_step=with_step and not has_engine))
-        taken, log = found.pop("step", None), found.pop("log", None)
+        found = _in_fork(build)
         failed += "stage" in found
         emit("refused" if "stage" in found else "built", **({"rank": each} | found))
-        if with_step and has_engine and "stage" not in found:
-            stood_in = _in_fork(partial(build, with_step=True, local_layers=True))
-            taken, log = stood_in.get("step"), stood_in.get("log")
-            if taken is None:
-                emit(
-                    "not_stepped", rank=each, **{name: stood_in[name] for name in ("stage", "kind", "message", "where")}
-                )
+        if not with_step or "stage" in found:
+            continue
+        stepped = _in_fork(partial(build, with_step=True, in_full=args.in_full))
+        taken, log = stepped.get("step"), stepped.get("log")
+        if taken is None:  # which is the rehearsal's own limit: the rank was built
+            emit("not_stepped", rank=each, **stepped)
         if taken is not None and log is not None:
             logs[each] = Log.of_document(log)
+            timelines.setdefault(found["place"]["pp"], taken["timeline"])
             emit("step", rank=each, **taken)
             if args.logs is not None:
                 (args.logs / f"rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
     if with_step and len(logs) == len(ranks):
         layout = Layout(**first["layout"], order=tuple(first["order"]))
+        emit("pipeline", **_pipeline([timelines[stage] for stage in sorted(timelines)]))
         if (hang := match(logs, layout)) is not None:
             emit("hang", **hang.document())
             return 1
         emit("matched", ranks=len(logs), calls=sum(isinstance(each, Issue) for log in logs.values() for each in log))
     return 1 if failed else 0
+
+
+def _pipeline(timelines: list[Any]) -> dict[str, Any]:
+    """Return the passes of every stage in order, and the share of time without any, if their order can be drawn."""
+    chunks = 1 + max((each[1] for timeline in timelines for each in timeline), default=0)
+    try:
+        bubble: float | None = round(idle(schedule(timelines, chunks)), 4)
+    except ValueError:
+        bubble = None
+    return {"timeline": timelines, "chunks": chunks, "idle": bubble}
 
 
 def _emitter() -> Emit:

@@ -24,10 +24,12 @@ class NotKnown(Exception):
 class Balanced(GpuMeansMeta):
     """The machine of a rehearsed step.
 
-    experts: of the model, and topk: of them, to which a token is routed.
+    experts: of the model, and topk: of them, to which a token is routed. message: shape of what stages send each other,
+    which they announce if lengths may vary.
     """
 
     experts, topk = 0, 0
+    message: tuple[int, ...] = ()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -111,7 +113,14 @@ def known(tensor: Any) -> torch.Tensor | None:
 
 
 def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Fill the result of a collective whose ranks all hold the same known values."""
+    """Fill the result of a collective whose ranks all hold the same known values, or of a message that is known."""
+    if (
+        name == "irecv"
+        and Balanced.message
+        and args[0].dtype == torch.int64
+        and args[0].numel() == len(Balanced.message)
+    ):
+        setattr(args[0], _KNOWN, torch.tensor(Balanced.message, device="cpu"))  # the shape of the message that follows
     if name in ("all_gather_into_tensor", "_all_gather_base"):
         output: Any = kwargs.get("output_tensor", args[0] if args else None)
         given: Any = kwargs.get("input_tensor", args[1] if len(args) > 1 else None)

@@ -205,7 +205,7 @@ class Recorder:
 
     def _made(self, original: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._is_real:
-            self.answer(name, args, kwargs)
+            self.answer(name, args or (kwargs.get("tensor"),), kwargs)
             return None
         self._inside = True
         try:
@@ -221,6 +221,8 @@ class Recorder:
             calls = []
             for each in p2p_op_list:
                 name = "isend" if "isend" in each.op.__name__ else "irecv"
+                if not self._is_real:
+                    self.answer(name, (each.tensor,), {})
                 calls.append(self._call(name, (each.tensor, each.peer, each.group), {}, True, batched=True))
             number = self.log.issue([each for each in calls if each is not None], self.micro_batch)
             if not self._is_real:

@@ -82,12 +82,12 @@ def configured(path: Path, world_size: int, gpus_per_node: int) -> dict[str, Any
         }
 
 
-def _prepared(path: Path, *, local_layers: bool = False) -> tuple[ConfigContainer, dict[str, Any]]:
+def _prepared(path: Path, *, with_step: bool = False) -> tuple[ConfigContainer, dict[str, Any]]:
     config: Any = None
     try:
         config = ConfigContainer.from_yaml(path)
-        if local_layers:
-            _leave_out_transformer_engine(config)
+        if with_step:
+            _leave_out_kernels(config)
         config.logger.save_config_filepath = None
         adapted = prepare(config)
         check_packages(config)
@@ -97,10 +97,16 @@ def _prepared(path: Path, *, local_layers: bool = False) -> tuple[ConfigContaine
     return config, adapted
 
 
-def _leave_out_transformer_engine(config: Any) -> None:
-    """Let Megatron-Core's own layers stand for Transformer Engine's, whose functions need a GPU, and BF16 for FP8."""
+def _leave_out_kernels(config: Any) -> None:
+    """Replace what needs a GPU's kernels to take a step.
+
+    Megatron-Core's own layers stand for Transformer Engine's, BF16 for FP8 and FP4, and all-to-alls for the dispatchers
+    DeepEP and HybridEP, which send a token once to a rank that has several of its experts.
+    """
     gpt_layer_specs.HAVE_TE = False
     model = config.model
+    if getattr(model, dispatcher := "moe_token_dispatcher_type", None) == "flex":
+        setattr(model, dispatcher, "alltoall")
     for name in ("fp8", "fp4"):
         for section in (model, config.mixed_precision):
             if getattr(section, name, None):
@@ -120,12 +126,12 @@ def _leave_out_transformer_engine(config: Any) -> None:
 
 
 def build(
-    path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False, local_layers: bool = False
+    path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False, in_full: bool = False
 ) -> dict[str, Any]:
     """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
 
-    with_step: let it take a step as well; `step` is what it did, and `log` what it communicated, in order.
-    local_layers: build it of Megatron-Core's own layers, though Transformer Engine is there.
+    with_step: build it of what can run without a GPU, and let it take a step: `step` is what it did, and `log` what it
+    communicated, in order. in_full: of all micro-batches, in place of a few from which the rest follows.
 
     Refused: with the stage that was not reached.
     """
@@ -133,7 +139,7 @@ def build(
         cpu.redirect_by(Balanced)
     started, stage, config = time.process_time(), "configuration", None
     with as_rank(rank, world_size, gpus_per_node):
-        config, _ = _prepared(path, local_layers=local_layers)
+        config, _ = _prepared(path, with_step=with_step)
         try:
             config.model.perform_initialization = False
             config.model.use_cpu_initialization = False
@@ -161,7 +167,7 @@ def build(
             found["cpu_s"] = round(time.process_time() - started, 2)
             if with_step:
                 stage = "step"
-                found["step"], log = step.step(config, chunks, optimizer)
+                found["step"], log = step.step(config, chunks, optimizer, in_full=in_full)
                 found["log"] = log.document()
         except Exception as error:
             raise Refused(stage, error, config) from error

@@ -53,6 +53,11 @@ class Stepper:
         connect(self.state, chunks, optimizer)
         experts = getattr(config.model, "num_moe_experts", None) or 0
         Balanced.experts, Balanced.topk = experts, getattr(config.model, "moe_router_topk", 0)
+        model = config.model
+        length = model.seq_length // model.context_parallel_size
+        length //= model.tensor_model_parallel_size if model.sequence_parallel else 1
+        if not getattr(chunks[0].config, "mtp_standalone", False):  # whose stages send messages of several shapes
+            Balanced.message = (length, config.train.micro_batch_size, model.hidden_size)
         self.scheduler = build_scheduler(config, optimizer)
         self.function = with_own_reports(prepare_forward_step_func(forward_step, self.state))
         for chunk in chunks:
@@ -124,12 +129,15 @@ def _follow_backward(stack: ExitStack) -> None:
     stack.enter_context(mock.patch.object(schedules, "Variable", engine))
 
 
-def step(config: Any, chunks: list[Any], optimizer: Any) -> tuple[dict[str, Any], Log]:
-    """Take the steps of a rank; return what a step of all its micro-batches does, and the log of the last one."""
+def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = False) -> tuple[dict[str, Any], Log]:
+    """Take the steps of a rank; return what a step of all its micro-batches does, and the log of the last one.
+
+    in_full: take one of all of them.
+    """
     started, every = time.process_time(), get_num_microbatches()
     stepper = Stepper(config, chunks, optimizer)
     pp = mpu.get_pipeline_model_parallel_world_size()
-    few = min(every, pp)
+    few = every if in_full else min(every, pp)
     more = min(every, 2 * few)
     runs = [(count, stepper.take(count)) for count in sorted({few, more})]
     last = runs[-1][1]
@@ -140,7 +148,8 @@ def step(config: Any, chunks: list[Any], optimizer: Any) -> tuple[dict[str, Any]
         "activations": {"peak_bytes": last.kept.peak, "at_peak": last.kept.at_peak()},
         "communication": communication([(count, run.log) for count, run in runs], every),
         "timeline": last.timeline,
-        "layers": "local" if config.model.transformer_impl == "local" else "transformer_engine",
+        "layers": "local",
+        "dispatcher": getattr(config.model, "moe_token_dispatcher_type", None),
         "step_cpu_s": round(time.process_time() - started, 2),
     }
     return found, last.log

@@ -125,3 +125,19 @@ def test_flops_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
     assert counted / tokens == pytest.approx(expected, rel=1e-3)
     assert all(step["step_cpu_s"] < 180 for step in steps)
     assert all(event["peak_mib"] < 1024 for event in events if event["event"] == "built")
+
+
+def test_few_micro_batches_tell_what_all_do(tmp_path: Path) -> None:
+    config = tmp_path / "training.json"
+    found = {}
+    for name in ("tp2 pp2 cp2", "ep4 tp2 vp2"):
+        config.write_text(json.dumps(container(*LAYOUTS[name], micro_batches=14)))
+        for option in ((), ("--in-full",)):
+            code, events = run_program(config, RANKS, "--level", "step", "--ranks", "0,6", *option)
+            assert code == 0, events[-1]
+            found[option] = [each for each in events if each["event"] == "step"]
+        for few, every in zip(found[()], found["--in-full",], strict=True):
+            assert (few["micro_batches_run"], every["micro_batches_run"]) == ([2, 4], [14])
+            for key in ("communication", "flops"):
+                assert few[key] == every[key], f"{name}: {key}"
+            assert few["activations"] == every["activations"], name
