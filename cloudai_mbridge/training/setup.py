@@ -81,6 +81,21 @@ def setup(state: GlobalState) -> SetupOutput:
     model = build_model(config, partial(load_pretrained, state))
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
+    connect(state, model, optimizer)
+    context, iteration = _load(state, model, optimizer, scheduler)
+    if iteration:
+        fault_tolerance.on_checkpoint_loaded(is_local_chkpt=context.get(local.LOADED, False), global_state=state)
+    parts = {"optimizer": optimizer, "scheduler": scheduler}
+    callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
+    train, valid, test = build_data_iterators(state, len(model), datasets)
+    state.open_loggers()
+    connect_tensor_inspection(config.tensor_inspect, model, state)
+    return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
+
+
+def connect(state: GlobalState, model: list[Any], optimizer: Any) -> None:
+    """Give the schedule what it calls: timers, the scale of the loss, reductions and gathers of the wrappers."""
+    config = state.cfg
     megatron_config = model[0].config
     megatron_config.timers = config.optimizer.timers = state.timers
     megatron_config.grad_scale_func = optimizer.scale_loss
@@ -94,15 +109,6 @@ def setup(state: GlobalState) -> SetupOutput:
     if config.optimizer.reuse_grad_buf_for_mxfp8_param_ag and config.ddp.overlap_param_gather:
         for chunk in model:
             setattr(chunk, param_hooks.STAGE, partial(quantized.stage, optimizer))
-    context, iteration = _load(state, model, optimizer, scheduler)
-    if iteration:
-        fault_tolerance.on_checkpoint_loaded(is_local_chkpt=context.get(local.LOADED, False), global_state=state)
-    parts = {"optimizer": optimizer, "scheduler": scheduler}
-    callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
-    train, valid, test = build_data_iterators(state, len(model), datasets)
-    state.open_loggers()
-    connect_tensor_inspection(config.tensor_inspect, model, state)
-    return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
 
 
 def _load(state: GlobalState, model: list[Any], optimizer: Any, scheduler: Any) -> tuple[dict[str, Any], int]:

@@ -10,14 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.compat.versions import installed_version, why_unusable
+from cloudai_mbridge.training.dry.log import Issue, Log
+from cloudai_mbridge.training.dry.match import match
+from cloudai_mbridge.training.dry.picture import idle, schedule
+from cloudai_mbridge.training.dry.places import Layout
 from cloudai_mbridge.training.dry.tiling import problems_of
 from cloudai_mbridge.training.startup.variables import set_variables_of_file
 
 GPU_KINDS = ("a100", "h100", "h200", "b200", "gb200", "b300", "gb300")
+LEVELS = ("states", "step")
 Emit = Callable[..., None]
 MOST_SAVING = 16  # ranks that save shards; of more, whether these tile every tensor is not checked
 
@@ -49,6 +55,14 @@ def main() -> int:
         type=Path,
         help="instead of one job: a file with {id, config, world, gpus_per_node, ranks, env} a line",
     )
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        default="states",
+        help="step: let each rank take a step, too, and match what they communicate",
+    )
+    parser.add_argument("--in-full", action="store_true", help="run all micro-batches, where a few tell the rest")
+    parser.add_argument("--logs", type=Path, help="with --level step: write each rank's log into this directory")
     args = parser.parse_args()
     if (args.jobs is None) != (args.config is not None and args.world is not None):
         parser.error("either --jobs, or --config with --world")
@@ -66,7 +80,7 @@ def main() -> int:
     from cloudai_mbridge.training.dry import rank  # noqa: F401 - before the forks
 
     emit("start", megatron_core=installed_version(), python=sys.executable, import_s=time.process_time() - started)
-    return max([_rehearse(job, emit) for job in _jobs(args)], default=0)
+    return max([_rehearse(job, args, emit) for job in _jobs(args)], default=0)
 
 
 def _jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -82,25 +96,58 @@ def _jobs(args: argparse.Namespace) -> Iterator[Job]:
         yield Job(job["id"], Path(job["config"]), job["world"], nodes, ranks, job.get("env", {}))
 
 
-def _rehearse(job: Job, emit: Emit) -> int:
+def _rehearse(job: Job, args: argparse.Namespace, emit: Emit) -> int:
     """Build the ranks of a job; return 1 if one cannot be built."""
     from cloudai_mbridge.training.dry import rank
 
     world = (job.world, job.gpus_per_node)
-    first = _in_fork(lambda: rank.configured(job.config, *world), job)
+    first = _in_fork(partial(rank.configured, job.config, *world), job)
     emit("refused" if "stage" in first else "configured", job=job.id, **first)
     if "stage" in first:
         return 1
     failed, shards = 0, list[Any]()
+    logs, timelines = dict[int, Log](), dict[int, list[Any]]()
     saving = first["saving"] if job.ranks is None and len(first["saving"]) <= MOST_SAVING else []
-    for each in sorted({*first["ranks"], *saving}) if job.ranks is None else job.ranks:
-        found = _in_fork(lambda each=each: rank.build(job.config, each, *world), job)  # type: ignore[misc]
+    chosen = first["ranks"] if job.ranks is None else job.ranks
+    for each in sorted({*chosen, *saving}):
+        build = partial(rank.build, job.config, each, *world)
+        found = _in_fork(build, job)
         failed += "stage" in found
         shards += found.pop("shards", ())
         emit("refused" if "stage" in found else "built", **({"job": job.id, "rank": each} | found))
+        if args.level != "step" or "stage" in found or each not in chosen:
+            continue
+        stepped = _in_fork(partial(build, with_step=True, in_full=args.in_full), job)
+        taken, log = stepped.get("step"), stepped.get("log")
+        if taken is None:  # which is the rehearsal's own limit: the rank was built
+            emit("not_stepped", **({"job": job.id, "rank": each} | stepped))
+        if taken is not None and log is not None:
+            logs[each] = Log.of_document(log)
+            timelines.setdefault(found["place"]["pp"], taken["timeline"])
+            emit("step", job=job.id, rank=each, **taken)
+            if args.logs is not None:
+                (args.logs / f"{job.id.replace('/', '-')}rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
     if saving and shards and not failed:
         emit("tiled", job=job.id, keys=len({each[0] for each in shards}), problems=problems_of(shards))
+    if logs and len(logs) == len(chosen):
+        layout = Layout(**first["layout"], order=tuple(first["order"]))
+        emit("pipeline", job=job.id, **_pipeline([timelines[stage] for stage in sorted(timelines)]))
+        if (hang := match(logs, layout)) is not None:
+            emit("hang", job=job.id, **hang.document())
+            return 1
+        calls = sum(isinstance(each, Issue) for log in logs.values() for each in log)
+        emit("matched", job=job.id, ranks=len(logs), calls=calls)
     return 1 if failed else 0
+
+
+def _pipeline(timelines: list[Any]) -> dict[str, Any]:
+    """Return the passes of every stage in order, and the share of time without any, if their order can be drawn."""
+    chunks = 1 + max((each[1] for timeline in timelines for each in timeline), default=0)
+    try:
+        bubble: float | None = round(idle(schedule(timelines, chunks)), 4)
+    except ValueError:
+        bubble = None
+    return {"timeline": timelines, "chunks": chunks, "idle": bubble}
 
 
 def _emitter() -> Emit:
@@ -136,14 +183,14 @@ def _in_fork(work: Callable[[], dict[str, Any]], job: Job) -> dict[str, Any]:
 
 
 def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    from cloudai_mbridge.training.dry.rank import Refused
+    from cloudai_mbridge.training.dry.rank import NotBuilt
 
     try:
         return work()
-    except Refused as refused:
+    except NotBuilt as refused:
         return refused.document()
     except BaseException as error:  # whatever it is, the other ranks are built
-        return Refused("rehearsal", error, None).document()
+        return NotBuilt("rehearsal", error, None).document()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _ALLOCATOR = (
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuFacts:
     """What torch tells of a GPU. memory: bytes. Source: NVIDIA's data sheets and CUDA's table of capabilities."""
 
     capability: tuple[int, int]
@@ -35,13 +35,13 @@ class Gpu:
 
 
 GPUS = {
-    "a100": Gpu((8, 0), 108, 80),
-    "h100": Gpu((9, 0), 132, 80),
-    "h200": Gpu((9, 0), 132, 141),
-    "b200": Gpu((10, 0), 148, 180),
-    "gb200": Gpu((10, 0), 148, 186),
-    "b300": Gpu((10, 3), 148, 270),
-    "gb300": Gpu((10, 3), 148, 279),
+    "a100": GpuFacts((8, 0), 108, 80),
+    "h100": GpuFacts((9, 0), 132, 80),
+    "h200": GpuFacts((9, 0), 132, 141),
+    "b200": GpuFacts((10, 0), 148, 180),
+    "gb200": GpuFacts((10, 0), 148, 186),
+    "b300": GpuFacts((10, 3), 148, 270),
+    "gb300": GpuFacts((10, 3), 148, 279),
 }
 
 
@@ -78,7 +78,7 @@ class GpuMeansMeta(cpu.GpuMeansCpu):
         return func(*args, **kwargs)
 
 
-def install(gpu: Gpu) -> None:
+def install(gpu: GpuFacts) -> None:
     """Make this process a machine for rehearsals, once and for good. A GPU must not be visible to it."""
     answers = _answers(gpu)
     is_available = answers.pop("is_available")
@@ -92,7 +92,7 @@ def install(gpu: Gpu) -> None:
     warnings.simplefilter("ignore")  # of Megatron-Core and torch, about their own calls
 
 
-def _answers(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+def _answers(gpu: GpuFacts) -> dict[str, Callable[..., Any]]:
     major, minor = gpu.capability
     properties = SimpleNamespace(
         major=major,

@@ -28,6 +28,13 @@ class Layout:
             step *= getattr(self, name)
         return rank
 
+    def place_of(self, rank: int) -> dict[str, int]:
+        """Return the place of a rank in the dense layout."""
+        place = {}
+        for name in self.order:
+            rank, place[name] = divmod(rank, getattr(self, name))
+        return place
+
 
 def layout_of(config: Any, world_size: int) -> Layout:
     """Return the layout of a prepared configuration.

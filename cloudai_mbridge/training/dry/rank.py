@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import parallel_state as mpu
+from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
+from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.dry import states
+from cloudai_mbridge.training.dry import states, step
+from cloudai_mbridge.training.dry.balanced import Balanced
 from cloudai_mbridge.training.dry.machine import GpuMeansMeta, as_rank
 from cloudai_mbridge.training.dry.places import distinct_ranks, layout_of, saving_ranks
 from cloudai_mbridge.training.initialize import initialize
@@ -30,7 +33,7 @@ _SECTIONS = ("model", "ddp", "optimizer", "dist", "comm_overlap", "checkpoint", 
 _MOST_FRAMES = 8
 
 
-class Refused(Exception):
+class NotBuilt(Exception):
     """A rank that could not be built. stage: the one that was not finished."""
 
     def __init__(self, stage: str, error: BaseException, config: Any) -> None:
@@ -39,7 +42,10 @@ class Refused(Exception):
 
     def document(self) -> dict[str, Any]:
         """Return the stage, the engine's own words, its places in the source, and the settings that they name."""
-        frames = traceback.extract_tb(self.error.__traceback__)
+        inner = self.error
+        while inner.__cause__ is not None:  # a refusal in words of ours of what a package has raised
+            inner = inner.__cause__
+        frames = traceback.extract_tb(inner.__traceback__)
         text = " ".join(str(self.error).split())
         places = [f"{_short(each.filename)}:{each.lineno} {each.name}" for each in frames[-_MOST_FRAMES:]]
         return {
@@ -74,32 +80,70 @@ def configured(path: Path, world_size: int, gpus_per_node: int) -> dict[str, Any
             "ranks": distinct_ranks(layout),
             "saving": saving_ranks(layout),
             "layout": {name: getattr(layout, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
+            "order": layout.order,
             "adapted": adapted,
             "transformer_engine": has_transformer_engine(),
         }
 
 
-def _prepared(path: Path) -> tuple[ConfigContainer, dict[str, Any]]:
+def _prepared(path: Path, *, with_step: bool = False) -> tuple[ConfigContainer, dict[str, Any]]:
     config: Any = None
     try:
         config = ConfigContainer.from_yaml(path)
+        if with_step:
+            _leave_out_kernels(config)
         config.logger.save_config_filepath = None
         adapted = prepare(config)
         check_packages(config)
         check_checkpoint_packages(config)
     except Exception as error:
-        raise Refused("configuration", error, config) from error
+        raise NotBuilt("configuration", error, config) from error
     return config, adapted
 
 
-def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[str, Any]:
+def _leave_out_kernels(config: Any) -> None:
+    """Replace what needs a GPU's kernels to take a step.
+
+    Megatron-Core's own layers stand for Transformer Engine's, BF16 for FP8 and FP4, and all-to-alls for the dispatchers
+    DeepEP and HybridEP, which send a token once to a rank that has several of its experts.
+    """
+    gpt_layer_specs.HAVE_TE = False
+    model = config.model
+    if getattr(model, dispatcher := "moe_token_dispatcher_type", None) == "flex":
+        setattr(model, dispatcher, "alltoall")
+    for name in ("fp8", "fp4"):
+        for section in (model, config.mixed_precision):
+            if getattr(section, name, None):
+                setattr(section, name, None)
+    if isinstance(config.mixed_precision, str) and re.search("fp8|fp4", config.mixed_precision):
+        config.mixed_precision = "bf16_mixed"
+    for section in (model, config.mixed_precision, config.ddp, config.optimizer):
+        for name in (
+            "fp8_param",
+            "fp8_param_gather",
+            "fp4_param",
+            "fp4_param_gather",
+            "reuse_grad_buf_for_mxfp8_param_ag",
+        ):
+            if getattr(section, name, None):
+                setattr(section, name, False)
+
+
+def build(
+    path: Path, rank: int, world_size: int, gpus_per_node: int, *, with_step: bool = False, in_full: bool = False
+) -> dict[str, Any]:
     """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
 
-    Refused: with the stage that was not reached.
+    with_step: build it of what can run without a GPU, and let it take a step: `step` is what it did, and `log` what it
+    communicated, in order. in_full: of all micro-batches, in place of a few from which the rest follows.
+
+    NotBuilt: with the stage that was not reached.
     """
+    if with_step:
+        cpu.redirect_by(Balanced)
     started, stage, config = time.process_time(), "configuration", None
     with as_rank(rank, world_size, gpus_per_node):
-        config, _ = _prepared(path)
+        config, _ = _prepared(path, with_step=with_step)
         try:
             config.model.perform_initialization = False
             config.model.use_cpu_initialization = False
@@ -126,11 +170,15 @@ def build(path: Path, rank: int, world_size: int, gpus_per_node: int) -> dict[st
                 "keys": len({each[0] for each in held}),
                 "bytes": sum(each[4] for each in held if each[5]),
             }
+            found["cpu_s"] = round(time.process_time() - started, 2)
+            if with_step:
+                stage = "step"
+                found["step"], log = step.step(config, chunks, optimizer, in_full=in_full)
+                found["log"] = log.document()
         except Exception as error:
-            raise Refused(stage, error, config) from error
+            raise NotBuilt(stage, error, config) from error
     gc.collect()
     found["shards"] = held
-    found["cpu_s"] = round(time.process_time() - started, 2)
     found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return found
 

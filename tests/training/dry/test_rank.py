@@ -34,7 +34,12 @@ def rehearse(directory: Path, model: dict[str, Any], world: int = 1024) -> tuple
     }
     config = directory / "training.json"
     config.write_text(json.dumps(container_data(sections)))
+    return run_program(config, world)
+
+
+def run_program(config: Path, world: int, *options: str) -> tuple[int, list[dict[str, Any]]]:
     words = ["-m", "cloudai_mbridge.training.dry", "--config", str(config), "--world", str(world), "--gpu", "h100"]
+    words += options
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-3000:]
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

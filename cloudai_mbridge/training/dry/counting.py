@@ -1,0 +1,189 @@
+"""Counts of a step: FLOPs by phase, bytes kept for the backward pass, and who works on which micro-batch when."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from megatron.core.pipeline_parallel import schedules
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from cloudai_mbridge.training.dry.communication import Recorder
+
+
+class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the FLOPs of matrix products; those of attention are noted by its stand-in."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = "other"
+        self.by_phase: Counter[str] = Counter()
+
+    def note(self, flops: int) -> None:
+        """Add FLOPs to the running phase."""
+        self.by_phase[self.phase] += flops
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.by_phase[self.phase] += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Place(NamedTuple):
+    """Where a tensor was kept: model chunk, and layer from 1; 0: outside of the layers."""
+
+    chunk: int
+    layer: int
+
+
+class _Kept:
+    """A saved tensor; it dies when autograd lets go of it."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Kept:
+    """Bytes that autograd keeps, by place, now and at their peak. Parameters don't count, a storage counts once."""
+
+    def __init__(self, chunks: list[Any]) -> None:
+        self._ignored = {each.untyped_storage()._cdata for chunk in chunks for each in chunk.parameters()}
+        self._live: dict[int, list[Any]] = {}  # storage, bytes, place, number of times it is saved
+        self._now: Counter[Place] = Counter()
+        self._total = self.peak = 0
+        self._at_peak: dict[Place, int] = {}
+        self._is_newest = False
+        self.place = Place(0, 0)
+        self.per_pass: dict[Place, int] = {}
+        self._chunks = chunks
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what is saved inside."""
+        handles = [
+            each.register_forward_pre_hook(self._enter_layer(number))
+            for chunk in self._chunks
+            for number, each in _layers(chunk)
+        ]
+        handles += [
+            each.register_forward_hook(self._leave_layer) for chunk in self._chunks for _, each in _layers(chunk)
+        ]
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            for each in handles:
+                each.remove()
+
+    def at_peak(self) -> list[dict[str, int]]:
+        """Return the bytes at the peak by chunk and layer."""
+        if self._is_newest:
+            self._at_peak, self._is_newest = dict(self._now), False
+        kept = sorted(self._at_peak.items())
+        return [{"chunk": place.chunk, "layer": place.layer, "bytes": size} for place, size in kept if size]
+
+    def _enter_layer(self, number: int) -> Any:
+        def hook(*args: Any) -> None:
+            self.place = Place(self.place.chunk, number)
+
+        return hook
+
+    def _leave_layer(self, *args: Any) -> None:
+        self.place = Place(self.place.chunk, 0)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._ignored:
+            return tensor
+        if (found := self._live.get(key)) is None:
+            size = storage.nbytes()
+            self._live[key] = [storage, size, self.place, 1]
+            self._now[self.place] += size
+            self._total += size
+            if self._total > self.peak:
+                self.peak, self._is_newest = self._total, True
+        else:
+            found[3] += 1
+        kept = _Kept(tensor)
+        weakref.finalize(kept, self._forget, key)
+        return kept
+
+    def _unpack(self, kept: Any) -> torch.Tensor:
+        return kept if isinstance(kept, torch.Tensor) else kept.tensor
+
+    def _forget(self, key: int) -> None:
+        found = self._live[key]
+        found[3] -= 1
+        if not found[3]:
+            if self._is_newest:
+                self._at_peak, self._is_newest = dict(self._now), False
+            self._now[found[2]] -= found[1]
+            self._total -= found[1]
+            del self._live[key]
+
+
+def _layers(chunk: Any) -> Iterator[tuple[int, Any]]:
+    for module in chunk.modules():
+        if (number := getattr(module, "layer_number", None)) is not None and hasattr(module, "self_attention"):
+            yield int(number), module
+
+
+class Observer:
+    """Follows Megatron-Core's schedule: which pass of which chunk and micro-batch runs.
+
+    timeline: ["forward" or "backward", chunk, micro-batch], in order.
+    """
+
+    def __init__(self, recorder: Recorder, flops: Flops | None, kept: Kept | None) -> None:
+        self.timeline: list[tuple[str, int, int]] = []
+        self._recorder, self._flops, self._kept = recorder, flops, kept
+        self._passes: Counter[tuple[str, int]] = Counter()
+        self._chunk_of: dict[int, int] = {}
+
+    @contextmanager
+    def observing(self, chunks: list[Any]) -> Iterator[None]:
+        """Observe the schedules that run inside."""
+        forward, backward = schedules.forward_step, schedules.backward_step
+        numbers = {id(each): number for number, each in enumerate(chunks)}
+
+        def forward_step(step: Any, iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            chunk = numbers.get(id(model), 0)
+            with self._during("forward", chunk):
+                result = forward(step, iterator, model, *args, **kwargs)
+            self._chunk_of[id(_first(result[0]))] = chunk
+            return result
+
+        def backward_step(inputs: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._during("backward", self._chunk_of.get(id(_first(output)), 0)):
+                return backward(inputs, output, *args, **kwargs)
+
+        with mock.patch.multiple(schedules, forward_step=forward_step, backward_step=backward_step):
+            yield
+
+    @contextmanager
+    def _during(self, kind: str, chunk: int) -> Iterator[None]:
+        number = self._passes[kind, chunk]
+        self._passes[kind, chunk] += 1
+        self.timeline.append((kind, chunk, number))
+        self._recorder.micro_batch = number
+        if self._flops is not None:
+            self._flops.phase = kind
+        if self._kept is not None:
+            self._kept.place = Place(chunk, 0)
+        try:
+            yield
+        finally:
+            if self._flops is not None:
+                self._flops.phase = "other"
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
