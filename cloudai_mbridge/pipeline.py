@@ -174,14 +174,17 @@ def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
 
 
 def rehearse(
-    prepared: Prepared, *, on_slurm: bool = False, progress: "Callable[[Step], None] | None" = None
+    prepared: Prepared,
+    *,
+    on_slurm: bool = False,
+    level: str = "states",
+    progress: "Callable[[Step], None] | None" = None,
 ) -> "Rehearsal":
     """Build the distinct ranks of each accepted point without a GPU; as `rehearsal.rehearse`. Nothing is written."""
     from cloudai_mbridge.rehearsal import rehearse
 
-    return rehearse(
-        prepared.plan, prepared.system, prepared.output_dir, on_slurm=on_slurm, progress=progress or (lambda step: None)
-    )
+    shown = progress or (lambda step: None)
+    return rehearse(prepared.plan, prepared.system, prepared.output_dir, on_slurm=on_slurm, level=level, progress=shown)
 
 
 def rehearsed(prepared: Prepared, rehearsal: "Rehearsal") -> Prepared:

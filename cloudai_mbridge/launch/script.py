@@ -46,12 +46,13 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     )
 
 
-def render_rehearsal_script(plan: RunPlan, gpu: str, python: str) -> str:
+def render_rehearsal_script(plan: RunPlan, gpu: str, python: str, level: str) -> str:
     """Render the script that rehearses a run on this machine, with the run's variables. gpu: the kind of its GPUs."""
-    return _script("set -u", *_rehearsal_exports(plan), f"exec {shlex.quote(python)} {_rehearsal_program(plan, gpu)}")
+    program = _rehearsal_program(plan, gpu, level)
+    return _script("set -u", *_rehearsal_exports(plan), f"exec {shlex.quote(python)} {program}")
 
 
-def render_rehearsal_job(plan: RunPlan, system: SlurmSystem, gpu: str, name: str) -> str:
+def render_rehearsal_job(plan: RunPlan, system: SlurmSystem, gpu: str, name: str, level: str) -> str:
     """Render the script that rehearses a run on one core of one node, in the run's image. name: of the job."""
     return _script(
         "set -u",
@@ -60,7 +61,7 @@ def render_rehearsal_job(plan: RunPlan, system: SlurmSystem, gpu: str, name: str
         *container_guard(plan),
         f"exec srun {shlex.join(_rehearsal_options(plan, system, name))} \\",
         *_container_options(plan),
-        f'  "$_mbridge_python" {_rehearsal_program(plan, gpu)}',
+        f'  "$_mbridge_python" {_rehearsal_program(plan, gpu, level)}',
     )
 
 
@@ -68,8 +69,9 @@ def _rehearsal_exports(plan: RunPlan) -> list[str]:
     return exports(replace(plan, hang_timeout_s=None))
 
 
-def _rehearsal_program(plan: RunPlan, gpu: str) -> str:
+def _rehearsal_program(plan: RunPlan, gpu: str, level: str) -> str:
     sizes = ["--world", str(plan.world_size), "--gpu", gpu, "--gpus-per-node", str(plan.ranks_per_node)]
+    sizes += ["--level", level]
     return shlex.join(["-m", "cloudai_mbridge.training.dry", "--config", POINT_FILES.training_config, *sizes])
 
 

@@ -94,8 +94,9 @@ class RehearsedPoint:
             states = self.states
             parts = {"weights": "parameter", "gradients": "gradient", "moments": "moment"}
             held = ", ".join(f"{_size(states[f'{part}_bytes'])} of {name}" for name, part in parts.items())
-            text += f": {counted(len(self.built), 'distinct rank')} of {self.world_size} built;"
+            text += f": {counted(len(self.ranks), 'distinct rank')} of {self.world_size} built;"
             text += f" the largest has {states['parameters']:,} parameters, {held}"
+            text += "".join(f"; {each.get('calls')} calls of a step match" for each in self.others if _matches(each))
             return visible(f"{text}; {self.reason}" if self.reason else text)
         return visible(f"{text}: {clipped(self.reason)}")
 
@@ -107,11 +108,15 @@ class RehearsedPoint:
         largest = max(self.built, key=lambda each: _number(each, "parameters", "count"))
         return {
             "parameters": _number(largest, "parameters", "count"),
-            "parameter_bytes": _number(largest, "parameters", "bytes"),
+            "parameter_bytes": _number(largest, "weights" if "weights" in largest else "parameters", "bytes"),
             "gradient_bytes": _number(largest, "gradients", "bytes"),
             "main_bytes": _number(largest, "optimizer", "main_bytes"),
             "moment_bytes": _number(largest, "optimizer", "moment_bytes"),
         }
+
+
+def _matches(event: Mapping[str, Any]) -> bool:
+    return event.get("event") == "matched"
 
 
 def _size(count: int) -> str:

@@ -30,6 +30,7 @@ from cloudai_mbridge.schedulers.slurm.commands import run_command, without_slurm
 from cloudai_mbridge.training.compat.stack import Stack, stack_of
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 
+STATES = "states"
 LIMIT_S = 60.0 * REHEARSAL_MINUTES  # of one point
 _KNOWN = ("start", "configured", "built", "refused", "unusable", "tiled", "hang")
 _SHARDS = "shards"  # of a built rank: not carried, as they are as many as its tensors
@@ -42,6 +43,7 @@ _OWN_WORDS = re.compile(
 _PATH = "PYTHONPATH"
 _BEFORE_PACKAGE = re.compile(r"^/.*/(?=cloudai_mbridge/)")  # of a checkout
 PREFIX = ".mbridge-rehearsal-"
+LEVELS = (STATES, "step")  # what each rank does: it is built; it takes a step as well
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,14 @@ def rehearse(
     output_dir: Path,
     *,
     on_slurm: bool = False,
+    level: str = STATES,
     progress: Progress = lambda step: None,
     limit_s: float | None = None,
 ) -> Rehearsal:
     """Rehearse each accepted point; nothing stays in `output_dir`.
 
-    on_slurm: on one core of one node of the cluster, in the image of the job. limit_s: of a point.
+    on_slurm: on one core of one node of the cluster, in the image of the job. level: one of LEVELS.
+    limit_s: of a point.
     BadInput: the system has no Slurm. ToolFailure: bash cannot be started.
     """
     if on_slurm and system.is_one_machine:
@@ -90,7 +94,7 @@ def rehearse(
     for number, run in enumerate(firsts, 1):
         blank = _blank(run)
         step = Step(blank, number, len(firsts))
-        point = _judged(run, system, output_dir, known, on_slurm, progress, step, limit_s or LIMIT_S)
+        point = _judged(run, system, output_dir, known, on_slurm, level, progress, step, limit_s or LIMIT_S)
         points.append(point)
         progress(replace(step, point=point, built=len(point.built), ranks=len(point.ranks), is_done=True))
     return Rehearsal(plan.scenario, system.name, on_slurm, tuple(points))
@@ -106,6 +110,7 @@ def _judged(
     output_dir: Path,
     known: dict[tuple[str, str], RehearsedPoint],
     on_slurm: bool,
+    level: str,
     progress: Progress,
     step: Step,
     limit_s: float,
@@ -122,8 +127,8 @@ def _judged(
 
     def script_of(job: str) -> str:
         if on_slurm:
-            return render_rehearsal_job(run, slurm_of(system), gpu, job)
-        return render_rehearsal_script(run, gpu, software.python)
+            return render_rehearsal_job(run, slurm_of(system), gpu, job, level)
+        return render_rehearsal_script(run, gpu, software.python, level)
 
     files = (script_of("NAME"), json.dumps(run.training_config, indent=2) + "\n")
     if (same := known.get(files)) is None:

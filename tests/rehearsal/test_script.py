@@ -29,7 +29,7 @@ def lines_of(scenario: Write, test: str) -> tuple[list[str], list[str]]:
     """Return the lines of a rehearsal's script, and those of the job's."""
     prepared = pipeline.plan(request(scenario({"a": {}}, scheduler=SLURM, test=test)))
     run = prepared.plan.runs[0]
-    script = render_rehearsal_job(run, slurm_of(prepared.system), "h100", "mbridge-rehearsal-1")
+    script = render_rehearsal_job(run, slurm_of(prepared.system), "h100", "mbridge-rehearsal-1", "states")
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     return script.splitlines(), render(run, prepared.system)["job.sbatch"].splitlines()

@@ -23,9 +23,16 @@ _STYLE = {
 @click.command()
 @scenario_options(output_dir=True)
 @click.option("--on-slurm", is_flag=True, help="On one core of one node, in the image of the job.")
+@click.option(
+    "--level",
+    type=click.Choice(["states", "step"]),
+    default="states",
+    show_default=True,
+    help="step: let each rank take a step of the schedule, too, and match what the ranks communicate.",
+)
 @REJECTED
 @JSON
-def rehearse(as_json: bool, on_slurm: bool, all_rejected: bool, **options: Any) -> int:
+def rehearse(as_json: bool, on_slurm: bool, level: str, all_rejected: bool, **options: Any) -> int:
     """Build every distinct rank of each accepted point: groups, model, optimizer, checkpoint; without a GPU.
 
     The training program itself does it, on one core. Nothing is submitted or written.
@@ -34,7 +41,7 @@ def rehearse(as_json: bool, on_slurm: bool, all_rejected: bool, **options: Any) 
     prepared = pipeline.plan(request_of(options))
     if not as_json:
         show_rejected(console, prepared.plan, in_full=all_rejected)
-    rehearsal = _rehearse(console, prepared, on_slurm=on_slurm, is_quiet=as_json)
+    rehearsal = _rehearse(console, prepared, on_slurm=on_slurm, level=level, is_quiet=as_json)
     if as_json:
         print_json(rehearsal)
     else:
@@ -50,11 +57,14 @@ def rehearse_into(
     return pipeline.rehearsed(prepared, rehearsal)
 
 
-def _rehearse(console: SteadyConsole, prepared: pipeline.Prepared, *, on_slurm: bool, is_quiet: bool) -> Rehearsal:
+def _rehearse(
+    console: SteadyConsole, prepared: pipeline.Prepared, *, on_slurm: bool, is_quiet: bool, level: str = "states"
+) -> Rehearsal:
     """Rehearse with a line for each point, and on a terminal a line that shows the rank that is being built."""
     live = _Live()
     try:
-        return pipeline.rehearse(prepared, on_slurm=on_slurm, progress=_shown(console, live, is_quiet=is_quiet))
+        shown = _shown(console, live, is_quiet=is_quiet)
+        return pipeline.rehearse(prepared, on_slurm=on_slurm, level=level, progress=shown)
     finally:
         live.clear()
 

@@ -29,7 +29,7 @@ MOST_SAVING = 16  # ranks that save shards; of more, whether these tile every te
 
 
 @dataclass(frozen=True)
-class Job:
+class DryJob:
     """A job to rehearse. id: of its events. ranks: those to build; None: those that differ in what they build.
 
     env: its variables, as far as they are not read by an import; those are this program's own.
@@ -83,20 +83,20 @@ def main() -> int:
     return max([_rehearse(job, args, emit) for job in _jobs(args)], default=0)
 
 
-def _jobs(args: argparse.Namespace) -> Iterator[Job]:
+def _jobs(args: argparse.Namespace) -> Iterator[DryJob]:
     if args.jobs is None:
         ranks = tuple(map(int, args.ranks.split(","))) if args.ranks else None
-        yield Job("", args.config, args.world, args.gpus_per_node, ranks)
+        yield DryJob("", args.config, args.world, args.gpus_per_node, ranks)
         return
     for line in args.jobs.read_text(encoding="utf-8").splitlines():
         job = json.loads(line)
         chosen = job.get("ranks")
         nodes = job.get("gpus_per_node", args.gpus_per_node)
         ranks = None if chosen is None else tuple(chosen)
-        yield Job(job["id"], Path(job["config"]), job["world"], nodes, ranks, job.get("env", {}))
+        yield DryJob(job["id"], Path(job["config"]), job["world"], nodes, ranks, job.get("env", {}))
 
 
-def _rehearse(job: Job, args: argparse.Namespace, emit: Emit) -> int:
+def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
     """Build the ranks of a job; return 1 if one cannot be built."""
     from cloudai_mbridge.training.dry import rank
 
@@ -162,7 +162,7 @@ def _emitter() -> Emit:
     return emit
 
 
-def _in_fork(work: Callable[[], dict[str, Any]], job: Job) -> dict[str, Any]:
+def _in_fork(work: Callable[[], dict[str, Any]], job: DryJob) -> dict[str, Any]:
     """Return what `work` returns in a fork, or the document of the refusal or crash that ended it."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:

@@ -74,7 +74,7 @@ _MODULES = ("megatron", "transformer_engine", "cloudai_mbridge", "torch.distribu
 _PLACES = 2  # of a call site
 
 
-class Work:
+class Pending:
     """Stands for torch's handle of a call, notes when it is waited for, and passes that on to the real one, if any."""
 
     def __init__(self, recorder: "Recorder", numbers: list[int], real: Any) -> None:
@@ -198,7 +198,7 @@ class Recorder:
                     self._coalesced.append(number)
                 return result
             if name in _ALWAYS_ASYNC or given:
-                return Work(self, [] if number is None else [number], result)
+                return Pending(self, [] if number is None else [number], result)
             return None if not self._is_real else result
 
         return function
@@ -226,13 +226,13 @@ class Recorder:
                 calls.append(self._call(name, (each.tensor, each.peer, each.group), {}, True, batched=True))
             number = self.log.issue([each for each in calls if each is not None], self.micro_batch)
             if not self._is_real:
-                return [Work(self, [number], None)]
+                return [Pending(self, [number], None)]
             self._inside = True
             try:
                 works = original(p2p_op_list)
             finally:
                 self._inside = False
-            return [Work(self, [number] if not i else [], each) for i, each in enumerate(works)]
+            return [Pending(self, [number] if not i else [], each) for i, each in enumerate(works)]
 
         return function
 
@@ -246,7 +246,7 @@ class Recorder:
                     yield real
                 return
             before, self._coalesced = self._coalesced, []
-            work = Work(self, self._coalesced, None)
+            work = Pending(self, self._coalesced, None)
             try:
                 if self._is_real:
                     with original(group, device, async_ops) as work._real:
@@ -256,7 +256,7 @@ class Recorder:
             finally:
                 self._coalesced = before
             if not async_ops:
-                work.wait() if work._real is None else Work(self, work._numbers, None).wait()
+                work.wait() if work._real is None else Pending(self, work._numbers, None).wait()
 
         return manager
 

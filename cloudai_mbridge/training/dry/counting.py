@@ -136,7 +136,7 @@ def _layers(chunk: Any) -> Iterator[tuple[int, Any]]:
             yield int(number), module
 
 
-class Observer:
+class StepObserver:
     """Follows Megatron-Core's schedule: which pass of which chunk and micro-batch runs.
 
     timeline: ["forward" or "backward", chunk, micro-batch], in order.

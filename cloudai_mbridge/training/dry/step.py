@@ -25,7 +25,7 @@ from cloudai_mbridge.training.dry import balanced
 from cloudai_mbridge.training.dry.attention import stand_in
 from cloudai_mbridge.training.dry.balanced import Balanced
 from cloudai_mbridge.training.dry.communication import Recorder
-from cloudai_mbridge.training.dry.counting import Flops, Kept, Observer
+from cloudai_mbridge.training.dry.counting import Flops, Kept, StepObserver
 from cloudai_mbridge.training.dry.log import Log
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.optim import build_scheduler
@@ -36,10 +36,10 @@ from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step import prepare_forward_step_func, train_step, with_own_reports
 
 
-class Run:
+class StepTaken:
     """What one step did."""
 
-    def __init__(self, log: Log, flops: Flops, kept: Kept, observer: Observer) -> None:
+    def __init__(self, log: Log, flops: Flops, kept: Kept, observer: StepObserver) -> None:
         self.log, self.flops, self.kept, self.timeline = log, flops, kept, observer.timeline
 
 
@@ -63,12 +63,12 @@ class Stepper:
         for chunk in chunks:
             chunk.train()
 
-    def take(self, count: int) -> Run:
+    def take(self, count: int) -> StepTaken:
         """Take a step of `count` micro-batches."""
         _set_count(self.config, count)
         recorder, flops, kept = Recorder(is_real=False), Flops(), Kept(self.chunks)
         recorder.answer = balanced.answer
-        observer = Observer(recorder, flops, kept)
+        observer = StepObserver(recorder, flops, kept)
         rows = [_rows(self.config) for _ in self.chunks]
         iterator: Any = rows if len(rows) > 1 else rows[0]
         with ExitStack() as stack:
@@ -81,7 +81,7 @@ class Stepper:
             stack.enter_context(kept.counting())
             stack.enter_context(flops)
             train_step(self.function, iterator, self.chunks, self.optimizer, self.scheduler, self.state)
-        return Run(recorder.log, flops, kept, observer)
+        return StepTaken(recorder.log, flops, kept, observer)
 
     def _without_arithmetic(self, stack: ExitStack) -> None:
         """Leave out what the optimizer computes on its own values, for which it calls kernels."""
