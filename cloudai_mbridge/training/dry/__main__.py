@@ -76,7 +76,7 @@ def main() -> int:
     started = time.process_time()
     from cloudai_mbridge.training.dry import machine
 
-    machine.install(machine.GPUS[args.gpu])
+    machine.install(args.gpu)
     from cloudai_mbridge.training.dry import rank  # noqa: F401 - before the forks
 
     emit("start", megatron_core=installed_version(), python=sys.executable, import_s=time.process_time() - started)

@@ -78,9 +78,12 @@ class GpuMeansMeta(cpu.GpuMeansCpu):
         return func(*args, **kwargs)
 
 
-def install(gpu: GpuFacts) -> None:
-    """Make this process a machine for rehearsals, once and for good. A GPU must not be visible to it."""
-    answers = _answers(gpu)
+def install(kind: str) -> None:
+    """Make this process a machine for rehearsals, once and for good. A GPU must not be visible to it.
+
+    kind: of GPUS.
+    """
+    answers = _answers(kind)
     is_available = answers.pop("is_available")
     for name, answer in answers.items():  # Transformer Engine asks while it is imported
         setattr(torch.cuda, name, answer)
@@ -92,14 +95,15 @@ def install(gpu: GpuFacts) -> None:
     warnings.simplefilter("ignore")  # of Megatron-Core and torch, about their own calls
 
 
-def _answers(gpu: GpuFacts) -> dict[str, Callable[..., Any]]:
+def _answers(kind: str) -> dict[str, Callable[..., Any]]:
+    gpu = GPUS[kind]
     major, minor = gpu.capability
     properties = SimpleNamespace(
         major=major,
         minor=minor,
         multi_processor_count=gpu.multiprocessors,
         total_memory=gpu.memory_gib << 30,
-        name="rehearsed GPU",
+        name=f"NVIDIA {kind.upper()}",
     )
     answers = {
         "is_available": True,
