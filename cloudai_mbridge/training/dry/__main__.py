@@ -76,7 +76,7 @@ def main() -> int:
         if taken is not None and log is not None:
             logs[each] = Log.of_document(log)
             timelines.setdefault(found["place"]["pp"], taken["timeline"])
-            emit("step", rank=each, **taken)
+            emit("step", rank=each, **taken, peak_mib=stepped["peak_mib"])
             if args.logs is not None:
                 (args.logs / f"rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
     if with_step and len(logs) == len(ranks):
