@@ -122,7 +122,13 @@ def _gloo() -> None:
             real.create_default_device()
         ]
 
-    class SharingGloo(real):  # type: ignore[misc,valid-type]
+    class LikeGloo(type(real)):  # type: ignore[misc]
+        """torch checks by the class what it returns itself, which is of the real one: so it sets time limits."""
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, real)
+
+    class SharingGloo(real, metaclass=LikeGloo):  # type: ignore[misc,valid-type]
         def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
             options = real._Options()
             options._devices = devices(os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())

@@ -99,7 +99,7 @@ def test_the_program_gets_what_the_job_would(scenario: Write, tmp_path: Path, mo
     assert len(started) == 2  # test b asks the same
     run = prepared.plan.runs[0]
     assert run.training_config in [each["config"] for each in started]
-    sizes = ["--world", "2", "--gpu", "h100", "--gpus-per-node", "2"]
+    sizes = ["--world", "2", "--gpu", "h100", "--gpus-per-node", "2", "--level", "states"]
     assert all(
         each["argv"] == ["-m", "cloudai_mbridge.training.dry", "--config", "training.json", *sizes] for each in started
     )

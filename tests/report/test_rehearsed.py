@@ -15,6 +15,7 @@ from cloudai_mbridge.report.terminal import render_table
 from tests.cases import every
 from tests.report.conftest import ARun, a_log
 
+pytestmark = pytest.mark.process  # git, which names the commit
 BUILT: dict[str, Any] = {"rank": 0, "parameters": {"count": 12345, "bytes": 4}, "new": {"a": [1, None]}}
 ASKED: dict[str, Any] = {"python": "/p", "megatron_core": "0.16.1", "transformer_engine": True, "is_job_stack": True}
 REHEARSAL = Rehearsal(

@@ -124,7 +124,7 @@ def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
         if taken is not None and log is not None:
             logs[each] = Log.of_document(log)
             timelines.setdefault(found["place"]["pp"], taken["timeline"])
-            emit("step", job=job.id, rank=each, **taken)
+            emit("step", job=job.id, rank=each, **taken, peak_mib=stepped["peak_mib"])
             if args.logs is not None:
                 (args.logs / f"{job.id.replace('/', '-')}rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
     if saving and shards and not failed:

@@ -139,6 +139,8 @@ def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = Fals
     pp = mpu.get_pipeline_model_parallel_world_size()
     few = every if in_full else min(every, pp)
     more = min(every, 2 * few)
+    if config.ddp.overlap_param_gather:
+        stepper.take(few)  # the first step gathers a chunk that, in those that follow, the step before has gathered
     runs = [(count, stepper.take(count)) for count in sorted({few, more})]
     last = runs[-1][1]
     found = {
@@ -178,6 +180,6 @@ def _extrapolated(counted: list[tuple[int, dict[Any, int]]], every: int) -> dict
     # keys that one of them lacks are 0 there
     keys = first.keys() | last.keys()
     grown = {key: last.get(key, 0) - first.get(key, 0) for key in keys}
-    if wrong := [key for key in keys if grown[key] * (every - count) % (count - before)]:
-        raise ValueError(f"the counts of {wrong[0]} don't grow by whole numbers with micro-batches")
+    if wrong := [key for key in keys if grown[key] < 0 or grown[key] * (every - count) % (count - before)]:
+        raise ValueError(f"the counts of {wrong[0]} don't grow by whole numbers with micro-batches: {grown[wrong[0]]}")
     return {key: last.get(key, 0) + grown[key] * (every - count) // (count - before) for key in keys}

@@ -124,14 +124,20 @@ def test_flops_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
     expected = flops_per_token(SimpleNamespace(**document["model"])) + router
     assert counted / tokens == pytest.approx(expected, rel=1e-3)
     assert all(step["step_cpu_s"] < 180 for step in steps)
-    assert all(event["peak_mib"] < 1024 for event in events if event["event"] == "built")
+    assert all(step["peak_mib"] < 1024 for step in steps)
 
 
 def test_few_micro_batches_tell_what_all_do(tmp_path: Path) -> None:
     config = tmp_path / "training.json"
     found = {}
-    for name in ("tp2 pp2 cp2", "ep4 tp2 vp2"):
-        config.write_text(json.dumps(container(*LAYOUTS[name], micro_batches=14)))
+    sizes, model, _ = LAYOUTS["ep4 tp2 vp2"]
+    # the optimizer's step gathers the first chunk: the first step has one gather more than those that follow
+    early = (sizes, model, SHARDED | {"align_param_gather": True}), {"overlap_param_gather_with_optimizer_step": True}
+    plain = {name: (LAYOUTS[name], {}) for name in ("tp2 pp2 cp2", "ep4 tp2 vp2")}
+    for name, (layout, optimizer) in (plain | {"early": early}).items():
+        document = container(*layout, micro_batches=14)
+        document["optimizer"] |= optimizer
+        config.write_text(json.dumps(document))
         for option in ((), ("--in-full",)):
             code, events = run_program(config, RANKS, "--level", "step", "--ranks", "0,6", *option)
             assert code == 0, events[-1]
