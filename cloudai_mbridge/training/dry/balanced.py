@@ -14,6 +14,7 @@ from cloudai_mbridge.training.dry.machine import GpuMeansMeta
 
 _KNOWN = "_known_values"
 _MOST = 1 << 16  # elements of a tensor whose values are kept
+_MOST_REAL = 1 << 10  # of one of real numbers: flags and norms, not the angles of a position embedding
 _MADE = {"tensor", "full", "zeros", "ones", "arange", "as_tensor"}
 
 
@@ -78,7 +79,7 @@ class Balanced(GpuMeansMeta):
                 values = func(*args, **{**kwargs, "device": "cpu", "requires_grad": False})
             except (RuntimeError, TypeError, NotImplementedError):
                 return
-            setattr(result, _KNOWN, values)
+            _keep(result, values)
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute on the known values as well."""
@@ -98,7 +99,15 @@ class Balanced(GpuMeansMeta):
         pairs = zip(result, found, strict=False) if isinstance(result, (tuple, list)) else [(result, found)]
         for each, values in pairs:
             if isinstance(each, torch.Tensor) and isinstance(values, torch.Tensor) and each.device.type == "meta":
-                setattr(each, _KNOWN, values)
+                _keep(each, values)
+
+
+def _keep(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Keep values beside a tensor, unless they are too many to be counts."""
+    if values.numel() <= (_MOST_REAL if values.is_floating_point() else _MOST):
+        setattr(tensor, _KNOWN, values)
+    else:
+        tensor.__dict__.pop(_KNOWN, None)
 
 
 def spread(total: int, parts: int) -> list[int]:
