@@ -16,6 +16,7 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, Damaged
 from cloudai_mbridge.files.run_files import record_run
 from cloudai_mbridge.launch import write_plan, write_runs
+from cloudai_mbridge.launch.script import REHEARSAL_LEVELS
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.models.loading import HOOK_DIR, LoadedScenario, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import Executor, LocalSystem, System, slurm_of
@@ -177,7 +178,7 @@ def rehearse(
     prepared: Prepared,
     *,
     on_slurm: bool = False,
-    level: str = "states",
+    level: str = REHEARSAL_LEVELS[0],
     progress: "Callable[[Step], None] | None" = None,
 ) -> "Rehearsal":
     """Build the distinct ranks of each accepted point without a GPU; as `rehearsal.rehearse`. Nothing is written."""

@@ -15,6 +15,7 @@ from cloudai_mbridge.api.results import Progress, Run, Table, Tabular, drive, pa
 from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.estimate.hardware import Price, price_of
 from cloudai_mbridge.files.documents import render_toml
+from cloudai_mbridge.launch.script import REHEARSAL_LEVELS
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading import load_system, load_test_definition
 from cloudai_mbridge.models.scenario import RunnerConfig
@@ -116,10 +117,13 @@ class Plan(pipeline.Prepared, Tabular):
         """Notes, such as points beyond a limit."""
         return self.plan.notes
 
-    def rehearse(self, *, on_slurm: bool = False, progress: Progress | None = None) -> Rehearsal:
+    def rehearse(
+        self, *, on_slurm: bool = False, level: str = REHEARSAL_LEVELS[0], progress: Progress | None = None
+    ) -> Rehearsal:
         """Build every distinct rank of each accepted point without a GPU, and return what came of it, by point.
 
         Nothing is submitted or written. on_slurm: on one core of a node of the cluster, in the image of the jobs.
+        level: "states", or "step": each rank takes a step, too, and what the ranks communicate is matched.
         progress: called with a line of text once a point is done.
         BadInput: the system has no Slurm. ToolFailure: the program cannot be started.
         """
@@ -128,7 +132,7 @@ class Plan(pipeline.Prepared, Tabular):
             if progress is not None and step.is_done:
                 progress(step.point.line)
 
-        return pipeline.rehearse(self, on_slurm=on_slurm, progress=tell)
+        return pipeline.rehearse(self, on_slurm=on_slurm, level=level, progress=tell)
 
     def rehearsed(self, rehearsal: Rehearsal) -> "Plan":
         """Return the plan without the points that a rehearsal has refused: rule R01 rejects them."""

@@ -15,6 +15,7 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import Precision, gpus
 from cloudai_mbridge.files.text import visible
+from cloudai_mbridge.launch.script import REHEARSAL_LEVELS
 from cloudai_mbridge.megatron_bridge.release import known_releases
 from cloudai_mbridge.models.loading import HOOK_DIR
 from cloudai_mbridge.pipeline import Request
@@ -143,9 +144,11 @@ def rehearse_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     rehearse = click.option(
         "--rehearse",
-        is_flag=True,
+        type=click.Choice(REHEARSAL_LEVELS),
+        is_flag=False,
+        flag_value=REHEARSAL_LEVELS[0],
         is_eager=True,
-        help="Rehearse first; refused points are rejected (docs/rehearse.md).",
+        help="Rehearse first; refused points are rejected. =step: each rank takes a step, too (docs/rehearse.md).",
     )
     help_text = "With --rehearse: on one core of a node of the cluster, in the image of the job."
     return rehearse(click.option("--on-slurm", is_flag=True, callback=check, help=help_text)(command))

@@ -20,6 +20,7 @@ from cloudai_mbridge.training.process.log_lines import JOB_TOKEN_VARIABLE
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
 REHEARSAL_MINUTES = 30  # of one point
+REHEARSAL_LEVELS = ("states", "step")  # what each rank does: it is built; it takes a step as well
 TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
 
 

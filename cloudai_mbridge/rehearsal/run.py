@@ -16,6 +16,7 @@ from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.launch.script import (
     PYTHON_VARIABLE,
+    REHEARSAL_LEVELS,
     REHEARSAL_MINUTES,
     render_rehearsal_job,
     render_rehearsal_script,
@@ -30,7 +31,6 @@ from cloudai_mbridge.schedulers.slurm.commands import run_command, without_slurm
 from cloudai_mbridge.training.compat.stack import Stack, stack_of
 from cloudai_mbridge.training.credentials.scrub import redacted_in
 
-STATES = "states"
 LIMIT_S = 60.0 * REHEARSAL_MINUTES  # of one point
 _KNOWN = ("start", "configured", "built", "refused", "unusable", "tiled", "hang")
 _SHARDS = "shards"  # of a built rank: not carried, as they are as many as its tensors
@@ -43,7 +43,6 @@ _OWN_WORDS = re.compile(
 _PATH = "PYTHONPATH"
 _BEFORE_PACKAGE = re.compile(r"^/.*/(?=cloudai_mbridge/)")  # of a checkout
 PREFIX = ".mbridge-rehearsal-"
-LEVELS = (STATES, "step")  # what each rank does: it is built; it takes a step as well
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,13 @@ def rehearse(
     output_dir: Path,
     *,
     on_slurm: bool = False,
-    level: str = STATES,
+    level: str = REHEARSAL_LEVELS[0],
     progress: Progress = lambda step: None,
     limit_s: float | None = None,
 ) -> Rehearsal:
     """Rehearse each accepted point; nothing stays in `output_dir`.
 
-    on_slurm: on one core of one node of the cluster, in the image of the job. level: one of LEVELS.
+    on_slurm: on one core of one node of the cluster, in the image of the job. level: one of REHEARSAL_LEVELS.
     limit_s: of a point.
     BadInput: the system has no Slurm. ToolFailure: bash cannot be started.
     """

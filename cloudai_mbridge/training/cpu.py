@@ -86,6 +86,10 @@ class _Inert:
     def elapsed_time(self, other: Any) -> float:
         return 0.0
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, 0
+
     def wait_stream(self, *args: Any) -> None: ...
 
     wait = wait_event = record = synchronize = wait_stream

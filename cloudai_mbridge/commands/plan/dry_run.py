@@ -52,12 +52,12 @@ DRY_RUN = json_object(
 @REJECTED
 @rehearse_options
 @JSON
-def dry_run(as_json: bool, all_rejected: bool, rehearse: bool, on_slurm: bool, **options: Any) -> int:
+def dry_run(as_json: bool, all_rejected: bool, rehearse: str | None, on_slurm: bool, **options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
     prepared = pipeline.plan(request_of(options))
     if rehearse:
-        prepared = rehearse_into(console, prepared, on_slurm=on_slurm, is_quiet=as_json)
+        prepared = rehearse_into(console, prepared, rehearse, on_slurm=on_slurm, is_quiet=as_json)
     if not as_json:
         show_rejected(console, prepared.plan, in_full=all_rejected)
     are_refused = prepared.rehearsal is not None and not prepared.plan.runs

@@ -10,6 +10,7 @@ from cloudai_mbridge.commands.console import SteadyConsole, new_console, print_j
 from cloudai_mbridge.commands.options import JSON, REJECTED, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED
 from cloudai_mbridge.files.text import clipped, visible
+from cloudai_mbridge.launch.script import REHEARSAL_LEVELS
 from cloudai_mbridge.rehearsal import Progress, Rehearsal, RehearsalVerdict, Step
 from cloudai_mbridge.rehearsal.record import lines_of
 
@@ -25,8 +26,8 @@ _STYLE = {
 @click.option("--on-slurm", is_flag=True, help="On one core of one node, in the image of the job.")
 @click.option(
     "--level",
-    type=click.Choice(["states", "step"]),
-    default="states",
+    type=click.Choice(REHEARSAL_LEVELS),
+    default=REHEARSAL_LEVELS[0],
     show_default=True,
     help="step: let each rank take a step of the schedule, too, and match what the ranks communicate.",
 )
@@ -50,15 +51,15 @@ def rehearse(as_json: bool, on_slurm: bool, level: str, all_rejected: bool, **op
 
 
 def rehearse_into(
-    console: SteadyConsole, prepared: pipeline.Prepared, *, on_slurm: bool, is_quiet: bool = False
+    console: SteadyConsole, prepared: pipeline.Prepared, level: str, *, on_slurm: bool, is_quiet: bool = False
 ) -> pipeline.Prepared:
     """Return a plan whose refused points are rejected."""
-    rehearsal = _rehearse(console, prepared, on_slurm=on_slurm, is_quiet=is_quiet)
+    rehearsal = _rehearse(console, prepared, on_slurm=on_slurm, is_quiet=is_quiet, level=level)
     return pipeline.rehearsed(prepared, rehearsal)
 
 
 def _rehearse(
-    console: SteadyConsole, prepared: pipeline.Prepared, *, on_slurm: bool, is_quiet: bool, level: str = "states"
+    console: SteadyConsole, prepared: pipeline.Prepared, *, on_slurm: bool, is_quiet: bool, level: str
 ) -> Rehearsal:
     """Rehearse with a line for each point, and on a terminal a line that shows the rank that is being built."""
     live = _Live()

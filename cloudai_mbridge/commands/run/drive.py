@@ -143,7 +143,7 @@ def run(
     fail_fast: bool,
     detach: bool,
     all_rejected: bool,
-    rehearse: bool,
+    rehearse: str | None,
     on_slurm: bool,
     **options: Any,
 ) -> int:
@@ -155,7 +155,7 @@ def run(
         refuse_detaching(prepared.system)
     if rehearse and prepared.plan.runs:
         pipeline.preflight(prepared)
-        prepared = rehearse_into(console, prepared, on_slurm=on_slurm)
+        prepared = rehearse_into(console, prepared, rehearse, on_slurm=on_slurm)
     if not prepared.plan.runs:
         show_rejected(console, prepared.plan, in_full=all_rejected)
         console.print_line("every point is rejected: nothing was submitted or written")

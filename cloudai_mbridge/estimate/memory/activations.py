@@ -139,7 +139,8 @@ def _half(z: Sizes, module: ModuleType, name: str | None) -> SavedBytes | None:
     kept_input = z.value if name == "moe" else max(map(z.kept, _READS_NORM[name]))
     inside: SavedBytes = getattr(module, name)(z)
     adapters = adapter_bytes(z, name, has_te=module is saved_fused)
-    return replace(inside, norm=module.norm(z, s, h), norm_output=s * h * kept_input, adapters=adapters)
+    copies = z.gathered_copies if name != "moe" and kept_input == z.kept_input else 1
+    return replace(inside, norm=module.norm(z, s, h), norm_output=s * h * kept_input * copies, adapters=adapters)
 
 
 # The linear layers of a half that read the norm's output

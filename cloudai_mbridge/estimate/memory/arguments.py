@@ -74,6 +74,9 @@ def _of_loop(recipe: Recipe, precision: Precision) -> dict[str, Any]:
         "use_distributed_optimizer": is_split,
         "optimizer_bytes": _optimizer_bytes(recipe) if has_own_state else MASTER_WEIGHTS,
     }
+    if recipe.default("model", "cross_entropy_loss_fusion") is not False:
+        # Transformer Engine's loss keeps them as they are, Megatron-Core's own fused and plain ones in 32 bits
+        given["fp32_logits"] = recipe.default("model", "cross_entropy_fusion_impl") not in (None, "te")
     name = "fp4_param_gather" if precision is Precision.NVFP4 else "fp8_param_gather"
     if (gathers := recipe.default("mixed_precision", name)) is not None:
         given["fp8_param_gather"] = gathers

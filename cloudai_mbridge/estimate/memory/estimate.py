@@ -151,16 +151,13 @@ def other(
 
 
 def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
-    """Return the largest temporary memory of one operation: an MLP's gradients, or the gradients of the logits.
-
-    Transformer Engine's cross entropy writes the gradient over the logits.
-    """
+    """Return the largest temporary memory of one operation: an MLP's gradients, or the logits beside the loss's copy."""
     a = z.arch
     ffn = a.ffn_hidden_size * (3 if a.gated_linear_unit else 2) / z.tp
     experts = (a.moe_ffn_hidden_size or 0) * (3 if a.gated_linear_unit else 2) / z.expert_tp
     most = max(z.tokens * (ffn + 2 * a.hidden_size), z.expert_tokens * experts if a.num_moe_experts else 0) * z.value
     if any(chunk.has_output for chunk in chunks):
-        most = max(most, z.tokens * (a.padded_vocab_size // z.tp) * (2 if z.fp32_logits else 0))
+        most = max(most, z.tokens * (a.padded_vocab_size // z.tp) * z.value)
     return most
 
 

@@ -26,7 +26,8 @@ class Sizes:
 
     tokens: of this rank's share of the sequence; split_tokens: of those, the ones it holds outside of the matrix
     products. expert_tokens: rows that its experts work on. value: bytes of an activation; kept_input: of a matrix
-    product's input, which only fused kernels keep quantized.
+    product's input, which only fused kernels keep quantized. gathered_copies: of an input that the backward pass
+    gathers over the tp ranks: NVFP4 is kept by rows, which are gathered, and by columns.
     """
 
     arch: Architecture
@@ -41,6 +42,7 @@ class Sizes:
     value: int
     kept_input: float
     fp32_logits: bool
+    gathered_copies: int = 1
     adapters: Adapters | None = None
 
     def kept(self, linear: str) -> float:
@@ -103,6 +105,7 @@ def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
         value,
         _KEPT_INPUT.get(layout.precision, float(value)) if is_fused else float(value),
         layout.fp32_logits,
+        2 if is_fused and layout.has_sequence_parallel and layout.precision is Precision.NVFP4 else 1,
         layout.adapters,
     )
 

@@ -51,10 +51,10 @@ class _Kept:
 
 
 class Kept:
-    """Bytes that autograd keeps, by place, now and at their peak. Parameters don't count, a storage counts once."""
+    """Bytes that autograd keeps, by place, now and at their peak. Weights don't count, a storage counts once."""
 
     def __init__(self, chunks: list[Any]) -> None:
-        self._ignored = {each.untyped_storage()._cdata for chunk in chunks for each in chunk.parameters()}
+        self._ignored = {each.untyped_storage()._cdata for each in _weights(chunks)}
         self._live: dict[int, list[Any]] = {}  # storage, bytes, place, number of times it is saved
         self._now: Counter[Place] = Counter()
         self._total = self.peak = 0
@@ -75,8 +75,18 @@ class Kept:
         handles += [
             each.register_forward_hook(self._leave_layer) for chunk in self._chunks for _, each in _layers(chunk)
         ]
+        resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            with (
+                torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack),
+                mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+            ):
                 yield
         finally:
             for each in handles:
@@ -106,15 +116,26 @@ class Kept:
         if (found := self._live.get(key)) is None:
             size = storage.nbytes()
             self._live[key] = [storage, size, self.place, 1]
-            self._now[self.place] += size
-            self._total += size
-            if self._total > self.peak:
-                self.peak, self._is_newest = self._total, True
+            self._add(self.place, size)
         else:
             found[3] += 1
         kept = _Kept(tensor)
         weakref.finalize(kept, self._forget, key)
         return kept
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow outputs that are freed while they are saved, and come back when they have been recomputed."""
+        if (found := self._live.get(storage._cdata)) is not None:
+            self._add(found[2], storage.nbytes() - found[1])
+            found[1] = storage.nbytes()
+
+    def _add(self, place: Place, size: int) -> None:
+        if size < 0 and self._is_newest:
+            self._at_peak, self._is_newest = dict(self._now), False
+        self._now[place] += size
+        self._total += size
+        if self._total > self.peak:
+            self.peak, self._is_newest = self._total, True
 
     def _unpack(self, kept: Any) -> torch.Tensor:
         return kept if isinstance(kept, torch.Tensor) else kept.tensor
@@ -123,11 +144,19 @@ class Kept:
         found = self._live[key]
         found[3] -= 1
         if not found[3]:
-            if self._is_newest:
-                self._at_peak, self._is_newest = dict(self._now), False
-            self._now[found[2]] -= found[1]
-            self._total -= found[1]
+            self._add(found[2], -found[1])
             del self._live[key]
+
+
+def _weights(chunks: list[Any]) -> Iterator[torch.Tensor]:
+    """Yield what holds parameters and their quantized copies, which last from one micro-batch to the next."""
+    for chunk in chunks:
+        copies = (each for module in chunk.modules() for each in getattr(module, "_fp8_workspaces", {}).values())
+        for each in (*chunk.parameters(), *copies):
+            if hasattr(each, "_quantizer"):  # a tensor of Transformer Engine, made of others
+                yield from (part for part in vars(each).values() if type(part) is torch.Tensor)
+            else:
+                yield each
 
 
 def _layers(chunk: Any) -> Iterator[tuple[int, Any]]:

@@ -112,6 +112,7 @@ def _answers(kind: str) -> dict[str, Callable[..., Any]]:
         "get_device_properties": properties,
         "get_device_name": properties.name,
         "device_count": 1,
+        "is_current_stream_capturing": False,
     }
     return {name: lambda *args, _answer=answer, **kwargs: _answer for name, answer in answers.items()}
 
@@ -144,6 +145,9 @@ def _without_driver() -> None:
 
         base._ub_initialized, base._ub_communicators = True, {}
         nvfp4_tensor.get_sign_from_vector = lambda vector: 0  # of the Hadamard transform
+        from cloudai_mbridge.training.dry import kernels
+
+        kernels.install()
 
 
 def _gather_own(gathered: list[Any], own: Any, group: Any = None) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import parallel_state as mpu
-from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
 from cloudai_mbridge.training import cpu
@@ -91,7 +90,7 @@ def _prepared(path: Path, *, with_step: bool = False) -> tuple[ConfigContainer, 
     try:
         config = ConfigContainer.from_yaml(path)
         if with_step:
-            _leave_out_kernels(config)
+            _replace_in_step(config)
         config.logger.save_config_filepath = None
         adapted = prepare(config)
         check_packages(config)
@@ -101,30 +100,17 @@ def _prepared(path: Path, *, with_step: bool = False) -> tuple[ConfigContainer, 
     return config, adapted
 
 
-def _leave_out_kernels(config: Any) -> None:
-    """Replace what needs a GPU's kernels to take a step.
+def _replace_in_step(config: Any) -> None:
+    """Let collectives of torch, and saved tensors, stand for what libraries of their own send and keep in a step.
 
-    Megatron-Core's own layers stand for Transformer Engine's, BF16 for FP8 and FP4, and all-to-alls for the dispatchers
-    DeepEP and HybridEP, which send a token once to a rank that has several of its experts.
+    All-to-alls for DeepEP and HybridEP, which send a token once to a rank with several of its experts; gathers and
+    scatters for those that Transformer Engine's user buffers overlap with matrix products; the activations of experts
+    for their stash, which has somewhat more room.
     """
-    gpt_layer_specs.HAVE_TE = False
-    model = config.model
-    if getattr(model, dispatcher := "moe_token_dispatcher_type", None) == "flex":
-        setattr(model, dispatcher, "alltoall")
-    for name in ("fp8", "fp4"):
-        for section in (model, config.mixed_precision):
-            if getattr(section, name, None):
-                setattr(section, name, None)
-    if isinstance(config.mixed_precision, str) and re.search("fp8|fp4", config.mixed_precision):
-        config.mixed_precision = "bf16_mixed"
-    for section in (model, config.mixed_precision, config.ddp, config.optimizer):
-        for name in (
-            "fp8_param",
-            "fp8_param_gather",
-            "fp4_param",
-            "fp4_param_gather",
-            "reuse_grad_buf_for_mxfp8_param_ag",
-        ):
+    if getattr(config.model, dispatcher := "moe_token_dispatcher_type", None) == "flex":
+        setattr(config.model, dispatcher, "alltoall")
+    for section in (config.model, config.comm_overlap):
+        for name in ("tp_comm_overlap", "moe_paged_stash"):
             if getattr(section, name, None):
                 setattr(section, name, False)
 
@@ -134,8 +120,8 @@ def build(
 ) -> dict[str, Any]:
     """Build one rank and return what it holds. The process is of no further use: Megatron-Core's groups stay up.
 
-    with_step: build it of what can run without a GPU, and let it take a step: `step` is what it did, and `log` what it
-    communicated, in order. in_full: of all micro-batches, in place of a few from which the rest follows.
+    with_step: let it take a step: `step` is what it did, and `log` what it communicated, in order. in_full: of all
+    micro-batches, in place of a few from which the rest follows.
 
     NotBuilt: with the stage that was not reached.
     """
@@ -147,7 +133,8 @@ def build(
         try:
             config.model.perform_initialization = False
             config.model.use_cpu_initialization = False
-            config.model.init_model_with_meta_device = True  # Transformer Engine draws no values then
+            # Transformer Engine draws no values then, and quantizes none
+            config.model.init_model_with_meta_device = not with_step
             whole: dict[str, int] = {}
             config.model.register_pre_wrap_hook(partial(_with_memory, config, whole))
             stage = "tokenizer"

@@ -4,6 +4,7 @@ A step of all micro-batches would be dear: two steps of few are run, and as ever
 their difference gives the rest exactly. The second one's activations are those of the steady state.
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ from cloudai_mbridge.training.dry.communication import Recorder
 from cloudai_mbridge.training.dry.counting import Flops, Kept, StepObserver
 from cloudai_mbridge.training.dry.log import Log
 from cloudai_mbridge.training.gpt_step import forward_step
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.optim import build_scheduler
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.resilience.rerun_machine import initialize_rerun
@@ -76,6 +78,8 @@ class Stepper:
             stack.enter_context(observer.observing(self.chunks))
             stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", None))
             torch.nn.functional.scaled_dot_product_attention = stand_in(flops.note)
+            if (kernels := sys.modules.get("cloudai_mbridge.training.dry.kernels")) is not None:
+                kernels.note_flops(flops.note)
             _follow_backward(stack)
             self._without_arithmetic(stack)
             stack.enter_context(kept.counting())
@@ -132,7 +136,7 @@ def _follow_backward(stack: ExitStack) -> None:
 def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = False) -> tuple[dict[str, Any], Log]:
     """Take the steps of a rank; return what a step of all its micro-batches does, and the log of the last one.
 
-    in_full: take one of all of them.
+    in_full: take one step of all micro-batches.
     """
     started, every = time.process_time(), get_num_microbatches()
     stepper = Stepper(config, chunks, optimizer)
@@ -143,19 +147,32 @@ def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = Fals
     # Megatron-Core 0.19 agrees once on the layers whose losses of experts it logs
     stepper.take(min(every, pp))
     runs = [(count, stepper.take(count)) for count in sorted({few, more})]
+    try:
+        flops, calls = _totals(runs, every)
+    except ValueError:  # micro-batches in rounds of another length
+        runs = [(every, stepper.take(every))]
+        flops, calls = _totals(runs, every)
     last = runs[-1][1]
+    # Transformer Engine keeps the rest out of sight where it offloads layers
+    is_seen = not getattr(config.model, "cpu_offloading", False)
+    kept = {"peak_bytes": last.kept.peak, "at_peak": last.kept.at_peak()} if is_seen else None
     found = {
         "micro_batches": every,
         "micro_batches_run": [count for count, _ in runs],
-        "flops": _extrapolated([(count, dict(run.flops.by_phase)) for count, run in runs], every),
-        "activations": {"peak_bytes": last.kept.peak, "at_peak": last.kept.at_peak()},
-        "communication": communication([(count, run.log) for count, run in runs], every),
+        "flops": flops,
+        "activations": kept,
+        "communication": calls,
         "timeline": last.timeline,
-        "layers": "local",
+        "layers": "transformer_engine" if has_transformer_engine() else "local",
         "dispatcher": getattr(config.model, "moe_token_dispatcher_type", None),
         "step_cpu_s": round(time.process_time() - started, 2),
     }
     return found, last.log
+
+
+def _totals(runs: list[tuple[int, StepTaken]], every: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    flops = _extrapolated([(count, dict(run.flops.by_phase)) for count, run in runs], every)
+    return flops, communication([(count, run.log) for count, run in runs], every)
 
 
 def communication(logs: list[tuple[int, Log]], every: int) -> list[dict[str, Any]]:
