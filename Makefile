@@ -86,7 +86,7 @@ bridge-loop-on-3.12:
 	PYTHONPATH=$(CURDIR)/$(NEWEST)/bridge $(NEWEST)/bin/python -m pytest $(FORK) tests/interop/bridge_loop
 
 # Rehearse the performance recipes of Megatron-Bridge 0.6 that the loop takes, with Transformer Engine's layers: an hour.
-# REHEARSE_ARGS=--ends builds three ranks of each
+# REHEARSE_ARGS="--ranks ends" builds three ranks of each; "--level step --ranks stages" lets the first of every stage take a step
 rehearse-recipes: interop-install
 	$(MAKE) newest
 	.ci/install-transformer-engine $(NEWEST)/bin/python $(NEWEST)/te "$(MBRIDGE_TE_ARCHIVE)"
@@ -95,7 +95,8 @@ rehearse-recipes: interop-install
 	  real_containers.py "$(UPSTREAM)/megatron-bridge-0.6" > $(CURDIR)/build/containers.jsonl
 	cd tests/interop && PYTHONPATH=$(CURDIR)/$(INTEROP)/megatron-core-0.19:$(CURDIR) $(CURDIR)/$(INTEROP)/bin/python \
 	  judge_containers.py < $(CURDIR)/build/containers.jsonl > $(CURDIR)/build/verdicts.jsonl
-	PYTHONPATH=$(CURDIR)/$(NEWEST)/te $(NEWEST)/bin/python -m tests.interop.rehearse_recipes \
+	$(NEWEST)/bin/python -m pip install --quiet --no-deps --target $(NEWEST)/emerging --upgrade emerging-optimizers
+	PYTHONPATH=$(CURDIR)/$(NEWEST)/te:$(CURDIR)/$(NEWEST)/emerging $(NEWEST)/bin/python -m tests.interop.rehearse_recipes \
 	  build/containers.jsonl build/verdicts.jsonl $(REHEARSE_ARGS) > build/rehearsed.jsonl
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.

@@ -49,6 +49,8 @@ class Architecture:
     layernorm_epsilon: float = 1e-5
     gated_linear_unit: bool = False
     activation: str = "gelu"
+    activation_func_clamp_value: float | None = None
+    use_transformer_engine_op_fuser: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     qk_layernorm: bool = False

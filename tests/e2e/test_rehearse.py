@@ -32,7 +32,11 @@ OWN = "a $HOME"
 MISTAKE = '[Tests.extra_cmd_args]\n"model.batch_invariant_mode" = "true"\n'
 
 
-def a_test(name: str, more: str = "") -> str:
+# The package of a kernel that the image lacks
+NO_PACKAGE = '[Tests.extra_cmd_args]\n"model.moe_token_dispatcher_type" = "flex"\n'
+
+
+def a_test(name: str, more: str = "", recipe: str = "gpt_tiny") -> str:
     return f"""
 [[Tests]]
 id = "{name}"
@@ -43,7 +47,7 @@ num_nodes = 1
 time_limit = "00:10:00"
 [Tests.cmd_args]
 launcher = "embedded"
-model_recipe_name = "gpt_tiny"
+model_recipe_name = "{recipe}"
 compute_dtype = "fp32"
 num_gpus = 2
 max_steps = 4
@@ -75,6 +79,20 @@ def test_a_mistake_that_no_rule_knows_is_never_submitted(
     document = json.loads(dry.stdout)
     assert (document["path"], document["rule_counts"]) == (None, {"R01": 1})
     assert not (dry.directory / "out").exists()
+
+
+def test_a_step_is_rehearsed_before_the_run(start_run: Any, cluster: SlurmSandbox) -> None:
+    """Of the points, one needs a package that is not there, and one runs."""
+    before = len(jobs(cluster).splitlines())
+    tests = (a_test("flex", NO_PACKAGE, "moe_tiny"), a_test("good"))
+    run = start(start_run, cluster, "run", *tests, args=["--rehearse=step"]).finish(1)
+    assert len(jobs(cluster).splitlines()) == before + 1
+    (broken,) = run.point("flex")["violations"]
+    assert broken["rule_id"] == "R01"
+    assert "deep_ep" in broken["message"]
+    points = json.loads((run.root / "rehearsal.json").read_text())["points"]
+    found = {each["test_id"]: [event["event"] for event in each["others"]] for each in points}
+    assert found == {"flex": [], "good": ["step", "step", "pipeline", "matched"]}
 
 
 def test_the_rest_runs_and_the_report_says_what_was_rehearsed(start_run: Any, cluster: SlurmSandbox) -> None:

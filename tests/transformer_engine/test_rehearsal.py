@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.plan.walk import PointWalk
+from cloudai_mbridge.training.flops import flops_per_token
 from tests.figures import Figure
 
 # isort: split
@@ -51,6 +53,10 @@ _PADDING = 1e-6
 Events = dict[str, list[dict[str, Any]]]
 
 
+def _steps(events: Events) -> dict[str, dict[str, Any]]:
+    return {job: event for job, each in events.items() for event in each if event["event"] == "step"}
+
+
 def _runs() -> Iterator[tuple[str, RunPlan, Any]]:
     """Yield the sample: the kind of GPU, the run, and the memory of its stages as estimated."""
     for system in SYSTEMS:
@@ -83,25 +89,26 @@ def runs() -> list[tuple[str, RunPlan, Any]]:
 
 @pytest.fixture(scope="module")
 def events(runs: list[tuple[str, RunPlan, Any]], tmp_path_factory: pytest.TempPathFactory) -> Events:
-    """Rehearse all of them, with one process for each kind of GPU and environment."""
+    """Rehearse all of them, with one process for each kind of GPU and environment. The first rank takes a step."""
     directory = tmp_path_factory.mktemp("rehearsal")
     (directory / "deep_ep.py").write_text(_STAND_IN)
-    groups = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+    groups = defaultdict[tuple[str, str, str], list[dict[str, Any]]](list)
     for number, (gpu, run, _) in enumerate(runs):
         config = directory / f"{number}.json"
         config.write_text(json.dumps(run.training_config))
         env = {**run.recipe_env, **run.env}
         world = run.num_nodes * run.ranks_per_node
         job = {"id": f"{gpu}/{run.key}", "config": str(config), "world": world, "gpus_per_node": run.ranks_per_node}
-        ranks = [0, world // 2, world - 1]
-        groups[gpu, env.get(_AT_IMPORT, "0")].append({**job, "env": env, "ranks": ranks})
+        for level, ranks in {"step": [0], "states": [world // 2, world - 1]}.items():
+            groups[gpu, env.get(_AT_IMPORT, "0"), level].append({**job, "env": env, "ranks": ranks})
     found: Events = defaultdict(list)
-    for number, ((gpu, at_import), jobs) in enumerate(groups.items()):
+    for number, ((gpu, at_import, level), jobs) in enumerate(groups.items()):
         listed = directory / f"jobs-{number}"
         listed.write_text("\n".join(map(json.dumps, jobs)))
         path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
+        program = [sys.executable, "-m", "cloudai_mbridge.training.dry", "--jobs", str(listed), "--gpu", gpu]
         done = subprocess.run(
-            [sys.executable, "-m", "cloudai_mbridge.training.dry", "--jobs", str(listed), "--gpu", gpu],
+            [*program, "--level", level],
             env={**os.environ, "PYTHONPATH": path, _AT_IMPORT: at_import},
             capture_output=True,
             text=True,
@@ -146,3 +153,35 @@ def test_states_are_those_of_the_estimate(events: Events, runs: list[tuple[str, 
                 if abs(built - estimated) > (0 if name == "parameters" else _PADDING * estimated)
             ]
     assert different == []
+
+
+def test_activations_are_those_of_the_estimate(
+    events: Events, runs: list[tuple[str, RunPlan, Any]], figure: Figure
+) -> None:
+    """Those that Transformer Engine's layers keep for the backward pass at its fullest, within 3 %."""
+    steps, different = _steps(events), dict[str, float]()
+    for gpu, run, stages in runs:
+        kept = steps[f"{gpu}/{run.key}"]["activations"]
+        assert (kept is None) == bool(run.training_config["model"].get("cpu_offloading"))  # in the host's memory
+        if kept is not None:
+            different[run.key] = stages[0].activations / kept["peak_bytes"] - 1
+    assert len(different) >= 20
+    worst = max(different, key=lambda key: abs(different[key]))
+    figure(f"activations of {len(different)}: worst {different[worst]:+.2%} ({worst})")
+    assert {key: each for key, each in different.items() if abs(each) > 0.03} == {}
+
+
+def test_flops_are_those_of_the_formula(events: Events, runs: list[tuple[str, RunPlan, Any]], figure: Figure) -> None:
+    """Of one stage, whose ranks all do the same, without recomputation."""
+    steps, ratios = _steps(events), dict[str, float]()
+    for gpu, run, _ in runs:
+        model, step = run.training_config["model"], steps[f"{gpu}/{run.key}"]
+        if model.get("pipeline_model_parallel_size", 1) > 1 or model.get("recompute_granularity"):
+            continue
+        tokens = run.training_config["train"]["global_batch_size"] * model["seq_length"]
+        router = 6 * model["hidden_size"] * (model.get("num_moe_experts") or 0) * model["num_layers"]
+        expected = (flops_per_token(SimpleNamespace(**model)) + router) * tokens / (run.num_nodes * run.ranks_per_node)
+        ratios[run.key] = sum(step["flops"].values()) / expected
+    figure(f"FLOPs of {len(ratios)}: {min(ratios.values()):.5f} to {max(ratios.values()):.5f} of the formula")
+    assert {key: each for key, each in ratios.items() if abs(each - 1) > 1e-3} == {}
+    assert len(ratios) >= 5

@@ -161,7 +161,13 @@ def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> H
     if mixer and mixer.latents and recompute.has("mla_up_proj"):
         mixer = module.up_recomputed(z, mixer)
     if recompute.has("layernorm"):
-        mixer, ffn = (half and replace(half, norm=z.checkpoint, norm_output=0) for half in (mixer, ffn))
+        # Transformer Engine computes the others together with the product that reads them
+        names = {"attention", "mamba", "mlp", "moe"} if module is saved_torch else {"moe"}
+        names |= {"attention"} if z.arch.multi_latent_attention else set()
+        halves = (layer.mixer, mixer), (layer.ffn, ffn)
+        mixer, ffn = (
+            replace(half, norm=z.checkpoint, norm_output=0) if half and name in names else half for name, half in halves
+        )
     freed = {field for module_name, fields in _FREED.items() if recompute.has(module_name) for field in fields}
     return mixer, ffn and replace(ffn, **dict.fromkeys(freed, 0.0))
 

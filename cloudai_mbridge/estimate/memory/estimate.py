@@ -151,7 +151,7 @@ def other(
 
 
 def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
-    """Return the largest temporary memory of one operation: an MLP's gradients, or the logits beside the loss's copy."""
+    """Return the largest temporary memory of one operation: an MLP's gradients, or the logits beside their copy."""
     a = z.arch
     ffn = a.ffn_hidden_size * (3 if a.gated_linear_unit else 2) / z.tp
     experts = (a.moe_ffn_hidden_size or 0) * (3 if a.gated_linear_unit else 2) / z.expert_tp

@@ -1,7 +1,7 @@
 """Tensors that Transformer Engine's modules and Megatron-Core's fused kernels save on a GPU: no scores, few copies.
 
-From reading Transformer Engine 2.x (LayerNormLinear, Linear, DotProductAttention, GroupedLinear) and Megatron-Core
-0.16; not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16. Attention's
+Checked against a rehearsed step (`training/dry/kernels.py`): what Transformer Engine's and Megatron-Core's Python hands
+to autograd. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16. Attention's
 last projection keeps the core attention's output itself, in 16 bits, as it exists anyway (Megatron-Core's
 `set_save_original_input`).
 """
@@ -73,6 +73,9 @@ def moe(z: Sizes) -> SavedBytes:
     a, s, rows = z.arch, z.split_tokens, z.expert_tokens
     width = a.moe_latent_size or a.hidden_size
     before, activation = _inner(z, rows, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp)
+    # Megatron-Core clamps by operations of their own, Transformer Engine's fused experts in the activation
+    if a.activation_func_clamp_value is not None and not a.use_transformer_engine_op_fuser:
+        activation += before
     shared = a.moe_shared_expert_intermediate_size
     latent = s * (a.hidden_size + a.moe_latent_size) * z.kept("fc1_latent_proj") if a.moe_latent_size else 0
     return SavedBytes(

@@ -109,18 +109,19 @@ class Kept:
         self.place = Place(self.place.chunk, 0)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._ignored:
+        storages = {each._cdata: each for each in (part.untyped_storage() for part in parts_of(tensor))}
+        keys = [key for key in storages if key not in self._ignored]
+        if not keys:
             return tensor
-        if (found := self._live.get(key)) is None:
-            size = storage.nbytes()
-            self._live[key] = [storage, size, self.place, 1]
-            self._add(self.place, size)
-        else:
-            found[3] += 1
+        for key in keys:
+            if (found := self._live.get(key)) is None:
+                size = storages[key].nbytes()
+                self._live[key] = [storages[key], size, self.place, 1]
+                self._add(self.place, size)
+            else:
+                found[3] += 1
         kept = _Kept(tensor)
-        weakref.finalize(kept, self._forget, key)
+        weakref.finalize(kept, self._forget, keys)
         return kept
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
@@ -140,12 +141,20 @@ class Kept:
     def _unpack(self, kept: Any) -> torch.Tensor:
         return kept if isinstance(kept, torch.Tensor) else kept.tensor
 
-    def _forget(self, key: int) -> None:
-        found = self._live[key]
-        found[3] -= 1
-        if not found[3]:
-            self._add(found[2], -found[1])
-            del self._live[key]
+    def _forget(self, keys: list[int]) -> None:
+        for key in keys:
+            found = self._live[key]
+            found[3] -= 1
+            if not found[3]:
+                self._add(found[2], -found[1])
+                del self._live[key]
+
+
+def parts_of(tensor: Any) -> list[torch.Tensor]:
+    """Return the tensors that a quantized one of Transformer Engine is made of; of another, itself."""
+    if not hasattr(tensor, "_quantizer"):
+        return [tensor]
+    return [part for part in vars(tensor).values() if type(part) is torch.Tensor]
 
 
 def _weights(chunks: list[Any]) -> Iterator[torch.Tensor]:
@@ -153,10 +162,7 @@ def _weights(chunks: list[Any]) -> Iterator[torch.Tensor]:
     for chunk in chunks:
         copies = (each for module in chunk.modules() for each in getattr(module, "_fp8_workspaces", {}).values())
         for each in (*chunk.parameters(), *copies):
-            if hasattr(each, "_quantizer"):  # a tensor of Transformer Engine, made of others
-                yield from (part for part in vars(each).values() if type(part) is torch.Tensor)
-            else:
-                yield each
+            yield from parts_of(each)
 
 
 def _layers(chunk: Any) -> Iterator[tuple[int, Any]]:

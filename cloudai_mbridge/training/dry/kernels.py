@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import transformer_engine_torch as tex
 import triton
 from transformer_engine.pytorch import distributed
+from transformer_engine.pytorch.module.grouped_linear import GroupedLinear
 from transformer_engine.pytorch.ops import basic as ops
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
@@ -73,8 +74,20 @@ def install() -> None:
     for each in operations:  # which make parameters on the meta device anew before their first pass
         if "pre_first_fuser_forward" in vars(each):
             each.pre_first_fuser_forward = _without_result
+    grouped: Any = GroupedLinear
+    grouped.__init__ = _on_device(grouped.__init__)
     # Kernels in Triton write into tensors that Python has made
     triton.runtime.jit.KernelInterface.__getitem__ = lambda self, grid: lambda *args, **kwargs: None
+
+
+def _on_device(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Return an `__init__` that a device's number doesn't lead to the meta device, where no value would be made."""
+
+    @wraps(initialize)
+    def function(self: Any, *args: Any, device: Any = "cuda", **kwargs: Any) -> None:
+        initialize(self, *args, device="cuda" if isinstance(device, int) else device, **kwargs)
+
+    return function
 
 
 def _importers() -> list[ModuleType]:
@@ -435,7 +448,7 @@ def fused_attn_fwd(
     o_quantizer, attn_bias, softmax_offset = others[5:8]
     sizes = _sizes(qkv_layout, q) | {"d": v.size()[-1]}
     out = _stored([sizes[each] for each in o_format.name.split("_")[1].lower()], fake_dtype, o_quantizer)
-    _NOTE[0](_attention_flops(sizes, q, max_seqlen_q, max_seqlen_kv, attn_mask_type))
+    _NOTE[0](_attention_flops(sizes, q, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size[0]))
     is_packed = "t" in sizes
     sums = (sizes["t"], sizes["h"], 1) if is_packed else (sizes["b"], sizes["h"], max_seqlen_q, 1)
     aux = [each for each in (attn_bias, softmax_offset) if each is not None]
@@ -472,7 +485,7 @@ def fused_attn_bwd(
 ) -> list[Any]:
     """Return the gradients of query, key and value, of a bias, and of the softmax's offset."""
     sizes = _sizes(qkv_layout, q) | {"d": v.size()[-1]}
-    _NOTE[0](2 * _attention_flops(sizes, q, max_seqlen_q, max_seqlen_kv, attn_mask_type))
+    _NOTE[0](2 * _attention_flops(sizes, q, max_seqlen_q, max_seqlen_kv, attn_mask_type, window_size[0]))
     quantizer, form = others[5], dqkv_layout.name.split("_")[1].lower()
     made = []
     for each in (q, k, v):
@@ -482,11 +495,16 @@ def fused_attn_bwd(
     return [*made, None, _empty((1, sizes["h"], 1, 1), torch.float32) if has_offset else None]
 
 
-def _attention_flops(sizes: dict[str, int], query: Any, length: int, keys: int, mask: Any) -> int:
-    """Return the FLOPs of both products; of a causal mask half of the pairs, as Megatron-Core's formula counts them."""
+def _attention_flops(sizes: dict[str, int], query: Any, length: int, keys: int, mask: Any, window: int) -> int:
+    """Return the FLOPs of both products; of a causal mask half of the pairs, as Megatron-Core's formula counts them.
+
+    window: keys before a query that it sees, -1 for all.
+    """
     batch = sizes["b"] if "b" in sizes else sizes["t"] // length
-    whole: int = 2 * batch * sizes["h"] * length * keys * (query.size()[-1] + sizes["d"])
-    return whole // 2 if "CAUSAL" in mask.name else whole
+    pairs = length * keys
+    if "CAUSAL" in mask.name:
+        pairs = (window + 1) * length - (window + 1) * window // 2 if 0 <= window < keys else pairs // 2
+    return int(2 * batch * sizes["h"] * pairs * (query.size()[-1] + sizes["d"]))
 
 
 def fused_rope_forward(input: torch.Tensor, *rope: Any) -> torch.Tensor:

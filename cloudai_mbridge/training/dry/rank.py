@@ -113,6 +113,8 @@ def _replace_in_step(config: Any) -> None:
         for name in ("tp_comm_overlap", "moe_paged_stash"):
             if getattr(section, name, None):
                 setattr(section, name, False)
+    if hasattr(config.model, "cuda_graph_warmup_steps"):  # no step is captured
+        config.model.cuda_graph_warmup_steps = 1 << 20
 
 
 def build(
