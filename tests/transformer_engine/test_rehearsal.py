@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,11 +103,11 @@ def events(runs: list[tuple[str, RunPlan, Any]], tmp_path_factory: pytest.TempPa
         job = {"id": f"{gpu}/{run.key}", "config": str(config), "world": world, "gpus_per_node": run.ranks_per_node}
         for level, ranks in {"step": [0], "states": [world // 2, world - 1]}.items():
             groups[gpu, env.get(_AT_IMPORT, "0"), level].append({**job, "env": env, "ranks": ranks})
-    found: Events = defaultdict(list)
-    for number, ((gpu, at_import, level), jobs) in enumerate(groups.items()):
-        listed = directory / f"jobs-{number}"
-        listed.write_text("\n".join(map(json.dumps, jobs)))
-        path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
+
+    def rehearsed(gpu: str, at_import: str, level: str) -> list[dict[str, Any]]:
+        listed = directory / f"jobs-{gpu}-{at_import}-{level}"
+        listed.write_text("\n".join(map(json.dumps, groups[gpu, at_import, level])))
         program = [sys.executable, "-m", "cloudai_mbridge.training.dry", "--jobs", str(listed), "--gpu", gpu]
         done = subprocess.run(
             [*program, "--level", level],
@@ -115,10 +117,12 @@ def events(runs: list[tuple[str, RunPlan, Any]], tmp_path_factory: pytest.TempPa
             check=False,
         )
         assert done.stdout, done.stderr[-3000:]
-        for line in done.stdout.splitlines():
-            event = json.loads(line)
-            if "job" in event:
-                found[event["job"]].append(event)
+        return [event for line in done.stdout.splitlines() if "job" in (event := json.loads(line))]
+
+    found: Events = defaultdict(list)
+    with ThreadPoolExecutor(2) as pool:
+        for event in chain.from_iterable(pool.map(rehearsed, *zip(*groups, strict=True))):
+            found[event["job"]].append(event)
     return found
 
 

@@ -34,6 +34,8 @@ class Balanced(GpuMeansMeta):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverloadPacket):  # which take a number from a tensor
+            args = tuple(map(_number, args))
         first: Any = args[0] if args else None
         if type(first) in _TENSORS:
             if (answer := _ANSWERS.get(func)) is not None and _is_meta(first):
@@ -150,6 +152,13 @@ class _Selected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+def _number(value: Any) -> Any:
+    """Return the value of a known integer; anything else as it is."""
+    found = known(value)
+    is_number = found is not None and found.dim() == 0 and not found.is_floating_point()
+    return value if found is None or not is_number else int(found)
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:

@@ -71,7 +71,7 @@ class Stepper:
         recorder, flops, kept = Recorder(is_real=False), Flops(), Kept(self.chunks)
         recorder.answer = balanced.answer
         observer = StepObserver(recorder, flops, kept)
-        rows = [_rows(self.config) for _ in self.chunks]
+        rows = [_rows(self.config, count) for _ in self.chunks]
         iterator: Any = rows if len(rows) > 1 else rows[0]
         with ExitStack() as stack:
             stack.enter_context(recorder.recording())
@@ -110,9 +110,10 @@ def _set_count(config: Any, count: int) -> None:
     count_micro_batches(-1, train, replicas)
 
 
-def _rows(config: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield micro-batches of whole sequences."""
-    shape = (config.train.micro_batch_size, config.model.seq_length)
+def _rows(config: Any, count: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield micro-batches of whole sequences, or all `count` of them at once where the loop splits a global batch."""
+    together = count if config.dataset.dataloader_type == "batch" else 1
+    shape = (config.train.micro_batch_size * together, config.model.seq_length)
     whole = torch.zeros(shape, dtype=torch.int64, device=current_device())
     mask = torch.ones(shape, dtype=torch.float32, device=current_device())
     while True:
