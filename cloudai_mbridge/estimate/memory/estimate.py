@@ -80,13 +80,26 @@ def _plain(layout: ParallelLayout) -> float:
 
 def _optimizer(parameters: RankParameters, layout: ParallelLayout) -> float:
     per_weight = 8 if layout.precision.is_32_bit else layout.optimizer_bytes
+    return _stepped(parameters, layout) * per_weight
+
+
+def _stepped(parameters: RankParameters, layout: ParallelLayout) -> float:
+    """Return the number of weights that the optimizer of a rank steps on its GPU."""
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):
-        return parameters.total * per_weight * on_device
+        return parameters.total * on_device
     between = layout.use_megatron_fsdp and layout.outer_dp_sharding_strategy != "no_shard"
     shards, expert_shards = (layout.dp * layout.cp, layout.expert_dp) if between else _shards(layout)
-    shard = parameters.dense / shards + parameters.experts / expert_shards
-    return shard * per_weight * on_device
+    return (parameters.dense / shards + parameters.experts / expert_shards) * on_device
+
+
+def gradient_copy(stepped: RankParameters, layout: ParallelLayout) -> float:
+    """Return the bytes of the 32-bit copy that Megatron-Core's optimizer makes of the rank's share of 16-bit gradients.
+
+    Megatron-FSDP has its gradients in 32 bits, or reads them as they are.
+    """
+    has_copy = not (layout.grad_reduce_in_fp32 or layout.precision.is_32_bit or layout.use_megatron_fsdp)
+    return 4.0 * _stepped(stepped, layout) if has_copy else 0.0
 
 
 MIB, GIB = 2**20, 2**30
@@ -121,8 +134,12 @@ def other(
     chunks: tuple[Chunk, ...],
     activations: Mapping[str, float],
     assumptions: Assumptions,
+    copied: float = 0.0,
 ) -> dict[str, float]:
-    """Return the bytes of every term of a stage."""
+    """Return the bytes of every term of a stage.
+
+    copied: for the optimizer's step, in which activations and temporary tensors are gone: what it needs beyond them.
+    """
     has_experts = any(chunk.has_experts for chunk in chunks)
     temporary = _temporary(z, chunks)
     # the tokens that experts receive, and send back: sorted, received, and computed
@@ -146,7 +163,8 @@ def other(
         "nccl": sum(size > 1 for size in groups) * assumptions.nccl_per_group,
         "cuda context": assumptions.cuda_context,
         "workspace": assumptions.workspace,
-        "fragmentation": assumptions.fragmentation * passing,
+        "optimizer step": max(copied - passing, 0.0),
+        "fragmentation": assumptions.fragmentation * max(passing, copied),
     }
 
 
@@ -165,19 +183,25 @@ STATE_TERMS = ("weights", "quantized copies", "gradients", "optimizer", "fsdp bu
 ACTIVATION_TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits", "recomputed")
 OTHER_TERMS = (
     *("temporary", "dispatch buffers", "p2p buffers", "cuda graphs"),
-    *("nccl", "cuda context", "workspace", "fragmentation", "as measured"),
+    *("nccl", "cuda context", "workspace", "optimizer step", "fragmentation", "as measured"),
 )
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """A rank of one pipeline stage. total, terms: bytes."""
+    """A rank of one pipeline stage. total, terms: bytes. copied: for the optimizer's step."""
 
     stage: int
     parameters: int
     total: float
     total_gib: float
     terms: Mapping[str, float]
+    copied: float = 0.0
+
+    @property
+    def passing(self) -> float:
+        """Bytes that are gone when the optimizer steps."""
+        return self.activations + self.terms["temporary"] + self.terms["dispatch buffers"]
 
     @property
     def states(self) -> float:
@@ -214,13 +238,14 @@ def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions
     stages = []
     for rank, own in enumerate(chunks):
         key = (own, id(activations[rank]))  # equal stages share one object
+        copied = gradient_copy(parameters[rank] if layout.adapters is None else adapters[rank], layout)
         if key not in known:
             terms = states(parameters[rank], layout, _unsharded(arch, layout, own, parameters[rank]), adapters[rank])
-            terms |= activations[rank] | other(z, layout, own, activations[rank], assumptions)
+            terms |= activations[rank] | other(z, layout, own, activations[rank], assumptions, copied)
             terms["as measured"] = (assumptions.measured - 1) * sum(terms.values())
             known[key] = {name: float(terms[name]) for name in TERMS}
         total, count = sum(known[key].values()), parameters[rank].total + adapters[rank].total
-        stages.append(StageMemory(rank, count, total, total / GIB, {**known[key]}))
+        stages.append(StageMemory(rank, count, total, total / GIB, {**known[key]}, copied))
     return tuple(stages)
 
 
@@ -249,7 +274,8 @@ _WHOLE_GROUPS, _GROUPS = 2, 4
 class StageTotals:
     """Memory of the stages of layouts that differ in data-parallel copies and tokens: a + b / dp + c tokens.
 
-    Two numbers of copies determine a and b; one number of tokens determines c, if `kind_of` leaves them out.
+    Two numbers of copies determine a and b; one number of tokens determines c, if `kind_of` leaves them out. What the
+    optimizer's step needs beyond what comes and goes is added: a' + b' / dp - c' tokens, if that is positive.
     """
 
     def __init__(self, assumptions: Assumptions) -> None:
@@ -269,17 +295,28 @@ class StageTotals:
         tokens = layout.mbs * (layout.seq_length or model.seq_length) / layout.cp  # of a micro-batch on a rank
         if fixed is None:
             fixed = self._learn(layout.dp, tokens, memory_per_stage(model, layout, self._assumptions))
-        totals = [a + c * tokens for a, c in zip(fixed, self._per_token, strict=True)]
-        half = len(totals) // 2
-        most = max(totals[:half])
-        return most, totals.index(most), max(totals[half:])
+        values = [a + c * tokens for a, c in zip(fixed, self._per_token, strict=True)]
+        count = len(values) // 3
+        step = self._assumptions.measured * (1 + self._assumptions.fragmentation)
+        totals = [total + step * max(0.0, beyond) for total, beyond in zip(values, values[2 * count :], strict=False)]
+        most = max(totals)
+        return most, totals.index(most), max(values[count : 2 * count])
 
     def _learn(self, dp: int, tokens: float, stages: Sequence[StageMemory]) -> tuple[float, ...]:
-        """Store the values of the stages: all terms of each, then states and activations of each."""
-        states = [stage.states for stage in stages]
+        """Store the values of the stages: all terms of each but that step, states and activations, that step."""
+        measured, share = self._assumptions.measured, self._assumptions.fragmentation
         constant = [stage.states + sum(stage.terms[name] for name in _CONSTANT) for stage in stages]
-        fixed = (*(self._assumptions.measured * each for each in constant), *states)
-        moving = (*(stage.total for stage in stages), *(stage.states + stage.activations for stage in stages))
+        fixed = (
+            *(measured * each for each in constant),
+            *(stage.states for stage in stages),
+            *(stage.copied for stage in stages),
+        )
+        step = [measured * (1 + share) * stage.terms["optimizer step"] for stage in stages]
+        moving = (
+            *(stage.total - beyond for stage, beyond in zip(stages, step, strict=True)),
+            *(stage.states + stage.activations for stage in stages),
+            *(stage.copied - stage.passing for stage in stages),
+        )
         self._per_token = tuple([(total - a) / tokens for total, a in zip(moving, fixed, strict=True)])
         for other, others in self._fixed.items():
             slopes = [(y - z) / (1 / dp - 1 / other) for y, z in zip(fixed, others, strict=True)]

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -12,6 +12,7 @@ from megatron.core.pipeline_parallel import schedules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from cloudai_mbridge.training.dry.allocator import Block, CachingAllocator
 from cloudai_mbridge.training.dry.communication import Recorder
 
 
@@ -32,6 +33,63 @@ class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             self.by_phase[self.phase] += count(*args, **(kwargs or {}), out_val=out)
         return out
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the tensors that a step makes and has not let go of yet, at their peak in every phase.
+
+    They come on top of what is there before a step: weights, gradients and the optimizer's states. flops: knows the
+    running phase. allocator: gets and gives back the same tensors.
+    """
+
+    def __init__(self, flops: Flops, allocator: CachingAllocator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peaks: Counter[str] = Counter()
+        self._flops, self._allocator, self._now = flops, allocator, 0
+        self._live: dict[int, tuple[int, Block]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.is_view:  # of a storage that is there
+            return out
+        given = None
+        for each in out if isinstance(out, (list, tuple)) else (out,):
+            if type(each) is not torch.Tensor:
+                continue
+            storage = each.untyped_storage()
+            key = storage._cdata
+            if key in self._live:
+                continue
+            if given is None:  # in place, or into a tensor that is given
+                given = {part.untyped_storage()._cdata for part in _tensors(args, kwargs)}
+            if key not in given:
+                weakref.finalize(storage, self._free, key).atexit = False
+                self._make(key, storage.nbytes())
+        return out
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow a storage that has another size now."""
+        if storage._cdata in self._live:
+            self._free(storage._cdata)
+            self._make(storage._cdata, storage.nbytes())
+
+    def _free(self, key: int) -> None:
+        size, block = self._live.pop(key)
+        self._allocator.free(block)
+        self._now -= size
+
+    def _make(self, key: int, size: int) -> None:
+        self._live[key] = size, self._allocator.allocate(size)
+        self._now += size
+        if self._now > self.peaks[self._flops.phase]:
+            self.peaks[self._flops.phase] = self._now
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    for value in (*args, *(kwargs or {}).values()):
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if type(each) is torch.Tensor or type(each) is torch.nn.Parameter:
+                yield each
 
 
 class Place(NamedTuple):
@@ -65,8 +123,8 @@ class Kept:
         self._chunks = chunks
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count what is saved inside."""
+    def counting(self, resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+        """Count what is saved inside. resized: called, too, with a storage that has another size now."""
         handles = [
             each.register_forward_pre_hook(self._enter_layer(number))
             for chunk in self._chunks
@@ -80,6 +138,7 @@ class Kept:
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             self._resized(storage)
+            resized(storage)
             return result
 
         try:

@@ -23,10 +23,11 @@ from megatron.core.pipeline_parallel import schedules
 from cloudai_mbridge.training.checkpointing.optimizer_state import parts_of
 from cloudai_mbridge.training.compat.batches import count_micro_batches
 from cloudai_mbridge.training.dry import balanced
+from cloudai_mbridge.training.dry.allocator import CachingAllocator
 from cloudai_mbridge.training.dry.attention import stand_in
 from cloudai_mbridge.training.dry.balanced import Balanced
 from cloudai_mbridge.training.dry.communication import Recorder
-from cloudai_mbridge.training.dry.counting import Flops, Kept, StepObserver
+from cloudai_mbridge.training.dry.counting import Flops, Kept, Live, StepObserver
 from cloudai_mbridge.training.dry.log import Log
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
@@ -41,8 +42,8 @@ from cloudai_mbridge.training.step import prepare_forward_step_func, train_step,
 class StepTaken:
     """What one step did."""
 
-    def __init__(self, log: Log, flops: Flops, kept: Kept, observer: StepObserver) -> None:
-        self.log, self.flops, self.kept, self.timeline = log, flops, kept, observer.timeline
+    def __init__(self, log: Log, flops: Flops, kept: Kept, live: Live, observer: StepObserver) -> None:
+        self.log, self.flops, self.kept, self.live, self.timeline = log, flops, kept, live, observer.timeline
 
 
 class Stepper:
@@ -50,7 +51,7 @@ class Stepper:
 
     def __init__(self, config: Any, chunks: list[Any], optimizer: Any) -> None:
         self.config, self.chunks, self.optimizer = config, chunks, optimizer
-        self.state = GlobalState(config)
+        self.state, self.allocator = GlobalState(config), CachingAllocator()
         initialize_rerun(config)
         connect(self.state, chunks, optimizer)
         experts = getattr(config.model, "num_moe_experts", None) or 0
@@ -69,6 +70,7 @@ class Stepper:
         """Take a step of `count` micro-batches."""
         _set_count(self.config, count)
         recorder, flops, kept = Recorder(is_real=False), Flops(), Kept(self.chunks)
+        live = Live(flops, self.allocator)
         recorder.answer = balanced.answer
         observer = StepObserver(recorder, flops, kept)
         rows = [_rows(self.config, count) for _ in self.chunks]
@@ -82,10 +84,11 @@ class Stepper:
                 kernels.note_flops(flops.note)
             _follow_backward(stack)
             self._without_arithmetic(stack)
-            stack.enter_context(kept.counting())
+            stack.enter_context(kept.counting(live.resized))
             stack.enter_context(flops)
+            stack.enter_context(live)
             train_step(self.function, iterator, self.chunks, self.optimizer, self.scheduler, self.state)
-        return StepTaken(recorder.log, flops, kept, observer)
+        return StepTaken(recorder.log, flops, kept, live, observer)
 
     def _without_arithmetic(self, stack: ExitStack) -> None:
         """Leave out what the optimizer computes on its own values, for which it calls kernels."""
@@ -162,6 +165,8 @@ def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = Fals
         "micro_batches_run": [count for count, _ in runs],
         "flops": flops,
         "activations": kept,
+        "peaks": dict(last.live.peaks),
+        "reserved_bytes": stepper.allocator.reserved,
         "communication": calls,
         "timeline": last.timeline,
         "layers": "transformer_engine" if has_transformer_engine() else "local",
