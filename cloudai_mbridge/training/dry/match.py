@@ -14,6 +14,7 @@ kernels that wait for each other across communicators because a GPU runs no more
 between steps. The logs are of as many micro-batches as were run: further ones repeat the same.
 """
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,13 +71,32 @@ class _Mismatch(Exception):
 
 
 class _Queue:
-    """Issues of one rank on one communicator. done: those that have ended; the next one runs if it was issued."""
+    """Issues of one rank on one communicator. done: those that have ended; the next one runs if it was issued.
 
-    __slots__ = ("done", "issues")
+    collectives: their places among the issues; of messages in batches, every rank has a number of its own.
+    """
+
+    __slots__ = ("collectives", "done", "issues")
 
     def __init__(self) -> None:
         self.issues: list[Issue] = []
+        self.collectives: list[int] = []
         self.done = 0
+
+    def add(self, issue: Issue) -> None:
+        if issue.calls[0].peer is None:
+            self.collectives.append(len(self.issues))
+        self.issues.append(issue)
+
+    @property
+    def number(self) -> int:
+        """The number of collectives before the next issue."""
+        return bisect_left(self.collectives, self.done)
+
+    def collective(self, number: int) -> Issue | None:
+        """Return the collective of this number, None if the rank has not come to it."""
+        place = self.collectives[number] if number < len(self.collectives) else len(self.issues)
+        return self.issues[place] if place <= self.done and place < len(self.issues) else None
 
     @property
     def head(self) -> Issue | None:
@@ -173,7 +193,7 @@ class _Replay:
             else:
                 if entry.calls:
                     queue = own.queues[self._communicator(entry)]
-                    queue.issues.append(entry)
+                    queue.add(entry)
                     if len(entry.calls) > 1 or entry.calls[0].peer is not None:
                         own.pending[entry.number] = list(entry.calls)
                 else:
@@ -221,13 +241,12 @@ class _Replay:
     def _gathered(self, own: _Rank, head: Issue) -> bool:
         """Return whether all ranks of a collective have come to it. _Mismatch: one makes another call there."""
         call = head.calls[0]
-        index = own.queues[call.group, -1].done
+        number = own.queues[call.group, -1].number
         for stands, member in self._others(own, call.group).items():
             other = self.ranks[stands]
             queue = other.queues.get((call.group, -1))
-            if queue is None or index > queue.done or index >= len(queue.issues):
+            if queue is None or (theirs := queue.collective(number)) is None:
                 return False
-            theirs = queue.issues[index]
             if (reason := self._differ(own, call, other, member, theirs)) is not None:
                 calls = (call, theirs.calls[0])
                 raise _Mismatch(Hang((own.rank, stands), calls, reason, head.micro_batch))
@@ -325,11 +344,11 @@ class _Replay:
             left = own.pending[head.number][0]
             return None if left.peer is None else self.nearest(left.peer)
         call = head.calls[0]
-        index = own.queues[call.group, -1].done
+        number = own.queues[call.group, -1].number
         late = []
         for stands in self._others(own, call.group):
             queue = self.ranks[stands].queues.get((call.group, -1))
-            if queue is None or index > queue.done or index >= len(queue.issues):
+            if queue is None or queue.collective(number) is None:
                 late.append(stands)
         ended = [each for each in late if self._waits_at(self.ranks[each]) is None]
         return next(iter(ended or late), None)

@@ -174,3 +174,16 @@ def _both_send_first() -> Hang | None:
     assert hang is not None
     assert not hang.buffered, "only long messages hang"
     return hang
+
+
+def test_a_collective_after_different_numbers_of_messages() -> None:
+    """The middle stage has two batches of messages, the ends have one, and all then meet in a broadcast."""
+    layout, logs = Layout(1, 1, 3, 1, 1, 1, ORDER), {}
+    message = ("pp", "bfloat16", 8, 16)
+    for rank, calls in {0: [("send", 1)], 1: [("recv", 0), ("send", 2)], 2: [("recv", 1)]}.items():
+        logs[rank] = Log(rank, {"pp": [0, 1, 2]})
+        for kind_of, peer in calls:
+            group, dtype, elements, size = message
+            logs[rank].issue([Call(group, kind_of, dtype, elements, size, peer, batched=True)], 0)
+        logs[rank].issue([Call("pp", "broadcast", "int32", 1, 4)], None)
+    assert match(logs, layout) is None
