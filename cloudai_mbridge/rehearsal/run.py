@@ -307,6 +307,11 @@ def verdict_of(
         built = f"{len(point.built)} of {counted(len(point.ranks), 'rank')}"
         return replace(point, reason=f"the program of the rehearsal ended after {built}{said}")
     remarks = [] if software.is_jobs else [f"on this Python's {point.stack}, not {software.whose}"]
+    if left := [each for each in told.others if each.get("event") == "not_stepped"]:
+        more = f" (nor {counted(len(left) - 1, 'other rank')})" if len(left) > 1 else ""
+        remarks.append(
+            f"rank {left[0].get('rank')} took no step{more}, so that none is matched: {left[0].get('message')}"
+        )
     problems = told.tiled.get("problems")
     if isinstance(problems, list) and problems:
         remarks.append(f"its checkpoint cannot be read under another layout: {problems[0]}")

@@ -97,6 +97,13 @@ def test_unknown_events_and_keys_are_carried() -> None:
     assert point.built[0]["new"] == [1]
 
 
+def test_a_rank_that_took_no_step_is_told(sentence: Sentence) -> None:
+    left = {"event": "not_stepped", "rank": 0, "stage": "step", "kind": "NotKnown", "message": "a value is read"}
+    point = verdict([*GOOD, left, {**left, "rank": 1}])
+    assert point.verdict is RehearsalVerdict.STARTS
+    sentence(point.reason)
+
+
 def test_credentials_in_messages_are_redacted() -> None:
     told = {**REFUSED, "message": "cannot read https://ada:s3cret@host/x"}
     assert "s3cret" not in verdict([START, told], 1).reason

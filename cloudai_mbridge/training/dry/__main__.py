@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -131,7 +132,7 @@ def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
         emit("tiled", job=job.id, keys=len({each[0] for each in shards}), problems=problems_of(shards))
     if logs and len(logs) == len(chosen):
         layout = Layout(**first["layout"], order=tuple(first["order"]))
-        emit("pipeline", job=job.id, **_pipeline([timelines[stage] for stage in sorted(timelines)]))
+        emit("pipeline", job=job.id, **_pipeline([timelines[stage] for stage in sorted(timelines)], layout.pp))
         if (hang := match(logs, layout)) is not None:
             emit("hang", job=job.id, **hang.document())
             return 1
@@ -140,13 +141,16 @@ def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
     return 1 if failed else 0
 
 
-def _pipeline(timelines: list[Any]) -> dict[str, Any]:
-    """Return the passes of every stage in order, and the share of time without any, if their order can be drawn."""
+def _pipeline(timelines: list[Any], stages: int) -> dict[str, Any]:
+    """Return the passes of every stage in order, and the share of time without any.
+
+    The share is None if it isn't known: of some stages alone, or of schedules that overlap the passes.
+    """
     chunks = 1 + max((each[1] for timeline in timelines for each in timeline), default=0)
-    try:
-        bubble: float | None = round(idle(schedule(timelines, chunks)), 4)
-    except ValueError:
-        bubble = None
+    bubble = None
+    if len(timelines) == stages and all(timelines):
+        with suppress(ValueError):
+            bubble = round(idle(schedule(timelines, chunks)), 4)
     return {"timeline": timelines, "chunks": chunks, "idle": bubble}
 
 

@@ -4,6 +4,7 @@ A step of all micro-batches would be dear: two steps of few are run, and as ever
 their difference gives the rest exactly. The second one's activations are those of the steady state.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -166,7 +167,7 @@ def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = Fals
         "flops": flops,
         "activations": kept,
         "peaks": dict(last.live.peaks),
-        "reserved_bytes": stepper.allocator.reserved,
+        "reserved_bytes": _reserved(stepper.allocator, last.live),
         "communication": calls,
         "timeline": last.timeline,
         "layers": "transformer_engine" if has_transformer_engine() else "local",
@@ -174,6 +175,12 @@ def step(config: Any, chunks: list[Any], optimizer: Any, *, in_full: bool = Fals
         "step_cpu_s": round(time.process_time() - started, 2),
     }
     return found, last.log
+
+
+def _reserved(allocator: CachingAllocator, live: Live) -> int:
+    """Return what torch reserves for tensors that come and go: with expandable segments what is in use at most."""
+    settings = (os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    return max(live.peaks.values()) if "expandable_segments:True" in ",".join(settings) else allocator.reserved
 
 
 def _totals(runs: list[tuple[int, StepTaken]], every: int) -> tuple[dict[str, int], list[dict[str, Any]]]:

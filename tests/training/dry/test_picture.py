@@ -2,6 +2,7 @@
 
 import pytest
 
+from cloudai_mbridge.training.dry.__main__ import _pipeline
 from cloudai_mbridge.training.dry.picture import idle, schedule, text
 
 
@@ -18,6 +19,13 @@ def test_one_forward_one_backward() -> None:
     assert text(bars) == "  0 01..0<21<.2<\n  1 .00<11<22<.."
     assert [bar.start for bar in bars[1]] == [1, 2, 4, 5, 7, 8]
     assert idle(bars) == pytest.approx((2 - 1) / (3 + 2 - 1))
+
+
+def test_the_bubble_of_some_stages_or_of_unseen_passes_is_not_known() -> None:
+    timelines = [one_f_one_b(stage, 2, 3) for stage in range(2)]
+    assert _pipeline(timelines, 2)["idle"] == 0.25
+    for few in (timelines[:1], [timelines[0], []], [[], []]):
+        assert _pipeline(few, 2)["idle"] is None
 
 
 def test_a_pass_that_nothing_feeds() -> None:

@@ -125,6 +125,8 @@ def test_flops_are_those_of_the_formula(name: str, tmp_path: Path) -> None:
     assert counted / tokens == pytest.approx(expected, rel=1e-3)
     assert all(step["step_cpu_s"] < 180 for step in steps)
     assert all(step["peak_mib"] < 640 for step in steps)
+    assert all(step["reserved_bytes"] >= max(step["peaks"].values()) > 0 for step in steps)
+    assert 0 < events[-2]["idle"] < 1
 
 
 def test_few_micro_batches_tell_what_all_do(tmp_path: Path) -> None:
