@@ -96,7 +96,8 @@ class RehearsedPoint:
             held = ", ".join(f"{_size(states[f'{part}_bytes'])} of {name}" for name, part in parts.items())
             text += f": {counted(len(self.ranks), 'distinct rank')} of {self.world_size} built;"
             text += f" the largest has {states['parameters']:,} parameters, {held}"
-            text += "".join(f"; {each.get('calls')} calls of a step match" for each in self.others if _matches(each))
+            for each in filter(_matches, self.others):
+                text += f"; {each.get('calls')} calls of a step match (micro-batches: {each.get('micro_batches')})"
             return visible(f"{text}; {self.reason}" if self.reason else text)
         return visible(f"{text}: {clipped(self.reason)}")
 

@@ -107,7 +107,7 @@ def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
     if "stage" in first:
         return 1
     failed, shards = 0, list[Any]()
-    logs, timelines = dict[int, Log](), dict[int, list[Any]]()
+    logs, timelines, batches = dict[int, Log](), dict[int, list[Any]](), (0, 0)
     saving = first["saving"] if job.ranks is None and len(first["saving"]) <= MOST_SAVING else []
     chosen = first["ranks"] if job.ranks is None else job.ranks
     for each in sorted({*chosen, *saving}):
@@ -125,6 +125,7 @@ def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
         if taken is not None and log is not None:
             logs[each] = Log.of_document(log)
             timelines.setdefault(found["place"]["pp"], taken["timeline"])
+            batches = (taken["micro_batches_run"][-1], taken["micro_batches"])
             emit("step", job=job.id, rank=each, **taken, peak_mib=stepped["peak_mib"])
             if args.logs is not None:
                 (args.logs / f"{job.id.replace('/', '-')}rank{each}.json").write_text(json.dumps(log), encoding="utf-8")
@@ -132,26 +133,30 @@ def _rehearse(job: DryJob, args: argparse.Namespace, emit: Emit) -> int:
         emit("tiled", job=job.id, keys=len({each[0] for each in shards}), problems=problems_of(shards))
     if logs and len(logs) == len(chosen):
         layout = Layout(**first["layout"], order=tuple(first["order"]))
-        emit("pipeline", job=job.id, **_pipeline([timelines[stage] for stage in sorted(timelines)], layout.pp))
+        emit(
+            "pipeline", job=job.id, **_pipeline([timelines[stage] for stage in sorted(timelines)], layout.pp, *batches)
+        )
         if (hang := match(logs, layout)) is not None:
             emit("hang", job=job.id, **hang.document())
             return 1
         calls = sum(isinstance(each, Issue) for log in logs.values() for each in log)
-        emit("matched", job=job.id, ranks=len(logs), calls=calls)
+        emit("matched", job=job.id, ranks=len(logs), calls=calls, micro_batches=batches[0])
     return 1 if failed else 0
 
 
-def _pipeline(timelines: list[Any], stages: int) -> dict[str, Any]:
-    """Return the passes of every stage in order, and the share of time without any.
+def _pipeline(timelines: list[Any], stages: int, taken: int, every: int) -> dict[str, Any]:
+    """Return the passes of every stage in order, of a step of `taken` micro-batches, and the share of time without any.
 
-    The share is None if it isn't known: of some stages alone, or of schedules that overlap the passes.
+    The share is that of a step of `every` micro-batches: further ones fill time, and leave the rest as it is. It is
+    None if it isn't known: of some stages alone, or of schedules that overlap the passes.
     """
     chunks = 1 + max((each[1] for timeline in timelines for each in timeline), default=0)
     bubble = None
     if len(timelines) == stages and all(timelines):
         with suppress(ValueError):
-            bubble = round(idle(schedule(timelines, chunks)), 4)
-    return {"timeline": timelines, "chunks": chunks, "idle": bubble}
+            share = idle(schedule(timelines, chunks))
+            bubble = round(share * taken / (share * taken + (1 - share) * every), 4)
+    return {"timeline": timelines, "micro_batches": taken, "chunks": chunks, "idle": bubble}
 
 
 def _emitter() -> Emit:

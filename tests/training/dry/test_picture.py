@@ -23,9 +23,19 @@ def test_one_forward_one_backward() -> None:
 
 def test_the_bubble_of_some_stages_or_of_unseen_passes_is_not_known() -> None:
     timelines = [one_f_one_b(stage, 2, 3) for stage in range(2)]
-    assert _pipeline(timelines, 2)["idle"] == 0.25
+    assert _pipeline(timelines, 2, 3, 3)["idle"] == 0.25
     for few in (timelines[:1], [timelines[0], []], [[], []]):
-        assert _pipeline(few, 2)["idle"] is None
+        assert _pipeline(few, 2, 3, 3)["idle"] is None
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_the_bubble_is_that_of_all_micro_batches(stages: int) -> None:
+    """Of a step of fewer follows that of all."""
+    few, every = 2 * stages, 7 * stages + 1
+    timelines = [one_f_one_b(stage, stages, few) for stage in range(stages)]
+    assert _pipeline(timelines, stages, few, every)["idle"] == pytest.approx(
+        (stages - 1) / (every + stages - 1), abs=1e-4
+    )
 
 
 def test_a_pass_that_nothing_feeds() -> None:
