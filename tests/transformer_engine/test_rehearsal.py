@@ -167,9 +167,10 @@ def test_activations_are_those_of_the_estimate(
     for gpu, run, stages in runs:
         step = steps[f"{gpu}/{run.key}"]
         kept = step["activations"]
-        assert step["reserved_bytes"] == max(step["peaks"].values())  # with expandable segments, as recipes set
+        is_expandable = "expandable_segments:True" in {**run.recipe_env, **run.env}.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        assert is_expandable == (step["reserved_bytes"] == max(step["peaks"].values()))
         if kept is not None:
-            assert step["reserved_bytes"] > kept["peak_bytes"]
+            assert max(step["peaks"].values()) > kept["peak_bytes"]
         assert (kept is None) == bool(run.training_config["model"].get("cpu_offloading"))  # in the host's memory
         if kept is not None:
             different[run.key] = stages[0].activations / kept["peak_bytes"] - 1
