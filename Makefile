@@ -156,7 +156,7 @@ drill: $(VENV)/.dev
 bench: $(VENV)/.dev
 	.ci/install-slurm
 	$(BIN)/python tests/benchmarks/sweep_rate.py
-	$(BIN)/python tests/benchmarks/time_model.py
+	$(BIN)/python -m tests.benchmarks.time_model
 	$(BIN)/python tests/benchmarks/start_up.py
 	$(BIN)/python -m tests.benchmarks.engine
 	$(BIN)/python tests/benchmarks/loop_overhead.py

@@ -154,7 +154,7 @@ class Gpu:
 
     peak_tflops: by number format (fp32, tf32, bf16, fp8, fp4), in 1e12 FLOP/s. memory_gib: as the driver reports it.
     memory_bandwidth_gb_s, nvlink_gb_s, nic_gb_s: 1e9 byte/s. nvlink_domain: GPUs that reach each other over NVLink.
-    exp_per_s: exponentials, in 1e12/s. power_w: the module's limit.
+    exp_per_s: exponentials, in 1e12/s. power_w: the module's limit. host: the CPU beside it.
     measured: factors on its predictions, measured on a cluster; None if unknown.
     """
 
@@ -169,6 +169,7 @@ class Gpu:
     nic_gb_s: float | None = None
     exp_per_s: float | None = None
     power_w: float | None = None
+    host: Literal["x86", "grace"] = "x86"
     measured: ClusterFactors | None = None
 
     def peak(self, precision: Precision) -> float | None:

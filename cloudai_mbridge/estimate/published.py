@@ -2,8 +2,9 @@
 
 Columns as in the tables' transcription (`data/published.csv`): container, section, model, model_label, system, gpus,
 precision, gbs, mbs, seq_len, fsdp, tp, pp, cp, vp, ep, tokens_per_s_per_gpu, tflops_per_s_per_gpu, variant, note;
-further columns are ignored. variant: "alt" for a second number that stood in parentheses. Source:
-docs/performance-summary.md and its archive in Megatron-Bridge.
+further columns are ignored. variant: "alt" for a second number that stood in parentheses. note: "card" for a run of a
+performance preset by its verification card, with date, and commit where the card names it; its container is the month.
+Source: docs/performance-summary.md and its archive, and examples/model_verification_cards, in Megatron-Bridge.
 """
 
 import csv
@@ -51,7 +52,7 @@ _LORA_RULE = "llama3_70b"  # the one recipe that the reference counts by a rule 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row. args: of its point; the number format is derived if the table lacks it (25.09)."""
+    """One row. args: of its point; the number format is derived if the table lacks it (25.09). is_card: of a card."""
 
     container: str
     label: str
@@ -61,6 +62,7 @@ class PublishedRow:
     mtp_num_layers: int
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
+    is_card: bool = False
 
     @property
     def architecture(self) -> Architecture:
@@ -156,6 +158,7 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
         mtp_num_layers=0 if _WITHOUT_MTP.search(remarks) else load_recipe(recipe).mtp_num_layers,
         tokens_per_s_per_gpu=_number(columns["tokens_per_s_per_gpu"]),
         tflops_per_gpu=_number(columns["tflops_per_s_per_gpu"]),
+        is_card=given.get("note") == "card",
     )
 
 

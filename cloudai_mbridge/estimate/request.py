@@ -285,6 +285,7 @@ _NEEDED = ("tp", "pp", "cp", "ep", "mb", "gb")
 # Arguments of a point in a row of the published tables
 _PUBLISHED = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "use_megatron_fsdp")
 _BATCH = ("mb", "gb")
+_DISPATCHER = "moe_flex_dispatcher_backend"
 _MODEL = ("num_layers", "hidden_size", "vocab_size", "first_k_dense_replace", "num_distributed_optimizer_instances")
 
 
@@ -306,7 +307,7 @@ def trained_question(
     if missing := [name for name in _NEEDED if name in resolved.unknown and (has_experts or name != "ep")]:
         why = f"Megatron-Bridge decides {', '.join(missing)}, and {why_no_preset}; set them"
         return EstimateRequest(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
-    trained, published = resolved.args, None
+    trained, published = _with_dispatcher(resolved.args, preset), None
     if not trained.seq_length:
         trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
     if preset is not None:
@@ -317,6 +318,16 @@ def trained_question(
     return EstimateRequest(
         recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved)
     )
+
+
+def _with_dispatcher(args: ResolvedCmdArgs, preset: Preset | None) -> ResolvedCmdArgs:
+    """Return the arguments with the preset's dispatcher of experts, unless the point has one.
+
+    Of presets before 0.6 "deepep" is the field's default, which the plain dispatcher does not read.
+    """
+    if preset is None or args.moe_flex_dispatcher_backend or preset.values.get(_DISPATCHER) != "hybridep":
+        return args
+    return args.model_copy(update={_DISPATCHER: "hybridep"})
 
 
 def _shipped(recipe: Recipe, args: ResolvedCmdArgs, preset: Preset) -> tuple[tuple[int, int, int], ...]:

@@ -317,7 +317,7 @@ class ResolvedCmdArgs(StrictModel):
         "adam muon", means="optimizer.optimizer of the embedded loop, and what goes with it", estimated=NOT_READ
     )
     moe_flex_dispatcher_backend: Text | None = _arg(
-        '"None" is all-to-all', config="model.moe_flex_dispatcher_backend", estimated=NOT_READ
+        '"None" is all-to-all', config="model.moe_flex_dispatcher_backend", estimated=READ
     )
     deterministic: bool | None = _arg(
         means="model.deterministic_mode of the embedded loop, and what goes with it", estimated=NOT_READ

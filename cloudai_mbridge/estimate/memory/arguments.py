@@ -12,6 +12,7 @@ from cloudai_mbridge.recipes.arguments import OPTIMIZERS
 from cloudai_mbridge.recipes.load import Recipe, adapters_of_task
 
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
+_DISPATCHING_ONCE = ("deepep", "hybridep")
 
 
 def layout_of(
@@ -57,8 +58,10 @@ def layout_of(
         pipeline_layout=text,
         recompute=recompute,
         precision=precision,
-        cuda_graph=_cuda_graph(args),
+        cuda_graph=(cuda_graph := _cuda_graph(args)),
+        captures_router=cuda_graph == "attention" and "moe_router" in _scopes(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
+        dispatches_once=_dispatches_once(args, recipe),
         adapters=adapters_of(recipe.sections.get("peft") or adapters_of_task(recipe)) if trains_adapters else None,
         num_distributed_optimizer_instances=args.num_distributed_optimizer_instances or instances or 1,
         outer_dp_sharding_strategy=recipe.default("ddp", "outer_dp_sharding_strategy") or "no_shard",
@@ -139,9 +142,18 @@ def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int |
 def _cuda_graph(args: ResolvedCmdArgs) -> str:
     if not args.cuda_graph_impl or args.cuda_graph_impl == "none":
         return "none"
-    scopes = [args.cuda_graph_scope] if isinstance(args.cuda_graph_scope, str) else args.cuda_graph_scope or []
-    is_full = any(name in _FULLY_CAPTURED for name in (args.cuda_graph_impl, *scopes))
+    is_full = any(name in _FULLY_CAPTURED for name in (args.cuda_graph_impl, *_scopes(args)))
     return "full" if is_full else "attention"
+
+
+def _scopes(args: ResolvedCmdArgs) -> list[str]:
+    return names_in(args.cuda_graph_scope) if args.cuda_graph_scope else []
+
+
+def _dispatches_once(args: ResolvedCmdArgs, recipe: Recipe) -> bool:
+    """Return whether the experts' dispatcher is a flexible one: the point's, else the recipe's with its preset."""
+    backend = args.moe_flex_dispatcher_backend or recipe.default("model", "moe_flex_dispatcher_backend")
+    return backend in _DISPATCHING_ONCE
 
 
 _CS, _MX, _BF16, _NVFP4 = Precision.FP8_CS, Precision.FP8_MX, Precision.BF16, Precision.NVFP4

@@ -161,7 +161,9 @@ class ParallelLayout:
     layers per chunk whose activations do. offload_modules: of the fine-grained kind, "moe_act" (what the experts'
     activation functions read) is modelled.
     moe_imbalance: tokens of the fullest rank over the mean. fp32_logits: the loss keeps the logits in 32 bits.
-    cuda_graph: "none", "attention" (attention and router of every layer) or "full".
+    cuda_graph: "none", "attention" (attention and router of every layer) or "full". captures_router: whether a partial
+    graph has the experts' router. dispatches_once: a token goes to a rank once, however many of its experts live there
+    (DeepEP, HybridEP), and not once for each of them.
     """
 
     num_gpus: int = 1
@@ -191,7 +193,9 @@ class ParallelLayout:
     moe_imbalance: float = 1.0
     fp32_logits: bool = True
     cuda_graph: str = "none"
+    captures_router: bool = False
     overlap_moe_expert_parallel_comm: bool = False
+    dispatches_once: bool = False
     adapters: Adapters | None = None
     num_distributed_optimizer_instances: int = 1
     outer_dp_sharding_strategy: str = "no_shard"

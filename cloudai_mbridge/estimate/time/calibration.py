@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import ClusterFactors, Gpu, Precision, StepFactors, find_gpu
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.time.parts import IdealTimes
 
 # From this container on, Megatron-Bridge's MXFP8 recipes for gated experts on Blackwell run one fused kernel for a
@@ -50,11 +51,33 @@ class Setting(NamedTuple):
         return _computes_in_4_bits(self.gpu)
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether matrix products are in fewer than 16 bits."""
+        return self.precision not in _WIDE
+
+    @property
     def is_fused(self) -> bool:
-        """Whether a rank's experts are one kernel and the iteration one CUDA graph."""
+        """Whether a rank's experts are one kernel."""
         is_new = self.container is None or years(self.container) >= years(FUSED_SINCE)
         has_kernel = self.precision is Precision.FP8_MX and self.is_blackwell
         return is_new and has_kernel and self.model.num_moe_experts is not None and self.model.gated_linear_unit
+
+
+class Switches(NamedTuple):
+    """Settings of a layout that select coefficients.
+
+    captured: the part of a step that CUDA graphs launch: "none", "router" (of the experts, and their preparation) or
+    "full". overlaps_experts: the exchange of tokens with experts runs beside other micro-batches' computation.
+    """
+
+    captured: str = "none"
+    overlaps_experts: bool = False
+
+
+def switches_of(layout: ParallelLayout) -> Switches:
+    """Return the switches of a layout."""
+    captured = "full" if layout.cuda_graph == "full" else "router" if layout.captures_router else "none"
+    return Switches(captured, layout.overlap_moe_expert_parallel_comm)
 
 
 def years(container: str) -> float:
@@ -65,11 +88,12 @@ def years(container: str) -> float:
     return int(year) + (int(month) + 0.3 * bool(patch)) / 12
 
 
-def powers(part: str, setting: Setting) -> Powers:
+def powers(part: str, setting: Setting, switches: Switches) -> Powers:
     """Return the names of a part's coefficients, each with its exponent."""
     if part.startswith("matmul"):
         return (*((name, 1) for name in _of_matmul(part, setting)), *_sustained(setting))
-    return ((part, 1), *((name, 1) for name in _beside(part, setting)))
+    clock = _sustained(setting) if part in ("attention_core", "sparse_core") else ()
+    return ((part, 1), *clock, *((name, 1) for name in _beside(part, setting, switches)))
 
 
 def trained_fraction(part: str, setting: Setting) -> float:
@@ -112,18 +136,34 @@ def _of_matmul(part: str, setting: Setting) -> Iterator[str]:
             yield "experts_nvfp4"
 
 
-def _beside(part: str, setting: Setting) -> Iterator[str]:
+def _beside(part: str, setting: Setting, switches: Switches) -> Iterator[str]:
     """Yield a part's coefficients, except the one of its own name."""
-    if part == "memory_matmul" and setting.precision not in _WIDE:
+    if part in ("launches_moe", "launches_experts"):
+        yield from _of_launches(setting, switches)
+    if part in ("ep_nvlink", "ep_network") and switches.overlaps_experts:
+        yield "overlapped"
+    if part == "memory_experts" and setting.is_quantized:
+        yield "quantised_experts"
+    if part == "memory_matmul" and setting.is_quantized:
         yield "quantised"
         if setting.precision is Precision.FP8_MX:
             yield "quantised_mx"
     if setting.is_fused and part in ("memory_experts", "activation", "routing"):
         yield "fused_experts"
-    if setting.is_fused and part in ("launches_moe", "launches_experts"):
-        yield "whole_graph"
     if part == "activation" and setting.model.activation == "quick_gelu" and not setting.is_fused:
         yield "unfused_activation"
+
+
+def _of_launches(setting: Setting, switches: Switches) -> Iterator[str]:
+    if switches.captured == "full":
+        yield "whole_graph"
+        return
+    if switches.captured == "router":
+        yield "router_graph"
+    if setting.gpu.host == "grace":
+        yield "grace"
+    if setting.is_quantized:
+        yield "quantised_launches"
 
 
 _FILES = resources.files("cloudai_mbridge.estimate") / "data"
@@ -213,14 +253,13 @@ class HeldOutError:
         return f"unknown: {self.why_unknown}; {self.of}: median error {100 * self.median:.0f} %, {within}"
 
 
-def bound_of(errors: Iterable[float]) -> float:
-    """Return the bound that the next error exceeds with a probability of 1 - `LEVEL`, if it is like these.
+def bound_of(errors: Iterable[float], level: float = LEVEL) -> float:
+    """Return the bound that the next error exceeds with a probability of 1 - `level`, if it is like these.
 
-    Of the sorted absolute errors, number (n + 1) * `LEVEL` (split conformal prediction); of fewer than nine, the
-    largest.
+    Of the sorted absolute errors, number (n + 1) * `level` (split conformal prediction); of too few, the largest.
     """
     found = sorted(map(abs, errors))
-    return found[min(math.ceil((len(found) + 1) * LEVEL), len(found)) - 1]
+    return found[min(math.ceil((len(found) + 1) * level), len(found)) - 1]
 
 
 @dataclass(frozen=True)
@@ -232,11 +271,11 @@ class Calibration:
     source: str
     held_out: tuple[HeldOutRow, ...]
 
-    def part_coefficients(self, setting: Setting) -> tuple[float, ...]:
+    def part_coefficients(self, setting: Setting, switches: Switches) -> tuple[float, ...]:
         """Return the coefficient of every part, in order."""
         old = self._logarithm(age(setting, self.newest_container))
         return tuple(
-            trained_fraction(part, setting) * math.exp(old + self._logarithm(powers(part, setting)))
+            trained_fraction(part, setting) * math.exp(old + self._logarithm(powers(part, setting, switches)))
             for part in IdealTimes._fields
         )
 
@@ -293,14 +332,15 @@ class Calibration:
     ) -> HeldOutError:
         """Return the error of a recipe with published rows on this device.
 
-        Of a configuration that is in the fit, rows count whose configuration stayed there: in another container.
+        Of a configuration that is in the fit, rows count whose configuration stayed there: in another container. If
+        the cell has none, its rows are the fit's only word on it, and count as if their configurations were new.
         """
         scheme, like, rows = CONFIGURATION, self._like(own, near), cell
         if is_in_fit:
             number = Counter(row.layout for row in self.held_out)
-            twins = [row for row in like if number[row.layout] > 1]
-            if len(twins) >= _LEAST_ROWS:
-                scheme, like, rows = ROW, twins, [row for row in cell if number[row.layout] > 1]
+            twins, own_twins = ([row for row in group if number[row.layout] > 1] for group in (like, cell))
+            if len(twins) >= _LEAST_ROWS and own_twins:
+                scheme, like, rows = ROW, twins, own_twins
         groups = [[row.errors[scheme] for row in group] for group in (like, rows) if group]
         held = "alone: others of its configuration are in the fit" if scheme == ROW else "with its configuration"
         which = f"this recipe or {where}" if len(like) < len(self.held_out) else "all recipes"

@@ -10,7 +10,14 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, Precision
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.time import parts as ideal
-from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, Setting, load_calibration
+from cloudai_mbridge.estimate.time.calibration import (
+    Calibration,
+    HeldOutError,
+    Setting,
+    Switches,
+    load_calibration,
+    switches_of,
+)
 from cloudai_mbridge.estimate.time.parts import (
     GROUP_OF,
     GpuRates,
@@ -50,14 +57,12 @@ class TimeModel:
     """Step times of one model on one GPU type in one precision, for any number of layouts."""
 
     def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
-        measured = device.gpu.measured
         self._setting, self._device, self._calibration = setting, device, calibration
-        self._coefficients = calibration.part_coefficients(setting)
+        self._coefficients: dict[Switches, tuple[float, ...]] = {}
         self._launch = calibration.coefficients["launches"].value
-        if measured is not None:
-            each = zip(IdealTimes._fields, self._coefficients, strict=True)
-            self._coefficients = tuple(value * getattr(measured.step_time, GROUP_OF[name]) for name, value in each)
-            self._launch *= measured.step_time.launches
+        if device.gpu.measured is not None:
+            self._launch *= device.gpu.measured.step_time.launches
+        self._coefficients_of(Switches())  # refuses an impossible container
         self._works: dict[tuple[int, int, int], Work] = {}
         self._other_lengths: dict[int, TimeModel] = {}
 
@@ -118,10 +123,21 @@ class TimeModel:
         if microbatches < 1:
             raise BadInput(f"gb: {layout.gbs} makes no step; use at least mb*dp = {layout.mbs * layout.dp}")
         at_best = ideal.ideal_parts(model, work, layout, self._device, microbatches)
-        real = [seconds * factor for seconds, factor in zip(at_best, self._coefficients, strict=True)]
+        factors = self._coefficients_of(switches_of(layout))
+        real = [seconds * factor for seconds, factor in zip(at_best, factors, strict=True)]
         busy = sum(real[: ideal.NUM_PIPELINED])
         waiting = together_s(busy, self._launches_s(layout)) - busy
         return real, waiting, (busy + waiting) * ideal.bubble(layout.pp, layout.vp, microbatches)
+
+    def _coefficients_of(self, switches: Switches) -> tuple[float, ...]:
+        found = self._coefficients.get(switches)
+        if found is None:
+            found, measured = self._calibration.part_coefficients(self._setting, switches), self._device.gpu.measured
+            if measured is not None:
+                each = zip(IdealTimes._fields, found, strict=True)
+                found = tuple(value * getattr(measured.step_time, GROUP_OF[name]) for name, value in each)
+            self._coefficients[switches] = found
+        return found
 
     def _launches_s(self, layout: ParallelLayout) -> float:
         return self._launch * ideal.launch_time_s(self._work(layout), layout, layout.num_microbatches)

@@ -21,8 +21,9 @@ _MICRO = 1e-6
 _DP_BYTES = 2 + 2
 # Sharded weights are gathered forward and backward and gradients reduced, for every micro-batch
 _FSDP_BYTES = 2 + 2 + 2
-# Weights, gradient, master copy and two moments, read and written in 32 bit except for the 16-bit weights
-_OPTIMIZER_BYTES = 4 + 2 * (4 + 4 + 4) + 2
+# Of a weight: its 16-bit gradient copied to 32 bits, the norm, the clipping; the gradient, the 32-bit weight and two
+# moments read, the last three written; the 16-bit weight written from its copy, and the gradient zeroed
+_OPTIMIZER_BYTES = (2 + 4) + 4 + (4 + 4) + 4 + 2 * (4 + 4 + 4) + (4 + 2) + 2
 
 
 class IdealTimes(NamedTuple):
@@ -171,7 +172,7 @@ def _pipelined_comm(
         context = 3 * work.key_value_bytes * layers * (cp - 1) / (ring_gb_s(gpu, cp, tp) * 1e9)
     if layout.ep > 1 and work.num_moe:
         topk = model.moe_router_topk
-        near, far = exchange_shares(gpu, layout.ep * layout.expert_tp, topk)
+        near, far = exchange_shares(gpu, layout.ep * layout.expert_tp, topk, is_once=layout.dispatches_once)
         moved = 4 * work.routed_bytes * layers / topk  # dispatched and combined, forward and backward
         nvlink = moved * near / ((gpu.nvlink_gb_s or 0.0) * 1e9)
         network = moved * far / ((gpu.nic_gb_s or 0.0) * 1e9) if far else 0.0
@@ -211,12 +212,15 @@ def ring_gb_s(gpu: Gpu, ranks: int, stride: int) -> float:
     return min(nvlink, nic * together)
 
 
-def exchange_shares(gpu: Gpu, ranks: int, copies: int) -> tuple[float, float]:
+def exchange_shares(gpu: Gpu, ranks: int, copies: int, *, is_once: bool) -> tuple[float, float]:
     """Return how often a token crosses NVLink and how often the network, on its way to experts on `ranks` neighbours.
 
-    A token goes to a rank once however many of its `copies` experts live there, and to another domain once; behind the
-    network it is spread over NVLink. Experts are chosen evenly.
+    is_once: a token goes to a rank once however many of its `copies` experts live there, and to another domain once;
+    behind the network it is spread over NVLink. Else it goes to each of its experts. Experts are chosen evenly.
     """
+    if not is_once:
+        here = min(ranks, gpu.nvlink_domain)
+        return copies * (here - 1) / ranks, copies * (ranks - here) / ranks
     near = _reached(ranks, copies) * (ranks - 1) / ranks
     if ranks <= gpu.nvlink_domain:
         return near, 0.0

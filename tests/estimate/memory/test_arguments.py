@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.hardware import Precision
+from cloudai_mbridge.estimate.hardware import Precision, find_gpu
 from cloudai_mbridge.estimate.memory.arguments import layout_of
 from cloudai_mbridge.estimate.memory.layout import Adapters, Granularity, ParallelLayout
+from cloudai_mbridge.estimate.request import trained_question
+from cloudai_mbridge.megatron_bridge.presets import find_preset
+from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from tests.golden import Sentence
@@ -28,6 +31,28 @@ def test_the_upstream_recipe_fills_in_what_is_open() -> None:
     assert layout("llama3_70b", **sharded, activation_offload_layers=3).activation_offload_layers == 3
     assert layout("llama3_70b", **sharded | {"use_megatron_fsdp": False}).activation_offload_layers == 0
     assert layout("nemotron_3_ultra", gpu_type="gb300", num_gpus=256, ep=64).use_megatron_fsdp
+
+
+def test_graphs_and_dispatchers_of_experts_are_those_of_the_point() -> None:
+    sized = {"gpu_type": "gb200", "num_gpus": 64, "ep": 64}
+    graphs = {**sized, "cuda_graph_impl": "transformer_engine"}
+    assert not layout("qwen3_235b_a22b", **graphs, cuda_graph_scope=["attn"]).captures_router
+    assert layout("qwen3_235b_a22b", **graphs, cuda_graph_scope="attn,moe_router").captures_router
+    assert not layout("qwen3_235b_a22b", **sized, cuda_graph_scope=["moe_router"]).captures_router
+    for backend, is_once in ((None, False), ("None", False), ("deepep", True), ("hybridep", True)):
+        assert layout("qwen3_235b_a22b", **sized, moe_flex_dispatcher_backend=backend).dispatches_once == is_once
+
+
+@pytest.mark.parametrize("release", ["0.4.2", "0.6.0"])
+def test_a_preset_names_the_dispatcher_of_experts(release: str) -> None:
+    args = ResolvedCmdArgs(
+        model_family_name="qwen", model_recipe_name="qwen3_30b_a3b", gpu_type="gb200", num_gpus=8, compute_dtype="bf16"
+    )
+    preset, recipe = find_preset(args, Release(release, "a test")), load_recipe("qwen3_30b_a3b")
+    for own, is_once in ((None, True), ("None", False)):
+        asked = args.model_copy(update={"moe_flex_dispatcher_backend": own})
+        request = trained_question(recipe, asked, preset, "", find_gpu("gb200"), "", {})
+        assert request.layout_of(request.architecture).dispatches_once == is_once
 
 
 def test_the_point_has_the_last_word() -> None:

@@ -8,17 +8,20 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named, gpus
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.time.calibration import (
     CELL,
     CONFIGURATION,
     SCHEMES,
     HeldOutError,
     Setting,
+    Switches,
     age,
     bound_of,
     load_calibration,
     parse_calibration,
     powers,
+    switches_of,
     trained_fraction,
     years,
 )
@@ -101,6 +104,14 @@ def test_the_error_is_that_of_rows_alike(
     assert (found.interval_s(1.0) is not None) is found.is_known
 
 
+def test_a_published_point_without_a_twin_is_as_uncertain_as_a_new_one() -> None:
+    """Its own row is all that the fit has of it; the errors of rows with twins in other containers say too little."""
+    table = rows_of(("a", "gb200", "fp8_mx", 18, 0.02), ("a", "h100", "fp8_cs", 1, 0.2))
+    found = [error_in(table, "a", "h100", Precision.FP8_CS, is_in_fit=is_in_fit) for is_in_fit in (False, True)]
+    assert found[0] == found[1]
+    assert found[1].median == pytest.approx(math.expm1(0.4))
+
+
 def test_nine_of_ten_errors_are_within_the_bound() -> None:
     assert bound_of([0.01 * number for number in range(1, 10)]) == 0.09  # of nine the largest
     assert bound_of([0.01 * number for number in range(1, 20)]) == 0.18
@@ -134,7 +145,12 @@ def test_every_coefficient_is_used_and_every_used_one_is_there(dense: Architectu
                 setting = Setting(model, gpu, precision, "26.02")
                 used |= {name for name, _ in age(setting, "26.08")}
                 for newest in (setting, setting._replace(container=None)):
-                    used |= {name for part in IdealTimes._fields for name, _ in powers(part, newest)}
+                    used |= {
+                        name
+                        for part in IdealTimes._fields
+                        for switches in (Switches(), Switches("router", overlaps_experts=True), Switches("full"))
+                        for name, _ in powers(part, newest, switches)
+                    }
     assert used == set(load_calibration().coefficients)
 
 
@@ -155,7 +171,7 @@ def test_errors_name_recipes() -> None:
 def test_coefficients_of_parts_are_products(dense: Architecture) -> None:
     setting = Setting(dense, gpus()["gb200"], Precision.FP8_CS)
     calibration = load_calibration()
-    factors = IdealTimes(*calibration.part_coefficients(setting))
+    factors = IdealTimes(*calibration.part_coefficients(setting, Switches()))
     value = {name: coefficient.value for name, coefficient in calibration.coefficients.items()}
     assert factors.matmul_mlp == pytest.approx(value["matmul_fp8"])
     assert factors.memory_matmul == pytest.approx(value["memory_matmul"] * value["quantised"])
@@ -163,8 +179,8 @@ def test_coefficients_of_parts_are_products(dense: Architecture) -> None:
 
 def test_older_software_is_slower(dense: Architecture) -> None:
     calibration = load_calibration()
-    newest = calibration.part_coefficients(Setting(dense, gpus()["gb200"], Precision.FP8_CS))
-    older = calibration.part_coefficients(Setting(dense, gpus()["gb200"], Precision.FP8_CS, "25.08"))
+    newest = calibration.part_coefficients(Setting(dense, gpus()["gb200"], Precision.FP8_CS), Switches())
+    older = calibration.part_coefficients(Setting(dense, gpus()["gb200"], Precision.FP8_CS, "25.08"), Switches())
     slowdown = math.exp(calibration.coefficients["year_dense"].value)
     assert older == pytest.approx([slowdown * factor for factor in newest])
 
@@ -172,8 +188,11 @@ def test_older_software_is_slower(dense: Architecture) -> None:
 GB200, H100 = gpu_named("gb200"), gpu_named("h100")
 
 
-def names(part: str, setting: Setting) -> set[str]:
-    return {name for name, exponent in powers(part, setting) if exponent}
+PLAIN = Switches()
+
+
+def names(part: str, setting: Setting, switches: Switches = PLAIN) -> set[str]:
+    return {name for name, exponent in powers(part, setting, switches) if exponent}
 
 
 def test_matmuls_by_precision_and_generation(dense: Architecture) -> None:
@@ -183,12 +202,38 @@ def test_matmuls_by_precision_and_generation(dense: Architecture) -> None:
 
 
 def test_power_counts_relative_to_gb200(dense: Architecture) -> None:
-    exponent = {gpu: dict(powers("matmul_mlp", Setting(dense, gpu_named(gpu), Precision.BF16))).get("power")
-                for gpu in ("b200", "gb200", "gb300", "h100")}  # fmt: skip
+    settings = {gpu: Setting(dense, gpu_named(gpu), Precision.BF16) for gpu in ("b200", "gb200", "gb300", "h100")}
+    exponent = {gpu: dict(powers("matmul_mlp", one, Switches())).get("power") for gpu, one in settings.items()}
     assert exponent["gb200"] == 0
     assert exponent["h100"] is None
     assert exponent["gb300"] == pytest.approx(-math.log(1400 / 1200))
     assert exponent["b200"] == pytest.approx(-math.log(1000 / 2250 / (1200 / 2500)))
+
+
+def test_graphs_launch_what_they_captured(experts: Architecture) -> None:
+    blackwell, hopper = (Setting(experts, gpu, Precision.FP8_CS) for gpu in (GB200, H100))
+    part = "launches_moe"
+    assert names(part, blackwell) == {part, "grace", "quantised_launches"}
+    assert names(part, hopper) == {part, "quantised_launches"}
+    assert names(part, blackwell._replace(precision=Precision.BF16)) == {part, "grace"}
+    assert names(part, hopper, Switches("router")) == {part, "router_graph", "quantised_launches"}
+    assert names(part, blackwell, Switches("full")) == {part, "whole_graph"}
+    assert names("launches_network", blackwell, Switches("full")) == {"launches_network"}
+
+
+def test_what_overlaps_is_hidden_in_part(experts: Architecture) -> None:
+    setting = Setting(experts, H100, Precision.BF16)
+    for part in ("ep_nvlink", "ep_network"):
+        assert names(part, setting, Switches(overlaps_experts=True)) - names(part, setting) == {"overlapped"}
+    assert names("tp_comm", setting, Switches(overlaps_experts=True)) == {"tp_comm"}
+
+
+def test_switches_are_those_of_the_layout(expert_layout: ParallelLayout) -> None:
+    assert switches_of(expert_layout) == Switches()
+    assert switches_of(replace(expert_layout, cuda_graph="attention")) == Switches()
+    assert switches_of(replace(expert_layout, cuda_graph="attention", captures_router=True)) == Switches("router")
+    full = replace(expert_layout, cuda_graph="full", overlap_moe_expert_parallel_comm=True)
+    assert switches_of(full) == Switches("full", overlaps_experts=True)
 
 
 def test_fused_experts_came_with_a_container(experts: Architecture, dense: Architecture) -> None:

@@ -146,24 +146,31 @@ def test_a_rack_is_one_domain() -> None:
 
 
 def test_within_the_domain_nothing_crosses_the_network() -> None:
-    near, far = exchange_shares(GB200, 64, 8)
+    near, far = exchange_shares(GB200, 64, 8, is_once=True)
     assert far == 0
     assert 7 < near < 8  # nearly every expert is on another rank
 
 
 def test_tokens_go_to_a_domain_once() -> None:
-    _, far = exchange_shares(H100, 64, 8)
+    _, far = exchange_shares(H100, 64, 8, is_once=True)
     assert 0 < far < 8 * 7 / 8
     assert far == pytest.approx(8 * (1 - (7 / 8) ** 8) * 7 / 8)
 
 
 def test_tokens_go_to_a_rank_once() -> None:
-    near, _ = exchange_shares(H100, 2, 8)
+    near, _ = exchange_shares(H100, 2, 8, is_once=True)
     assert near == pytest.approx((1 - 0.5**8) * 2 * 0.5)
 
 
-def test_more_experts_send_more() -> None:
-    sent = [exchange_shares(H100, 32, copies) for copies in (1, 2, 4, 8)]
+def test_a_plain_dispatcher_sends_every_copy() -> None:
+    assert exchange_shares(H100, 8, 4, is_once=False) == (4 * 7 / 8, 0)
+    near, far = exchange_shares(H100, 32, 4, is_once=False)
+    assert (near, far) == (4 * 7 / 32, 4 * 24 / 32)
+
+
+@pytest.mark.parametrize("is_once", [True, False])
+def test_more_experts_send_more(is_once: bool) -> None:
+    sent = [exchange_shares(H100, 32, copies, is_once=is_once) for copies in (1, 2, 4, 8)]
     assert sent == sorted(sent)
 
 

@@ -16,7 +16,7 @@ def test_rows_are_left_out_by_rule(script: ModuleType, problem: Any, capsys: pyt
     left_out = script.read_rows(left_out=True)
     assert {row.task for row in left_out} == {"sft", "lora", "tokendrop", "gpt-oss-note"}
     assert "is not a layout: num_gpus: 256 is not divisible by ep*et*pp = 512" in capsys.readouterr().out
-    assert len(problem.rows) + len(left_out) + 1 == 154
+    assert len(problem.rows) + len(left_out) + 1 == 154 + 12
 
 
 def test_calibration_is_what_the_fit_gives(problem: Any) -> None:
@@ -66,8 +66,35 @@ def test_less_is_known_the_more_is_left_out(script: ModuleType, problem: Any) ->
     assert medians["without_row"] < medians["without_recipe"] < medians["without_gpu"]
 
 
+def test_fitted_coefficients_are_determined_and_at_no_bound(script: ModuleType, problem: Any) -> None:
+    theta = np.array([coefficient.logarithm for coefficient in problem.coefficients])
+    assert script.undetermined(problem, theta) == {}
+    assert (theta > problem.lower + 1e-3).all()
+
+
+def test_intervals_hold_what_they_say(script: ModuleType, problem: Any) -> None:
+    for scheme, errors in script.held_out_errors(problem).items():
+        assert 0.72 <= script.coverage(problem, errors, 0.8) <= 0.88, scheme
+
+
+def test_rows_have_the_settings_of_their_presets(problem: Any) -> None:
+    """Of a release that left the dispatcher to the machine, it is that of the next one that names it."""
+    found = {
+        (row.setting.model.recipe, row.setting.gpu.name, row.setting.container): row.layout for row in problem.rows
+    }
+    first, later = found["qwen3_30b_a3b", "h100", "26.04"], found["qwen3_30b_a3b", "h100", "26.07"]
+    assert first.dispatches_once
+    assert not first.overlap_moe_expert_parallel_comm
+    assert first.cuda_graph == "none"
+    assert later.dispatches_once
+    assert later.overlap_moe_expert_parallel_comm
+    assert later.captures_router
+    assert found["qwen3_30b_a3b", "gb200", "26.08"].cuda_graph == "full"
+    assert found["deepseek_v3", "h100", "26.08"].recompute.modules == {"mla_up_proj", "mlp"}
+
+
 def test_tables_are_printed(script: ModuleType, problem: Any, capsys: pytest.CaptureFixture[str]) -> None:
     script.print_tables(problem, 1)
     printed = capsys.readouterr().out
-    assert "143 rows" in printed
+    assert "155 rows" in printed
     assert "llama31_405b gb200" in printed
