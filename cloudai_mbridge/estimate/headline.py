@@ -105,7 +105,7 @@ def _headline(totals_of: Callable[[Hashable, Assumptions], StageTotals], request
         flops = flops_of(model, request.formula, layout.adapters)
     except BadInput as error:
         return Headline(gpu.name, request.args.num_gpus, why=(str(error),))
-    assumptions, why = assumptions_for(gpu), list[str]()
+    assumptions, why = assumptions_for(gpu, expands_segments=request.expands_segments), list[str]()
 
     def fullest(layout: ParallelLayout) -> tuple[float, int, float]:
         return totals_of(kind_of(model, layout), assumptions).fullest(model, layout)

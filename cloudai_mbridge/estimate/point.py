@@ -171,7 +171,7 @@ def estimate_point(
     parameters = _or_why(missing, "parameters", lambda: Parameters(total_parameters(model), active_parameters(model)))
     if estimator not in ESTIMATORS:
         raise BadInput(f"memory estimator: {estimator!r} is unknown; use one of {', '.join(ESTIMATORS)}")
-    memory = _or_why(missing, "memory", lambda: _memory(model, layout, gpu, estimator))
+    memory = _or_why(missing, "memory", lambda: _memory(model, layout, request, estimator))
     times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
     terms = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
     seconds, num_steps, gpu_hours = sum(terms.values()) if terms else None, request.args.max_steps, None
@@ -279,11 +279,15 @@ def guess_of(request: EstimateRequest) -> EstimateRequest | None:
     return replace(request, gpu=gpu_named(STAND_IN))
 
 
-def assumptions_for(gpu: Gpu | None) -> Assumptions:
+def assumptions_for(gpu: Gpu | None, *, expands_segments: bool = False) -> Assumptions:
     """Return the assumptions about other memory on the device, with its measured factor; NOTHING for a processor."""
     if gpu is not None and not gpu.is_known:
         return NOTHING
-    return Assumptions() if gpu is None or gpu.measured is None else Assumptions(measured=gpu.measured.memory)
+    found = _EXPANDING if expands_segments else Assumptions()
+    return found if gpu is None or gpu.measured is None else replace(found, measured=gpu.measured.memory)
+
+
+_EXPANDING = Assumptions(fragmentation=0.0)
 
 
 def speed_of(
@@ -309,14 +313,15 @@ def speed_of(
     return {"step_time_s": step_time_s, "tokens_per_s_per_gpu": rate, "tflops_per_gpu": tflops, "mfu": share}
 
 
-def _memory(model: Architecture, layout: ParallelLayout, gpu: Gpu | None, estimator: str) -> Memory:
-    limit = gpu.memory_gib if gpu else None
+def _memory(model: Architecture, layout: ParallelLayout, request: EstimateRequest, estimator: str) -> Memory:
+    limit = request.gpu.memory_gib if request.gpu else None
     if estimator != DEFAULT_ESTIMATOR:
         found = REFERENCES[estimator](model, layout)
         terms = {"weight_and_optimizer": found.weight_and_optimizer, "activation": found.activation}
         peak = found.total / GIB
         return Memory(estimator, peak, limit, peak / limit if limit else None, terms=terms, line=found.line())
-    stages = memory_per_stage(model, layout, assumptions_for(gpu))
+    assumptions = assumptions_for(request.gpu, expands_segments=request.expands_segments)
+    stages = memory_per_stage(model, layout, assumptions)
     worst, most = worst_stage(stages), max(stage.states + stage.activations for stage in stages)
     return Memory(estimator, worst.total_gib, limit, most / GIB / limit if limit else None, worst.stage, stages)
 

@@ -188,6 +188,7 @@ class EstimateRequest:
     as_published: the arguments as the published tables would give them; None: `args`.
     shipped: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
     why_no_layout: the reason for unknown sizes, or "".
+    expands_segments: torch's allocator grows its segments, as most presets set: then nothing is lost between tensors.
     filled_in: arguments filled in by Megatron-Bridge's launcher, with its release, or "".
     why_not_filled_in: the reason for no preset, or "".
     """
@@ -201,6 +202,7 @@ class EstimateRequest:
     as_published: ResolvedCmdArgs | None = None
     shipped: tuple[tuple[int, int, int], ...] = ()
     why_no_layout: str = ""
+    expands_segments: bool = False
     filled_in: str = ""
     why_not_filled_in: str = ""
 
@@ -312,12 +314,27 @@ def trained_question(
         trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
     if preset is not None:
         published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
-    shipped: tuple[tuple[int, int, int], ...] = ()
-    if preset is not None and gpu is not None and gpu.name == preset.row.gpu and not extra:
-        shipped = _shipped(recipe, args, preset)
     return EstimateRequest(
-        recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved)
+        recipe,
+        trained,
+        gpu,
+        why_no_gpu,
+        extra,
+        formula,
+        published,
+        shipped_by(recipe, args, preset, gpu, extra),
+        expands_segments=expands_segments(preset),
+        filled_in=describe(resolved),
     )
+
+
+_ALLOCATOR, _EXPANDS = "PYTORCH_CUDA_ALLOC_CONF=", "expandable_segments:True"
+
+
+def expands_segments(preset: Preset | None) -> bool:
+    """Return whether a preset's variables let torch's allocator grow its segments."""
+    variables = preset.values.get("env_vars") or () if preset else ()
+    return any(text.startswith(_ALLOCATOR) and _EXPANDS in text for text in variables)
 
 
 def _with_dispatcher(args: ResolvedCmdArgs, preset: Preset | None) -> ResolvedCmdArgs:
@@ -330,8 +347,15 @@ def _with_dispatcher(args: ResolvedCmdArgs, preset: Preset | None) -> ResolvedCm
     return args.model_copy(update={_DISPATCHER: "hybridep"})
 
 
-def _shipped(recipe: Recipe, args: ResolvedCmdArgs, preset: Preset) -> tuple[tuple[int, int, int], ...]:
-    """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else."""
+def shipped_by(
+    recipe: Recipe, args: ResolvedCmdArgs, preset: Preset | None, gpu: Gpu | None, extra: Mapping[str, str]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else.
+
+    args: as the point sets them.
+    """
+    if preset is None or gpu is None or gpu.name != preset.row.gpu or extra:
+        return ()
     if not all(isinstance(preset.values.get(name), int) for name in _BATCH):
         return ()
     changed = [

@@ -9,7 +9,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline, headline_estimator
 from cloudai_mbridge.estimate.memory.estimate import GIB
 from cloudai_mbridge.estimate.point import estimate_point
-from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.estimate.request import EstimateRequest, expands_segments, gpu_of, shipped_by, trained_question
 from cloudai_mbridge.megatron_bridge.presets import Preset, describe, why_no_preset, with_loop_preset
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -85,8 +85,19 @@ class SweepEstimates:
         gpu, why = gpu_of(args, self._system)
         if args.launcher is Launcher.EMBEDDED:
             filled_in = describe(with_loop_preset(args, preset))
+            shipped = shipped_by(recipe, args, preset, gpu, self._extra)
             args = with_recipe(args, recipe, preset=preset)
-            return EstimateRequest(recipe, args, gpu, why, self._extra, self._formula, filled_in=filled_in)
+            return EstimateRequest(
+                recipe,
+                args,
+                gpu,
+                why,
+                self._extra,
+                self._formula,
+                shipped=shipped,
+                expands_segments=expands_segments(preset),
+                filled_in=filled_in,
+            )
         args = with_recipe(args, recipe)
         unknown = "" if preset else why_no_preset(args, self._pinned.release)
         return trained_question(recipe, args, preset, unknown, gpu, why, self._extra, self._formula)

@@ -21,7 +21,7 @@ from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, headline_
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.point import times_of
 from cloudai_mbridge.estimate.published import read_published
-from cloudai_mbridge.estimate.request import EstimateRequest
+from cloudai_mbridge.estimate.request import EstimateRequest, expands_segments
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.model import TimeModel
 from cloudai_mbridge.megatron_bridge.presets import (
@@ -239,7 +239,8 @@ class Predictor:
         args = ResolvedCmdArgs.model_validate(cmd_args)
         preset = loop_preset(args, self._request.gpu.name) or find_preset(args, newest_release())
         recipe = with_preset_of(self._request.recipe, preset)
-        return EstimateRequest(recipe, with_recipe(args, recipe, preset=preset), self._request.gpu)
+        trained = with_recipe(args, recipe, preset=preset)
+        return EstimateRequest(recipe, trained, self._request.gpu, expands_segments=expands_segments(preset))
 
 
 _MOST_TERMS = 3

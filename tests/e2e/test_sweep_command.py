@@ -10,6 +10,7 @@ import pytest
 
 from cloudai_mbridge.commands import console
 from cloudai_mbridge.commands.plan.sweep import sweep_plan
+from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.request import NO_GPU
 from tests.cases import every
 from tests.golden import Sentence
@@ -38,6 +39,17 @@ def test_plan_counts_points_and_rules(mbridge: Any, files: list[str]) -> None:
         "accepted tp1-pp1-mb2",
         "... and 4 more",
     ]
+
+
+@pytest.mark.parametrize(("system", "number"), [("gb200", 19), ("gb300", 19), ("h100", 14)])
+def test_what_upstream_ships_for_a_gpu_fits(mbridge: Any, repository: Path, system: str, number: int) -> None:
+    done = mbridge(
+        *("sweep", "plan", "--system-config", repository / f"systems/{system}.toml", "--format", "csv"),
+        *("--tests-dir", repository / "test_defs", "--test-scenario", repository / f"conf/scenarios/{system}.toml"),
+    )
+    points, gpu = list(csv.DictReader(done.stdout.splitlines())), gpu_named(system)
+    assert [point["status"] for point in points] == ["accepted"] * number
+    assert all(float(point["peak_memory_gib"]) < (gpu.memory_gib or 0) for point in points)
 
 
 def test_the_document_does_not_depend_on_the_hash_seed(

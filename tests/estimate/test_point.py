@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -270,6 +271,27 @@ def test_a_point_that_may_fit_is_not_held_back() -> None:
     assert (may.exceeds(DEFAULT_LIMIT), cannot.exceeds(DEFAULT_LIMIT)) == (False, True)
     assert may.exceeds(MemoryLimit(0.9))
     assert "fine_grained_activation_offloading" in may.why_less
+
+
+def test_growing_segments_lose_nothing_between_tensors() -> None:
+    """As the variables of presets have it; without a preset, the allocator keeps a share of what comes and goes."""
+    args = ResolvedCmdArgs(
+        model_family_name="llama",
+        model_recipe_name="llama31_405b",
+        gpu_type="gb200",
+        num_gpus=256,
+        compute_dtype="bf16",
+    )
+    preset, gpu = find_preset(args, newest_release()), gpu_named("gb200")
+    request = trained_question(load_recipe("llama31_405b"), args, preset, "", gpu, "", {})
+    assert request.expands_segments
+    lost, kept = (estimate_point(replace(request, expands_segments=expands)).memory for expands in (False, True))
+    assert lost is not None
+    assert kept is not None
+    for one, other in zip(lost.stages, kept.stages, strict=True):
+        assert one.terms["fragmentation"] > 0
+        assert other.terms["fragmentation"] == 0
+        assert one.total - other.total == pytest.approx(one.terms["fragmentation"])
 
 
 def test_the_moments_of_a_preset_count_with_either_launcher() -> None:

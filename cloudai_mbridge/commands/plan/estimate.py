@@ -36,7 +36,7 @@ from cloudai_mbridge.estimate.memory.estimate import GIB, StageMemory, worst_sta
 from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_MODULES
 from cloudai_mbridge.estimate.point import Estimate, estimate_point
 from cloudai_mbridge.estimate.proxy import render_proxy
-from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.estimate.request import EstimateRequest, expands_segments, gpu_of, trained_question
 from cloudai_mbridge.files.text import readable
 from cloudai_mbridge.megatron_bridge.environment import gpu_label
 from cloudai_mbridge.megatron_bridge.presets import (
@@ -412,6 +412,7 @@ def _of_loop_or_alone(
         options.why_not,
         extra,
         options.formula,
+        expands_segments=expands_segments(preset),
         filled_in=describe(resolved),
         why_not_filled_in=why_none,
     )

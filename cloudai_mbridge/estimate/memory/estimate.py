@@ -113,7 +113,8 @@ class Assumptions:
     the kernels of torch, cuBLAS, cuDNN and Transformer Engine loaded. nccl_per_group: buffers of one communicator
     (16 to 32 channels of 4 MiB buffers per direction, NCCL's defaults). workspace: cuBLAS (32 MiB per stream on Hopper
     and later; several streams) and grouped products. fragmentation: what the caching allocator holds beyond what is in
-    use, as a share of all that comes and goes (with expandable segments). p2p_buffers: activations on their way between
+    use, as a share of all that comes and goes; none with expandable segments, whose unused pages are unmapped before
+    memory runs out. p2p_buffers: activations on their way between
     stages. measured: the factor of a cluster on all terms together.
     """
 
