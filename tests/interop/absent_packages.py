@@ -4,6 +4,7 @@ Everything in them is a class that takes anything and does nothing. Megatron-Bri
 """
 
 import abc
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -71,9 +72,20 @@ class _Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if (module := _PROVIDED.get(f"{self.__name__}.{name}")) is not None:
+            return getattr(importlib.import_module(module), name)
         made = _Class(name, (Anything,), {})
         setattr(self, name, made)
         return made
+
+
+# Name of a class with its module -> the module that has one with that name
+_PROVIDED: dict[str, str] = {}
+
+
+def provide(path: str, module: str) -> None:
+    """Serve a class of an absent package from a module that has one with its name."""
+    _PROVIDED[path] = module
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -123,8 +123,10 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        shutil.copy(HERE / "absent_packages.py", directory)
-        start = f"from absent_packages import stand_in_for\nstand_in_for({KERNELS!r})\n"
+        for name in ("absent_packages.py", "gated_norm.py"):
+            shutil.copy(HERE / name, directory)
+        start = f"from absent_packages import provide, stand_in_for\nstand_in_for({KERNELS!r})\n"
+        start += 'provide("mamba_ssm.ops.triton.layernorm_gated.RMSNorm", "gated_norm")\n'
         (directory / "sitecustomize.py").write_text(start)
         listed = jobs(args.containers, args.verdicts, directory, args)
         refused, ended = dict[str, str](), defaultdict[str, Counter[str]](Counter)

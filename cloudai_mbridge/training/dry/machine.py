@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import cpu
+from cloudai_mbridge.training.dry import scans
 from cloudai_mbridge.training.process.device import use_device
 
 _META = torch.device("meta")
@@ -139,6 +140,7 @@ def _without_driver() -> None:
     objects.broadcast_object_list = lambda *args, **kwargs: None
     objects.all_gather_object = _gather_own
     initialize.start_user_buffers = lambda *args: None  # type: ignore[attr-defined]
+    scans.install()
     if find_spec("transformer_engine") is not None:
         from transformer_engine.pytorch.module import base
         from transformer_engine.pytorch.tensor import nvfp4_tensor
