@@ -15,6 +15,7 @@ from cloudai_mbridge.training import train as loop
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.loop import between_steps
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.startup import prepare
 from cloudai_mbridge.training.startup.prepare import adapt_to_device
 from tests.cases import every
 
@@ -219,6 +220,23 @@ def test_tensor_parallel_ranks_drop_different_attention(ranks: Any) -> None:
 def test_norms_without_the_engine_have_no_centred_weight(tiny: Callable[..., Any]) -> None:
     config = ConfigContainer.from_dict(tiny({"model": {"layernorm_zero_centered_gamma": True}}))
     assert adapt_to_device(config, has_gpu=False)["model.layernorm_zero_centered_gamma"] is False
+
+
+@pytest.mark.parametrize("section", ["model", "comm_overlap"])
+def test_the_output_layers_gradient_waits_only_where_its_product_is_fused(
+    tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    """Megatron-Core computes a gradient that has waited with Apex's extension alone; without, the step crashed."""
+    name, given = "defer_embedding_wgrad_compute", {"comm_overlap": {"tp_comm_overlap": False}, "model": {}}
+    given["model"]["gradient_accumulation_fusion"] = True
+    given[section][name] = True
+    for has_extension in (False, True):
+        monkeypatch.setattr(prepare, "has_apex_extension", lambda answer=has_extension: answer)
+        monkeypatch.setattr(prepare, "has_transformer_engine", lambda: True)
+        config = ConfigContainer.from_dict(tiny(given))
+        made = prepare.adapt_to_device(config, has_gpu=True)
+        assert getattr(getattr(config, section), name) is has_extension
+        assert (f"{section}.{name}" in made) is not has_extension
 
 
 @pytest.mark.drill

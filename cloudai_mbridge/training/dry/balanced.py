@@ -36,6 +36,8 @@ class Balanced(GpuMeansMeta):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverloadPacket):  # which take a number from a tensor
             args = tuple(map(_number, args))
+        elif func is torch.Tensor.__getitem__:
+            args = (args[0], _slices(args[1]))
         first: Any = args[0] if args else None
         if type(first) in _TENSORS:
             if (answer := _ANSWERS.get(func)) is not None and _is_meta(first):
@@ -152,6 +154,13 @@ class _Selected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+def _slices(index: Any) -> Any:
+    """Return an index whose slices end at numbers, not at tensors of known values."""
+    if isinstance(index, tuple):
+        return tuple(map(_slices, index))
+    return slice(*map(_number, (index.start, index.stop, index.step))) if isinstance(index, slice) else index
 
 
 def _number(value: Any) -> Any:

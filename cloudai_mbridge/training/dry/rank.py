@@ -5,13 +5,15 @@ import re
 import resource
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
@@ -109,12 +111,25 @@ def _replace_in_step(config: Any) -> None:
     """
     if getattr(config.model, dispatcher := "moe_token_dispatcher_type", None) == "flex":
         setattr(config.model, dispatcher, "alltoall")
+        plain: Any = MoEAlltoAllTokenDispatcher
+        plain.__init__ = _copies_early(plain.__init__)
     for section in (config.model, config.comm_overlap):
         for name in ("tp_comm_overlap", "moe_paged_stash"):
             if getattr(section, name, None):
                 setattr(section, name, False)
     if hasattr(config.model, "cuda_graph_warmup_steps"):  # no step is captured
         config.model.cuda_graph_warmup_steps = 1 << 20
+
+
+def _copies_early(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Let a dispatcher copy counts to the host as without graphs: with a graph of the other one it may refuse to."""
+
+    @wraps(initialize)
+    def function(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        self.cuda_dtoh_point = "before_permutation_1"
+
+    return function
 
 
 def build(

@@ -13,6 +13,7 @@ from cloudai_mbridge.training.config.rules.validate import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.models.provider import has_apex_extension
 from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.startup.unsupported import check_resolved, check_values, refuse_unsupported
 
@@ -118,6 +119,10 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("model", "masked_softmax_fusion", False)
     if config.dist.use_torch_fsdp2:
         change("model", "gradient_accumulation_fusion", False)  # without a buffer to accumulate in
+    if not (config.model.gradient_accumulation_fusion and has_apex_extension()):
+        for section in ("model", "comm_overlap"):
+            if getattr(getattr(config, section), "defer_embedding_wgrad_compute", None):
+                change(section, "defer_embedding_wgrad_compute", False)  # its product is the fused one alone
     _derive(config)
     if config.comm_overlap is None:
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages silently train wrongly
