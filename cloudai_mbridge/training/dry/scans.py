@@ -5,15 +5,12 @@ They are in Triton and CUDA, of mamba_ssm, causal_conv1d and fla (flash-linear-a
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 Maybe = torch.Tensor | None
-# Package -> Megatron-Core's modules that import from it
-_IMPORTERS = {"mamba_ssm": "megatron.core.ssm.mamba_mixer", "fla": "megatron.core.ssm.gated_delta_net"}
 _CHUNK = 64  # of the gated delta rule
 
 
@@ -107,9 +104,10 @@ _FUNCTIONS = {
 
 def install() -> None:
     """Replace the functions in Megatron-Core, for the packages that are there."""
-    for package, importer in _IMPORTERS.items():
-        if find_spec(package) is not None and find_spec(importer) is not None:
-            import_module(importer)
+    if find_spec("mamba_ssm") is not None:
+        import megatron.core.ssm.mamba_mixer
+    if find_spec("fla") is not None and find_spec("megatron.core.ssm.gated_delta_net") is not None:
+        import megatron.core.ssm.gated_delta_net  # noqa: F401
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core.ssm.") and module is not None:
             for function, own in _FUNCTIONS.items():
