@@ -87,6 +87,16 @@ FILES: dict[str, tuple[str, File]] = {
     "meta-llama/Meta-Llama-3.1-405B": (_LLAMA_BRIDGE, _LLAMA_31 | _sizes(126, 16384, 53248, 128)),
     "Qwen/Qwen3-30B-A3B": (_QWEN_BRIDGE, _QWEN | _sizes(48, 2048, 6144, 32, moe_intermediate_size=768)),
     "Qwen/Qwen3-235B-A22B": (_QWEN_BRIDGE, _QWEN | _sizes(94, 4096, 12288, 64, moe_intermediate_size=1536)),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        "qwen.qwen3_next_bridge.Qwen3NextBridge",
+        _QWEN | _sizes(
+            48, 2048, 5120, 16, num_key_value_heads=2, head_dim=256, rope_theta=10000000.0, num_experts=512,
+            num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+            max_position_embeddings=262144, partial_rotary_factor=0.25, full_attention_interval=4,
+            linear_num_value_heads=32, linear_num_key_heads=16, linear_key_head_dim=128, linear_value_head_dim=128,
+            linear_conv_kernel_dim=4, decoder_sparse_step=1, mlp_only_layers=[],
+        ),
+    ),
     "openai/gpt-oss-20b": (_GPT_OSS_BRIDGE, _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32}),
     "openai/gpt-oss-120b": (_GPT_OSS_BRIDGE, _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}),
     "deepseek-ai/DeepSeek-V3": (
