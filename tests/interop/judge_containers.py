@@ -27,6 +27,7 @@ TRANSFORMER_ENGINE = "2.20.2"
 PACKAGES = (
     *(*KERNELS, "transformer_engine", "transformer_engine_torch", "deep_ep", "mamba_ssm", "causal_conv1d", "fla"),
     *("fast_hadamard_transform", "datasets", "cudnn", "flash_mla"),
+    "fused_weight_gradient_mlp_cuda",  # of Apex, which upstream's image has
 )
 _REFUSED = re.compile(r"(?:this yet: |; )((?:model|dataset) = \w+|[a-z_0-9.]+)(?: = | \()")
 # What sets the field on the model
