@@ -28,6 +28,9 @@ from cloudai_mbridge.estimate.time.parts import IdealTimes
 # rank's experts and record the iteration as one CUDA graph (scripts/performance/configs: cutedsl_fused_grouped_mlp)
 FUSED_SINCE = "26.06"
 _GPU_OF_REFERENCE_W = 1200 / 2500  # GB200, W per TFLOP/s in BF16
+_BANDWIDTH_OF_REFERENCE = 8000  # of all Blackwell GPUs, GB/s
+# Parts whose time is that of passes through memory
+_IN_MEMORY = ("memory_matmul", "memory_experts", "memory_weights", "elementwise", "activation", "routing", "scan")
 _WIDE = (Precision.BF16, Precision.FP32, Precision.TF32)
 
 Powers = tuple[tuple[str, float], ...]
@@ -92,8 +95,10 @@ def powers(part: str, setting: Setting, switches: Switches) -> Powers:
     """Return the names of a part's coefficients, each with its exponent."""
     if part.startswith("matmul"):
         return (*((name, 1) for name in _of_matmul(part, setting)), *_sustained(setting))
-    clock = _sustained(setting) if part in ("attention_core", "sparse_core") else ()
-    return ((part, 1), *clock, *((name, 1) for name in _beside(part, setting, switches)))
+    of_gpu = _sustained(setting) if part in ("attention_core", "sparse_core") else ()
+    if part in _IN_MEMORY:
+        of_gpu = _reached(setting)
+    return ((part, 1), *of_gpu, *((name, 1) for name in _beside(part, setting, switches)))
 
 
 def trained_fraction(part: str, setting: Setting) -> float:
@@ -119,6 +124,12 @@ def _sustained(setting: Setting) -> Powers:
         return ()
     watts = setting.gpu.power_w / setting.gpu.peak_tflops["bf16"]
     return (("power", -math.log(watts / _GPU_OF_REFERENCE_W)),)
+
+
+def _reached(setting: Setting) -> Powers:
+    """Kernels reach less of the peak of a faster memory."""
+    ratio = (setting.gpu.memory_bandwidth_gb_s or _BANDWIDTH_OF_REFERENCE) / _BANDWIDTH_OF_REFERENCE
+    return (("bandwidth", math.log(ratio)),)
 
 
 def _of_matmul(part: str, setting: Setting) -> Iterator[str]:
