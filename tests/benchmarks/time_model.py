@@ -39,7 +39,6 @@ from cloudai_mbridge.estimate.time.calibration import (
     Coefficient,
     Setting,
     age,
-    bound_of,
     load_calibration,
     powers,
     switches_of,
@@ -253,13 +252,11 @@ def print_tables(problem: Problem, seeds: int) -> None:
 
 
 def _print_left_out_in_turn(problem: Problem) -> None:
-    print("\nleft out in turn       median |error|  90 % below   bias   in the others' 80 % and 90 % intervals")
+    print("\nleft out in turn       median |error|  90 % below   bias")
     found = {**held_out_errors(problem), "without_release": errors_without(problem, lambda row: row.setting.container)}
     for scheme, errors in found.items():
         sizes, bias = np.abs(np.expm1(errors)), np.median(np.expm1(errors))
-        within = [coverage(problem, errors, level) for level in (0.8, 0.9)]
-        print(f"{scheme:20} {np.median(sizes):10.1%} {np.quantile(sizes, 0.9):13.1%} {bias:+10.1%}", end="")
-        print("".join(f"{share:10.1%}" for share in within))
+        print(f"{scheme:20} {np.median(sizes):10.1%} {np.quantile(sizes, 0.9):13.1%} {bias:+10.1%}")
     for name, of in by(problem.rows, lambda row: f"{row.setting.gpu.name} {row.setting.precision}").items():
         errors = np.expm1(held_out_errors(problem)[calibration.FORMAT][of])
         print(f"  all of {name!s:14} {len(of):4} rows {np.median(np.abs(errors)):7.1%} bias {np.median(errors):+7.1%}")
@@ -269,13 +266,6 @@ def errors_without(problem: Problem, label: Callable[[Row], str | None]) -> np.n
     """Return log(predicted / measured) of every row by a fit without the rows of its label."""
     labels = [str(label(row)) for row in problem.rows]
     return problem.held_out(labels, len(set(labels)), 0) - problem.measured
-
-
-def coverage(problem: Problem, errors: np.ndarray, level: float) -> float:
-    """Return the share of rows within the split-conformal bound of the rows of other configurations."""
-    labels = np.array([row.configuration for row in problem.rows])
-    bounds = [bound_of(errors[labels != label], level) for label in labels]
-    return float(np.mean(np.abs(errors) <= bounds))
 
 
 def undetermined(problem: Problem, theta: np.ndarray) -> dict[str, float]:

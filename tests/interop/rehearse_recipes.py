@@ -123,8 +123,8 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        for name in ("absent_packages.py", "gated_norm.py"):
-            shutil.copy(HERE / name, directory)
+        for module in ("absent_packages.py", "gated_norm.py"):
+            shutil.copy(HERE / module, directory)
         start = f"from absent_packages import provide, stand_in_for\nstand_in_for({KERNELS!r})\n"
         start += 'provide("mamba_ssm.ops.triton.layernorm_gated.RMSNorm", "gated_norm")\n'
         (directory / "sitecustomize.py").write_text(start)

@@ -37,6 +37,7 @@ def layout_of(
             given["optimizer_bytes"] = _optimizer_bytes(recipe)
         given |= preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp))
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
+    cuda_graph = _cuda_graph(args)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
     if args.activation_offload_layers is not None:
         given["activation_offload_layers"] = args.activation_offload_layers
@@ -58,7 +59,7 @@ def layout_of(
         pipeline_layout=text,
         recompute=recompute,
         precision=precision,
-        cuda_graph=(cuda_graph := _cuda_graph(args)),
+        cuda_graph=cuda_graph,
         captures_router=cuda_graph == "attention" and "moe_router" in _scopes(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
         dispatches_once=_dispatches_once(args, recipe),

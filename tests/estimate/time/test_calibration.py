@@ -1,6 +1,7 @@
 import math
 import tomllib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Precision, gpu_named, gpus
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
+from cloudai_mbridge.estimate.time import calibration
 from cloudai_mbridge.estimate.time.calibration import (
     CELL,
     CONFIGURATION,
@@ -120,21 +122,25 @@ def test_nine_of_ten_errors_are_within_the_bound() -> None:
     assert (low, high) == (pytest.approx(8), pytest.approx(12.5))
 
 
-def test_the_shipped_bounds_hold_for_rows_that_they_have_not_seen() -> None:
+@pytest.mark.parametrize(("level", "least", "most"), [(0.8, 0.72, 0.88), (0.9, 0.88, 0.96)])
+def test_the_shipped_bounds_hold_for_rows_that_they_have_not_seen(
+    monkeypatch: pytest.MonkeyPatch, level: float, least: float, most: float
+) -> None:
     """Each row is asked of a table without its configuration, or without its cell for the error of unseen cells."""
-    calibration = load_calibration()
+    monkeypatch.setattr(calibration, "bound_of", partial(bound_of, level=level))
+    shipped = load_calibration()
     for scheme, named in ((CONFIGURATION, "layout"), (CELL, "cell")):
         within = []
-        for row in calibration.held_out:
+        for row in shipped.held_out:
             cell = (row.recipe, row.gpu, row.precision)
             others = tuple(
                 other
-                for other in calibration.held_out
+                for other in shipped.held_out
                 if (other.layout != row.layout if named == "layout" else (other[:3]) != cell)
             )
-            found = replace(calibration, held_out=others).error_of(row.recipe, row.gpu, Precision(row.precision))
+            found = replace(shipped, held_out=others).error_of(row.recipe, row.gpu, Precision(row.precision))
             within.append(abs(row.errors[scheme]) <= found.log_bound)
-        assert sum(within) / len(within) >= 0.88, scheme
+        assert least <= sum(within) / len(within) <= most, scheme
 
 
 def test_every_coefficient_is_used_and_every_used_one_is_there(dense: Architecture, experts: Architecture) -> None:
